@@ -19,7 +19,7 @@ from benchmarks.ranks import start_ranks
 from benchmarks.report import publish
 from benchmarks.work import fast_arithmetic
 from drumline.config.schema import WatchConfig
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 
 TABLES = ("step", "images", "resnet", "gpt", "save", "cpu", "elastic", "loading")
 

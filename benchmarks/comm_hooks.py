@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 import torch
 
 from drumline import Hook
-from drumline.metrics.events import read_events
-from drumline.tasks.built_in import LanguageModel
+from drumline.runs.events import read_events
+from drumline.training.tasks.built_in import LanguageModel
 
 ROOT = Path(__file__).parents[1]
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")

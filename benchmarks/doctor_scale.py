@@ -14,9 +14,9 @@ import io
 import time
 from collections.abc import Callable
 
-from drumline.doctor.pairs.pair_checks import pair_findings
-from drumline.doctor.report import as_json, report
-from tests.unit.doctor.simulated import Cluster, examine
+from drumline.tools.doctor.doctor_report import as_json, report
+from drumline.tools.doctor.pairs.pair_checks import pair_findings
+from tests.unit.tools.doctor.simulated import Cluster, examine
 
 GOAL_S = 5.0
 

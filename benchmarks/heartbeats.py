@@ -29,8 +29,8 @@ from benchmarks.report import quartiles
 from benchmarks.stopping import resume, stop
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
-from drumline.distributed.group import collective_counter
-from drumline.manager import DDPManager
+from drumline.rank.group import collective_counter
+from drumline.training.manager import DDPManager
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase, read_heartbeat
 
 NAME = MINI_RESNET
@@ -46,7 +46,7 @@ def marks(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> Non
 
 
 def steps(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
-    """The heartbeats of engine/steps/eager.py and engine/loop.py in steps of one micro-batch."""
+    """The heartbeats of training/steps/eager.py and training/loop.py in steps of one micro-batch."""
     for step in range(HEARTBEATS_PER_BLOCK):
         heartbeat.next_micro()
         heartbeat.mark(FORWARD)

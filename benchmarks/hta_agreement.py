@@ -15,9 +15,9 @@ import os
 import sys
 from pathlib import Path
 
-from drumline.errors import UsageError
-from drumline.scale.profile_result import RankSteps, read_profile
-from drumline.watch.profile_files import PROFILE_FOLDER, trace_path
+from drumline.base.errors import UsageError
+from drumline.runs.profile_files import PROFILE_FOLDER, trace_path
+from drumline.runs.profile_result import RankSteps, read_profile
 
 GOAL = 3.0
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.work import Batch, Work
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from drumline.data.draws import Draws
-from drumline.manager import DDPManager
-from drumline.tasks import load_task
+from drumline.training.manager import DDPManager
+from drumline.training.tasks import load_task
 
 SAMPLES, TINY_SAMPLES = 1024, 64
 SAVE_EVERY = 50

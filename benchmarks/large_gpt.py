@@ -34,13 +34,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from drumline.base.text import GIB
 from drumline.config.schema import Config, DistConfig, ModelConfig, OptimConfig, TrainConfig, WatchConfig
-from drumline.distributed.collectives import all_sum, gather_json
-from drumline.engine.job import Job, build_job, make_manager
-from drumline.engine.steps.eager import TrainStep
-from drumline.models.gpt import GPT, STD, NormalEmbedding, NormalLinear
-from drumline.tasks.base import Loss, Task
-from drumline.text import GIB
+from drumline.rank.collectives import all_sum, gather_json
+from drumline.training.job.job import Job, build_job, make_manager
+from drumline.training.models.gpt import GPT, STD, NormalEmbedding, NormalLinear
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]

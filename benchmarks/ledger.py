@@ -24,9 +24,9 @@ from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ways.ours import engine_steps
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, Sharding, plan_epoch
-from drumline.engine.job import Progress
-from drumline.engine.saver import LedgerFile
-from drumline.manager import DDPManager
+from drumline.training.between_steps.saver import LedgerFile
+from drumline.training.job.job import Progress
+from drumline.training.manager import DDPManager
 
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4

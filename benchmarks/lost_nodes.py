@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.ranks import free_port
 
 LIMIT_S = 300.0

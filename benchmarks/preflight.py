@@ -23,18 +23,18 @@ from collections.abc import Callable  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.ranks import start_ranks  # noqa: E402
+from drumline.base.topology import topology_from  # noqa: E402
 from drumline.config.schema import Config, DataConfig, ModelConfig  # noqa: E402
 from drumline.data.dataset import fingerprint  # noqa: E402
-from drumline.distributed.collectives import check_same, check_same_weights, gather_json  # noqa: E402
-from drumline.distributed.determinism import seed_shared  # noqa: E402
-from drumline.distributed.start.rank_facts import rank_facts  # noqa: E402
-from drumline.distributed.start.rank_rendezvous import join_rendezvous  # noqa: E402
-from drumline.distributed.start.rank_store import open_store  # noqa: E402
-from drumline.engine.job import flat, make_manager  # noqa: E402
-from drumline.launch.topology import topology_from  # noqa: E402
-from drumline.manager import DDPManager  # noqa: E402
-from drumline.models import GPT  # noqa: E402
-from drumline.tasks.built_in import load_task  # noqa: E402
+from drumline.rank.collectives import check_same, check_same_weights, gather_json  # noqa: E402
+from drumline.rank.determinism import seed_shared  # noqa: E402
+from drumline.rank.rendezvous.rank_facts import rank_facts  # noqa: E402
+from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous  # noqa: E402
+from drumline.rank.rendezvous.rank_store import open_store  # noqa: E402
+from drumline.training.job.job import flat, make_manager  # noqa: E402
+from drumline.training.manager import DDPManager  # noqa: E402
+from drumline.training.models import GPT  # noqa: E402
+from drumline.training.tasks.built_in import load_task  # noqa: E402
 
 CONFIG = Config(data=DataConfig(name="digits"), model=ModelConfig(widths=(16, 32, 64)))
 GOAL_MS = 300

@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.heartbeats import described
 from benchmarks.ranks import start_ranks
-from drumline.watch.profile_files import JobFacts
-from drumline.watch.rank.trace_capture import TraceCapture
+from drumline.rank.watched.trace_capture import TraceCapture
+from drumline.runs.profile_files import JobFacts
 
 WARM_UP, BEFORE, PROFILED, AFTER = 10, 30, 10, 30
 

@@ -19,10 +19,10 @@ import torch
 from torch.nn import functional
 
 from benchmarks.ranks import start_ranks
-from drumline.distributed.tensor_hash import combine, hash_tensors
-from drumline.manager import DDPManager
-from drumline.models import GPT
-from drumline.watch.replicas import ReplicaComparison, replica_tensors
+from drumline.parallel.replicas import ReplicaComparison, replica_tensors
+from drumline.rank.tensor_hash import combine, hash_tensors
+from drumline.training.manager import DDPManager
+from drumline.training.models import GPT
 
 DEFAULT_EVERY = 100
 CONTEXT, BATCH = 128, 8

@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from drumline.scale.network_model import INSIDE, Link, Network, link_from_points
-from drumline.scale.profile_result import PARTS, Bucket, ProfileResult, RankSteps
-from drumline.scale.simulation import shape_of, step_s
+from drumline.runs.profile_result import PARTS, Bucket, ProfileResult, RankSteps
+from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_points
+from drumline.tools.scale.simulation import shape_of, step_s
 from tests.multinode.hosts import Testbed
 
 HOSTS, MBITS, CAPS_MB, MODELS_MB = (2, 4, 8), (50, 100, 200, 500), (1.0, 4.0, 25.0), (2, 8, 24)

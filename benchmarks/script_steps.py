@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.heartbeats import described, print_goal
 from benchmarks.ranks import start_ranks
-from drumline.launch.topology import Topology
+from drumline.base.topology import Topology
+from drumline.parallel.scripts import torch_hooks
+from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from drumline.watch.heartbeat import HeartbeatWriter
-from drumline.watch.rank import torch_hooks
-from drumline.watch.rank.script_recorder import ScriptRecorder
 
 STEPS = 100
 GOAL_RATIO = 1.005

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline import Loss
-from drumline.metrics.events import read_events
-from drumline.tasks.built_in import LanguageModel
+from drumline.runs.events import read_events
+from drumline.training.tasks.built_in import LanguageModel
 
 ROOT = Path(__file__).parents[1]
 CHOSEN_AT = 30

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drumline.base.errors import DrumlineError
     from drumline.checkpoint.own_loop import Checkpoint
     from drumline.checkpoint.state import load_checkpoint
     from drumline.config.schema import Config, WatchConfig
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
     from drumline.data.draws import Draws
     from drumline.data.evaluation_loader import EvaluationLoader
     from drumline.data.loader import Loader
-    from drumline.errors import DrumlineError
-    from drumline.manager import DDPManager
-    from drumline.models.model_registry import register_model
-    from drumline.python_api import Result, load, train
-    from drumline.tasks.base import Loss, Task
-    from drumline.tasks.hook import Hook, Run
-    from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
+    from drumline.training.manager import DDPManager
+    from drumline.training.models.model_registry import register_model
+    from drumline.training.python_api import Result, load, train
+    from drumline.training.tasks.base import Loss, Task
+    from drumline.training.tasks.hook import Hook, Run
+    from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
 _HOMES = {
     "checkpoint.own_loop": ("Checkpoint",),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from drumline.launch.startup import load_compiler_late
+from drumline.base.startup import load_compiler_late
 from tests import fork_server
 from tests.warm import warm_python
 

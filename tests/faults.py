@@ -12,11 +12,11 @@ from typing import Any
 from drumline.checkpoint import store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
-from drumline.distributed.wrap import LiveBuffers
-from drumline.engine import evaluation, saver
-from drumline.engine.loop import Loop
-from drumline.engine.steps.eager import TrainStep
-from drumline.tasks.base import Task
+from drumline.parallel.wrap import LiveBuffers
+from drumline.training.between_steps import evaluation, saver
+from drumline.training.loop import Loop
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks.base import Task
 from tests.jobs import train_here
 
 IN_A_STEP = ("data", "forward", "backward", "exchange", "optimizer", "stepped")

@@ -26,7 +26,7 @@ from drumline.config.schema import WatchConfig
 from drumline.data import workers
 from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 from tests.ranks import run_ranks
 
 REQUESTS = [BatchRequest(0, low, low + 2, shuffled=False) for low in range(0, 8, 2)]

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog
-from drumline.distributed.collectives import all_sum
-from drumline.tasks.hook import Hook, Run
-from drumline.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
+from drumline.rank.collectives import all_sum
+from drumline.runs import catalog
+from drumline.training.tasks.hook import Hook, Run
+from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 from tests.jobs import Classify, Normalised, Points
 
 DECAY = 0.75

@@ -36,8 +36,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from drumline.cli import main as drumline_main
-from drumline.tasks.base import Loss, Task
-from drumline.watch.rank.progress_monitor import ProgressMonitor
+from drumline.rank.watched.progress_monitor import ProgressMonitor
+from drumline.training.tasks.base import Loss, Task
 from tests.ranks import free_port
 
 PRELOADED = (

@@ -37,15 +37,15 @@ from transformers.models.bert import modeling_bert
 from transformers.models.gpt2 import modeling_gpt2
 
 import drumline
+from drumline.base.user_code import load_class
 from drumline.cli import main
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, OptimConfig
 from drumline.data.dataset import BatchMaker, BatchRequest, makes_batches
-from drumline.engine.initial_weights import fit_weights, read_weights
-from drumline.engine.job import build_job, make_manager
-from drumline.engine.steps.eager import TrainStep
-from drumline.metrics.events import read_events
-from drumline.tasks.built_in import load_task
-from drumline.user_code import load_class
+from drumline.runs.events import read_events
+from drumline.training.job.initial_weights import fit_weights, read_weights
+from drumline.training.job.job import build_job, make_manager
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks.built_in import load_task
 from tests.jobs import assert_same_bits, make_config, newest, train_each_here, train_here
 from tests.ranks import run_ranks
 

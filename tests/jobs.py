@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import catalog, store
+from drumline.base.startup import load_compiler_late
+from drumline.checkpoint import store
 from drumline.config.schema import (
     CheckpointConfig,
     Config,
@@ -22,11 +23,11 @@ from drumline.config.schema import (
     TrainConfig,
     WatchConfig,
 )
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.run_context import RunRequest
-from drumline.engine.train import train
-from drumline.launch.startup import load_compiler_late
-from drumline.tasks.base import Loss, Task
+from drumline.runs import catalog
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
 NUM_SAMPLES = 37

@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
-from drumline.audit.verify import verify_run
-from drumline.distributed.delta_sum import DeltaSum
-from drumline.distributed.start.live_nodes import LiveNodes
-from drumline.metrics.events import read_events
-from drumline.tasks.hook import Hook, Run
+from drumline.parallel.delta_sum import DeltaSum
+from drumline.rank.rendezvous.live_nodes import LiveNodes
+from drumline.report.verify.run_check import verify_run
+from drumline.runs.events import read_events
+from drumline.training.tasks.hook import Hook, Run
 from tests.jobs import Classify, Points
 from tests.ranks import free_port, server_context
 from tests.stream_jobs import Plain

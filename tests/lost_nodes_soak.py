@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
 from tests.live_jobs import LIMIT_S, HeldNormalised, Nodes, nodes
 from tests.ranks import free_port
 

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from drumline.scale.advice import advise
-from drumline.scale.profile_result import read_profile
+from drumline.report.profile.advice import advise
+from drumline.runs.profile_result import read_profile
 from tests.multinode import needs
 from tests.multinode.hosts import Testbed
 

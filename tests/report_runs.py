@@ -9,8 +9,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from drumline.checkpoint import manifest
-from drumline.checkpoint.manifest import FileRecord, Manifest
+from drumline.runs import manifest
+from drumline.runs.manifest import FileRecord, Manifest
 
 BEGIN = 1_790_000_000.0
 START_S, STEP_S, RESTART_S = 10.0, 0.1, 8.0

@@ -20,7 +20,7 @@ from benchmarks.report import Goal, Row, Table, described
 from benchmarks.ways.by_hand import steps_by_hand
 from benchmarks.ways.ours import whole_run
 from drumline.config.schema import Config
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 
 RANKS = "1,2"
 GOAL = 1.02

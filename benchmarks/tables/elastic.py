@@ -13,7 +13,7 @@ from benchmarks.report import Table
 from benchmarks.tables.cpu import pairs_table, ranks_text
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import Config
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 
 RANKS = "2,4"
 STEPS = 4

@@ -24,10 +24,10 @@ from benchmarks.ways.ours import run_folder, steps_of, whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Work
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from drumline.engine.run_folder import RunFolder
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks import load_task
+from drumline.runs.events import read_events
+from drumline.runs.run_folder import RunFolder
+from drumline.training.manager import DDPManager
+from drumline.training.tasks import load_task
 
 GPT2 = ModelConfig(name="gpt", layers=12, heads=12, width=768, context=1024)
 TINY = ModelConfig(name="gpt", layers=1, heads=2, width=16, context=16)

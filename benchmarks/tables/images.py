@@ -27,8 +27,8 @@ from benchmarks.ways.ours import steps_of, whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Work
 from drumline.config.schema import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from drumline.manager import DDPManager
-from drumline.tasks import load_task
+from drumline.training.manager import DDPManager
+from drumline.training.tasks import load_task
 
 GOAL_IMAGES, GOAL_LIGHTNING, GOAL_ACCELERATE = 95_000, 2.3, 1.8
 PADDING = 4

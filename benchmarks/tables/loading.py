@@ -24,7 +24,7 @@ from benchmarks.photos import PhotoBytes, Photos
 from benchmarks.report import Goal, Row, Table, ratio
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 
 GOAL_BYTES, GOAL_SHARED = 2.0, 1.0
 BY_HAND, FLOATS, BYTES = "DataLoader, float32 samples", "ours, float32 samples", "ours, uint8 samples"

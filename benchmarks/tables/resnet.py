@@ -27,8 +27,8 @@ from benchmarks.ways.ours import whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Endless, Work
 from drumline.config.schema import Config, DataConfig, OptimConfig, TrainConfig
-from drumline.manager import DDPManager
-from drumline.tasks.base import Loss, Task
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Loss, Task
 
 GOAL_IMAGES, GOAL_SHARE = 6_000, 0.9
 NUM_BATCHES = 200

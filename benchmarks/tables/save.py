@@ -34,8 +34,8 @@ from benchmarks.report import Goal, Row, Table, described, figure, ratio
 from benchmarks.tables.gpt import Windows, gpt_config, write_tokens
 from benchmarks.ways.ours import whole_run
 from benchmarks.work import Work, plain_optimizer
-from drumline.manager import DDPManager
-from drumline.tasks import load_task
+from drumline.training.manager import DDPManager
+from drumline.training.tasks import load_task
 
 GOAL_MS, GOAL_TOTAL = 25.0, 1.0
 SIZE, EVERY = 16, 80

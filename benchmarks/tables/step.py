@@ -21,8 +21,8 @@ from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Endless, Work
 from drumline.config.schema import Config, ModelConfig, OptimConfig, TrainConfig
 from drumline.data.draws import Draws
-from drumline.manager import DDPManager
-from drumline.tasks import ImageClassification
+from drumline.training.manager import DDPManager
+from drumline.training.tasks import ImageClassification
 from drumline.watch.heartbeat import Phase
 
 NUM_BATCHES = 16

@@ -19,15 +19,15 @@ from drumline.config.schema import Config
 from drumline.data.ledger import Ledger
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, plan_epoch
-from drumline.distributed.determinism import seed_shared
-from drumline.engine.job import Job, Progress, build_job
-from drumline.engine.loop import Loop
-from drumline.engine.run_context import RunContext, RunRequest
-from drumline.engine.steps.choice import make_step
-from drumline.engine.train import train
-from drumline.manager import DDPManager
-from drumline.metrics.events import Reporter
-from drumline.tasks.base import Task
+from drumline.rank.determinism import seed_shared
+from drumline.runs.events import Reporter
+from drumline.training.job.job import Job, Progress, build_job
+from drumline.training.loop import Loop
+from drumline.training.manager import DDPManager
+from drumline.training.run import train
+from drumline.training.run_context import RunContext, RunRequest
+from drumline.training.steps.choice import make_step
+from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase
 
 ENDLESS = 10**7

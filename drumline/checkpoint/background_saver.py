@@ -17,14 +17,14 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import Tensor
 
+from drumline.base.errors import CheckpointError, log
 from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Kind, Writer
 from drumline.checkpoint.parts import Collector, SaveMessages, assign, assign_shards, write_own_part
 from drumline.checkpoint.shard_files import SHARDS_FILE, shapes_of
 from drumline.checkpoint.store import WritingRank
-from drumline.distributed.collectives import gather_json
-from drumline.errors import CheckpointError, log
-from drumline.net.sealed_store import SealedStore
+from drumline.rank.collectives import gather_json
+from drumline.rank.sealed_store import SealedStore
 
 # When a run fails, the remaining ranks finish the save in progress; how long they wait for a rank that has exited.
 LAST_PARTS_S = 10.0

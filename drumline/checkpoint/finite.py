@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from drumline.distributed.shards import own_part
+from drumline.parallel.shards import own_part
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:

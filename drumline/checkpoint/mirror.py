@@ -18,8 +18,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from drumline.checkpoint import catalog, manifest
-from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
+from drumline.base.errors import CheckpointError, DrumlineError, log
+from drumline.base.text import duration, file_size, join_names
+from drumline.base.untrusted import open_regular, read_regular
 from drumline.checkpoint.mirror_owner import check_owner, claim, set_aside, write_marker
 from drumline.checkpoint.mirrored_run import (
     CHECKPOINTS,
@@ -31,10 +32,9 @@ from drumline.checkpoint.mirrored_run import (
     piece_name,
 )
 from drumline.checkpoint.retention import kept, prune
-from drumline.errors import CheckpointError, DrumlineError, log
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import CorruptCheckpointError, Manifest
 from drumline.storage.backend import PIECE_BYTES, StoreError
-from drumline.text import duration, file_size, join_names
-from drumline.untrusted import open_regular, read_regular
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 POLL_S, PROGRESS_S = 1.0, 10.0

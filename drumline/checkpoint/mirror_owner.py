@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from drumline.checkpoint import catalog
+from drumline.base.errors import CheckpointError, UsageError
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.checkpoint.mirrored_run import CHECKPOINTS, MARKER, RUN_FILES, RUN_FOLDERS, MirroredRun
-from drumline.errors import CheckpointError, UsageError
+from drumline.runs import catalog
 from drumline.storage.backend import StoreError
-from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
 _ID = re.compile(r"[0-9a-f]{16}")
 

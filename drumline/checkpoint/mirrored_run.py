@@ -16,12 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from drumline.checkpoint import catalog, manifest
-from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
-from drumline.errors import CheckpointError, UsageError, as_list
+from drumline.base.errors import CheckpointError, UsageError, as_list
+from drumline.base.untrusted import DOCUMENT_BYTES, make_own_folder
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import CorruptCheckpointError, Manifest
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
-from drumline.untrusted import DOCUMENT_BYTES, make_own_folder
 
 CHECKPOINTS = "checkpoints"
 MARKER = "mirror.json"

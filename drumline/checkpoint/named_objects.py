@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from drumline.checkpoint import catalog, store
-from drumline.checkpoint.manifest import NAME, CorruptCheckpointError
+from drumline.base.errors import CheckpointMismatchError, UsageError, as_list
+from drumline.base.text import join_names
+from drumline.checkpoint import store
 from drumline.checkpoint.state import check_rng_file
-from drumline.errors import CheckpointMismatchError, UsageError, as_list
-from drumline.text import join_names
+from drumline.runs import catalog
+from drumline.runs.manifest import NAME, CorruptCheckpointError
 
 _OWN_FILES = ("manifest", "progress", "rng")
 _KINDS = {"model": "a model", "optimizer": "an optimizer", "state": "another object"}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError, OptimizerMismatchError, as_list
-from drumline.untrusted import MAX_BITS
+from drumline.base.errors import CheckpointError, OptimizerMismatchError, as_list
+from drumline.base.untrusted import MAX_BITS
+from drumline.parallel.wrap import unwrap_model
 
 Models = nn.Module | Mapping[str, nn.Module]
 """The model of an optimizer, or several by name: their parameters are then called `NAME.parameter`."""

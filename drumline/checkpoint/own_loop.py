@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError, log
+from drumline.base.text import join_names
+from drumline.base.untrusted import make_own_folder
+from drumline.checkpoint import store
 from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
 from drumline.checkpoint.finite import first_non_finite
 from drumline.checkpoint.named_objects import check_contents, check_objects, check_same_objects, parameters_of
@@ -24,11 +27,9 @@ from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, s
 from drumline.checkpoint.retention import prune
 from drumline.checkpoint.state import gather_rng, model_state, restore_model, restore_own_rng, translated
 from drumline.checkpoint.store import Snapshot, WritingRank
-from drumline.distributed.collectives import broadcast_json
-from drumline.distributed.wrap import LiveBuffers, unwrap_model
-from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError, log
-from drumline.text import join_names
-from drumline.untrusted import make_own_folder
+from drumline.parallel.wrap import LiveBuffers, unwrap_model
+from drumline.rank.collectives import broadcast_json
+from drumline.runs import catalog
 
 
 class Checkpoint:

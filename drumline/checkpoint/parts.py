@@ -20,12 +20,13 @@ from typing import Any
 
 from torch import Tensor
 
-from drumline.checkpoint import catalog, store
-from drumline.checkpoint.manifest import FileRecord
+from drumline.checkpoint import store
 from drumline.checkpoint.shard_files import is_in_shards, own_piece, piece_names
 from drumline.checkpoint.store import WritingRank
-from drumline.distributed.shards import own_part
-from drumline.net.sealed_store import SealedStore
+from drumline.parallel.shards import own_part
+from drumline.rank.sealed_store import SealedStore
+from drumline.runs import catalog
+from drumline.runs.manifest import FileRecord
 
 POLL_S = 0.02
 # Another host's files may appear late on a network file system.

@@ -14,8 +14,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from drumline.checkpoint.optimizer_state import decode_state
-from drumline.distributed.collectives import broadcast_tensors, gather_json, gather_on_main
-from drumline.distributed.tensor_hash import hash_tensors
+from drumline.rank.collectives import broadcast_tensors, gather_json, gather_on_main
+from drumline.rank.tensor_hash import hash_tensors
 
 
 def gather_states(

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from drumline.checkpoint import catalog, store
-from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
+from drumline.checkpoint import store
+from drumline.runs import catalog
+from drumline.runs.manifest import CorruptCheckpointError, Manifest
 
 Key = TypeVar("Key")
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drumline.distributed.shards import Rows, is_shard, like_shard, own_part, place_of, split_rows
-from drumline.errors import CheckpointError
+from drumline.base.errors import CheckpointError
+from drumline.parallel.shards import Rows, is_shard, like_shard, own_part, place_of, split_rows
 
 SHARDS_FILE = "sharded-tensors"
 """The document with the shapes, by file and name."""

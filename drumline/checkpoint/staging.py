@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from drumline.distributed.tensor_hash import as_bytes
+from drumline.rank.tensor_hash import as_bytes
 
 BUFFER_BYTES = 32 << 20
 

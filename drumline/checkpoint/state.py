@@ -21,15 +21,16 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from drumline.checkpoint import catalog, manifest, store
-from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.base.errors import CheckpointError, CheckpointMismatchError, as_list, log
+from drumline.base.text import join_names
+from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from drumline.checkpoint.store import Snapshot
-from drumline.distributed.collectives import gather_tensors
-from drumline.distributed.shards import is_shard
-from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError, CheckpointMismatchError, as_list, log
-from drumline.text import join_names
+from drumline.parallel.shards import is_shard
+from drumline.parallel.wrap import unwrap_model
+from drumline.rank.collectives import gather_tensors
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import CorruptCheckpointError
 
 RNG_BYTES = 12 * 1024
 _RNG_VERSION = 1

@@ -28,11 +28,12 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from drumline.checkpoint import catalog, manifest, tensor_file
-from drumline.checkpoint.manifest import FileRecord, Manifest
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import tensor_file
 from drumline.checkpoint.shard_files import SHARDS_FILE, assemble
-from drumline.distributed.collectives import broadcast_json, broadcast_tensors
-from drumline.errors import CheckpointError
+from drumline.rank.collectives import broadcast_json, broadcast_tensors
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import FileRecord, Manifest
 
 _TENSORS = ".safetensors"
 _PART = re.compile(r"-part-\d{5,}$")

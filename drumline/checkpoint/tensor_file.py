@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.base.errors import CheckpointError
+from drumline.base.untrusted import open_regular
 from drumline.checkpoint.staging import Staging
-from drumline.distributed.tensor_hash import as_bytes
-from drumline.errors import CheckpointError
-from drumline.untrusted import open_regular
+from drumline.rank.tensor_hash import as_bytes
+from drumline.runs.manifest import CorruptCheckpointError
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8

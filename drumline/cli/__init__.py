@@ -9,8 +9,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from drumline.errors import DrumlineError, ExitCode, Place, did_you_mean, report_uncaught_errors
-from drumline.terminal import print_message, show
+from drumline.base.errors import DrumlineError, ExitCode, Place, did_you_mean, report_uncaught_errors
+from drumline.base.terminal import print_message, show
 
 VERBS = {
     "train": "train a task: alone, on several ranks, or as a rank of a job",
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _hand_over(what: str, next_step: str | None, place: Place, details: str = "") -> None:
     """The error, to the Python program that has started this command, if one has."""
-    from drumline.launch.rank_environment import ErrorRecord, write_error
+    from drumline.base.rank_environment import ErrorRecord, write_error
 
     write_error(os.environ, ErrorRecord(what, next_step, place, details))
 

@@ -6,18 +6,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drumline.aws.account import Account
-from drumline.aws.cluster_creation import bring_up
-from drumline.aws.cluster_nodes import nodes_of, status_lines
-from drumline.aws.cluster_plan import make_plan
-from drumline.aws.cluster_settings import CLUSTER, ENDS, REACH, WHERE, ClusterSettings, account_and_settings
-from drumline.aws.teardown import kept_lines, made_by_others, take_down
+from drumline.base.errors import ExitCode, UsageError, did_you_mean
+from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.text import plural
 from drumline.cli.doctor_command import show_step
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
-from drumline.errors import ExitCode, UsageError, did_you_mean
-from drumline.terminal import print_message, show, show_lines
-from drumline.text import plural
+from drumline.launch.aws.account import Account
+from drumline.launch.aws.cluster_creation import bring_up
+from drumline.launch.aws.cluster_nodes import nodes_of, status_lines
+from drumline.launch.aws.cluster_plan import make_plan
+from drumline.launch.aws.cluster_settings import CLUSTER, ENDS, REACH, WHERE, ClusterSettings, account_and_settings
+from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
 MADE: Mapping[str, FlagTable] = {

@@ -15,23 +15,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from drumline.aws.account import Account
-from drumline.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
-from drumline.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
-from drumline.aws.own_wheels import build_wheels, pack
-from drumline.aws.reach import check_session_manager
-from drumline.aws.stack import find_cluster, group_of, parameters_of
+from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
+from drumline.base.terminal import print_message, show
+from drumline.base.text import join_names, plural
 from drumline.cli import doctor_command, launch_command
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
-from drumline.engine.run_folder import run_name
-from drumline.errors import DrumlineError, ExitCode, PreflightError, UsageError
+from drumline.launch.aws.account import Account
+from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
+from drumline.launch.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
+from drumline.launch.aws.own_wheels import build_wheels, pack
+from drumline.launch.aws.reach import check_session_manager
+from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import SSH_FAILED, last_line, not_reached, ssh_words
-from drumline.terminal import print_message, show
-from drumline.text import join_names, plural
+from drumline.runs.run_folder import run_name
 
 PYTHON, PREPARE = "/opt/drumline/bin/python", "/opt/drumline/prepare"
 SHARED = PurePosixPath("/mnt/shared")

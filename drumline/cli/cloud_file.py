@@ -8,16 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from drumline.aws.cloud_files import SHARED, CloudFile, missing_for_parallelcluster, parallelcluster_text, skypilot_text
-from drumline.aws.cluster_plan import own_network
-from drumline.aws.cluster_settings import ME, SETTINGS, ClusterSettings, settings_from
-from drumline.aws.install import THIS_INSTALLATION
-from drumline.aws.own_wheels import EXTRAS, build_wheels
+from drumline.base.errors import ConfigError, UsageError
+from drumline.base.terminal import print_message
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable
-from drumline.errors import ConfigError, UsageError
+from drumline.launch.aws.cloud_files import (
+    SHARED,
+    CloudFile,
+    missing_for_parallelcluster,
+    parallelcluster_text,
+    skypilot_text,
+)
+from drumline.launch.aws.cluster_plan import own_network
+from drumline.launch.aws.cluster_settings import ME, SETTINGS, ClusterSettings, settings_from
+from drumline.launch.aws.install import THIS_INSTALLATION
+from drumline.launch.aws.own_wheels import EXTRAS, build_wheels
 from drumline.launch.hosts import least_nodes
-from drumline.terminal import print_message
 
 WHEELS = Path("drumline-wheels")
 Format = Literal["skypilot", "parallelcluster"]

@@ -11,29 +11,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.job_secret import secret_from
+from drumline.base.slurm_variables import first_host
+from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
+from drumline.base.terminal import print_message, show, show_lines, show_progress
+from drumline.base.topology import topology_from
+from drumline.base.untrusted import whole_number
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, CountOrZero, Port
-from drumline.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
-from drumline.doctor.collectives.run_collectives import collectives_line, local_collectives, numbers_text
-from drumline.doctor.finding import Finding, has_problems
-from drumline.doctor.machine.machine_checks import machine_findings, num_visible_gpus
-from drumline.doctor.machine.machine_facts import HostSettings, host_facts
-from drumline.doctor.machine.summary import machine_rows
-from drumline.doctor.pairs import without_ssh as nodes
-from drumline.doctor.report import as_json, report
-from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.node_plan import DEFAULT_PORT
-from drumline.launch.slurm_variables import first_host
 from drumline.launch.ssh.client import ssh_client
-from drumline.launch.startup import INTERRUPTED_EARLY, interruptible, loading
-from drumline.launch.topology import topology_from
-from drumline.net.job_secret import secret_from
-from drumline.terminal import print_message, show, show_lines, show_progress
-from drumline.untrusted import whole_number
+from drumline.tools.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
+from drumline.tools.doctor.doctor_report import as_json, report
+from drumline.tools.doctor.finding import Finding, has_problems
+from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
+from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
+from drumline.tools.doctor.machine.summary import machine_rows
+from drumline.tools.doctor.pairs import without_ssh as nodes
+from drumline.tools.doctor.ranks.run_collectives import collectives_line, local_collectives, numbers_text
 
 WAIT_S = 10
 BATCHES = 8

@@ -8,11 +8,11 @@ from typing import Any
 
 from drumline.cli.evaluate_rank import as_rank
 from drumline.config import Layers
-from drumline.doctor.finding import Finding
-from drumline.doctor.parameter_use import measure_use, use_findings
-from drumline.engine.job import make_manager
-from drumline.manager import DDPManager
-from drumline.tasks.built_in import load_task, resolve_task
+from drumline.tools.doctor.finding import Finding
+from drumline.tools.doctor.parameter_use import measure_use, use_findings
+from drumline.training.job.job import make_manager
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.built_in import load_task, resolve_task
 
 
 def check_task(task: str, layers: Layers, *, batches: int) -> tuple[list[Finding], str, dict[str, Any]]:

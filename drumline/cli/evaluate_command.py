@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
+from drumline.base.terminal import show
+from drumline.base.topology import topology_from
 from drumline.config import FlagTable, read_flags
 from drumline.config.flags import Flags, Layer
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
-from drumline.engine.run_folder import find_run
-from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
-from drumline.launch.topology import topology_from
+from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
-from drumline.terminal import show
 
 CHECKPOINT_FLAG: FlagTable = {"which": (str, "best | last | STEP", "The checkpoint [best, by the task's metric].")}
 RANK_FLAGS: FlagTable = {

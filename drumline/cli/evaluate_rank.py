@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import ExitCode, summary
+from drumline.base.startup import load_compiler_late
+from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.text import duration, plural
+from drumline.base.topology import topology_from
 from drumline.cli.train_rank import exit_now
 from drumline.config.flags import Flags
-from drumline.engine.failure_report import report_failure
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.saved_run import SavedRun, evaluate_run, open_run
-from drumline.errors import ExitCode, summary
-from drumline.launch.startup import load_compiler_late
-from drumline.launch.topology import topology_from
-from drumline.manager import DDPManager
 from drumline.metrics.display import metric_text, metrics_of
-from drumline.metrics.events import as_json as as_json_types
-from drumline.terminal import print_message, show, show_lines
-from drumline.text import duration, plural
+from drumline.runs.events import as_json as as_json_types
+from drumline.training.failure_report import report_failure
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.manager import DDPManager
+from drumline.training.saved.saved_run import SavedRun, evaluate_run, open_run
 from drumline.watch.failure_kind import failure_kind
 
 

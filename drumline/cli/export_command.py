@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.startup import interruptible, loading
+from drumline.base.terminal import show_lines
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG, flags_for_run
 from drumline.config import FlagTable, read_flags
-from drumline.errors import ExitCode, UsageError
-from drumline.launch.startup import interruptible, loading
 from drumline.storage.object_store import is_store_url
-from drumline.terminal import show_lines
 
 ENDING = ".safetensors"
 OWN_FLAGS: FlagTable = {
@@ -49,8 +49,8 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"{to} does not end in {ENDING}, the format of the file", next_step=f"give --to {to}{ENDING}")
     check_new(to, card, force=flags.own.get("force", False))
     with interruptible("interrupted"), loading():
-        from drumline.engine.exported_weights import export_weights
-        from drumline.engine.saved_run import fetched_run, find_checkpoint
+        from drumline.training.saved.exported_weights import export_weights
+        from drumline.training.saved.saved_run import fetched_run, find_checkpoint
     name = flags.positional[0]
     with fetched_run(name, which) if is_store_url(name) else nullcontext(Path(name)) as folder:
         checkpoint = find_checkpoint(folder, which)

@@ -1,4 +1,4 @@
-"""`drumline find-lr TASK`: the command line of the range test (engine/range_test.py) that suggests a learning rate, and
+"""`drumline find-lr TASK`: the command line of the range test (tools/find/range_test.py) that suggests a learning rate, and
 what `find-batch` shares with it."""
 
 from __future__ import annotations
@@ -6,15 +6,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import show
+from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.cli.evaluate_command import run_on_ranks
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Positive
-from drumline.errors import ConfigError, ExitCode, UsageError
-from drumline.launch.topology import let_first_rank_report, topology_from
-from drumline.terminal import show
 
 SHARED_FLAGS: FlagTable = {
     "procs": TRAIN_FLAGS["procs"],

@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from drumline.base.terminal import print_message, show, show_lines, show_progress
+from drumline.base.text import memory_size
 from drumline.cli.evaluate_rank import as_rank
 from drumline.cli.find_batch_command import MARGIN
 from drumline.cli.find_lr_command import HIGH, LOW, STEPS
 from drumline.config import Layers
 from drumline.config.schema import Config
-from drumline.engine.batch_search import BatchSearch, search_batch
-from drumline.engine.job import make_manager
-from drumline.engine.local_data import with_local_data
-from drumline.engine.mode_choice import settle_mode
-from drumline.engine.range_test import SAFETY, RangeOptions, RangeTest, measure_range
-from drumline.manager import DDPManager
-from drumline.metrics.events import as_json
-from drumline.tasks.base import Task
-from drumline.tasks.built_in import load_task, resolve_task
-from drumline.terminal import print_message, show, show_lines, show_progress
-from drumline.text import memory_size
+from drumline.runs.events import as_json
+from drumline.tools.find.batch_search import BatchSearch, search_batch
+from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
+from drumline.training.job.job import make_manager
+from drumline.training.job.local_data import with_local_data
+from drumline.training.job.mode_choice import settle_mode
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Task
+from drumline.training.tasks.built_in import load_task, resolve_task
 
 ROWS, WIDTH = 25, 40
 # A size is worth mentioning if it is this much faster than the largest.

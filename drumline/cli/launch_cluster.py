@@ -11,10 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from drumline.base.errors import ExitCode, PreflightError, UsageError
+from drumline.base.terminal import print_message, show
 from drumline.cli.cloud_file import cloud_file_text
 from drumline.cli.launch_flags import OF_SBATCH
 from drumline.cli.launch_request import LaunchRequest, is_script
-from drumline.errors import ExitCode, PreflightError, UsageError
 from drumline.launch.hosts import least_nodes
 from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
 from drumline.launch.slurm import (
@@ -27,7 +28,6 @@ from drumline.launch.slurm import (
     submit,
     write_batch_file,
 )
-from drumline.terminal import print_message, show
 
 # Flags that the launcher of each node gets as they are.
 _PASSED_ON = (

@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.startup import default_procs
+from drumline.base.terminal import print_message, show
+from drumline.base.text import plural
+from drumline.base.topology import topology_from
 from drumline.cli.launch_cluster import run_as_node, submit_to_slurm, write_cloud_file, write_manifest
 from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, launch_folder
 from drumline.config import FlagTable, read_flags
 from drumline.config.fields import is_switch
 from drumline.config.help import render_flags
-from drumline.engine.run_folder import run_name
-from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
@@ -28,10 +31,7 @@ from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
 from drumline.launch.ssh.hosts_launcher import run_on_hosts
 from drumline.launch.ssh.sync import Sync
-from drumline.launch.startup import default_procs
-from drumline.launch.topology import topology_from
-from drumline.terminal import print_message, show
-from drumline.text import plural
+from drumline.runs.run_folder import run_name
 
 USAGE = """\
 usage: drumline launch [where] [flags] TASK|SCRIPT.py [arguments]

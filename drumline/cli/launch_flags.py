@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable
@@ -17,7 +18,6 @@ from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S
 from drumline.launch.node_plan import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, SCRIPT_RESTARTS, TASK_RESTARTS
-from drumline.launch.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 

@@ -12,17 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.job_secret import secret_from
+from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
+from drumline.base.terminal import print_message
 from drumline.cli import train_command
 from drumline.config import read_flags
-from drumline.engine.run_folder import run_name
-from drumline.errors import ExitCode, UsageError
 from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node.disk_space import needed_bytes, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
-from drumline.launch.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTARTED, ScriptWatch
-from drumline.net.job_secret import secret_from
-from drumline.terminal import print_message
+from drumline.runs.run_folder import run_name
 
 
 def is_script(target: str) -> bool:

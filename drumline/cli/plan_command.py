@@ -1,4 +1,4 @@
-"""`drumline plan TASK`: the command line of the memory plan (engine/memory_plan.py), and its tables."""
+"""`drumline plan TASK`: the command line of the memory plan (training/memory/memory_plan.py), and its tables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from drumline.base.errors import ExitCode
+from drumline.base.startup import interruptible, load_compiler_late, loading
+from drumline.base.terminal import show, show_lines
+from drumline.base.text import memory_size, plural
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
-from drumline.engine.gpu_table import GPUS, gpu_memory
-from drumline.errors import ExitCode
-from drumline.launch.startup import interruptible, load_compiler_late, loading
-from drumline.terminal import show, show_lines
-from drumline.text import memory_size, plural
+from drumline.training.memory.gpu_table import GPUS, gpu_memory
 
 if TYPE_CHECKING:
-    from drumline.engine.memory_plan import MemoryPlan
+    from drumline.training.memory.memory_plan import MemoryPlan
 
 WORLDS = (1, 2, 4, 8)
 USUAL_GPUS = ("l4", "a100-40gb", "l40s", "h100", "h200", "b200")
@@ -56,8 +56,8 @@ def run(argv: Sequence[str]) -> int:
     assert task is not None
     gpus = gpu_memory(flags.own.get("gpu", USUAL_GPUS))
     with interruptible("interrupted"), loading():
-        from drumline.engine.memory_plan import plan_memory
-        from drumline.tasks.built_in import load_task, resolve_task
+        from drumline.training.memory.memory_plan import plan_memory
+        from drumline.training.tasks.built_in import load_task, resolve_task
 
     load_compiler_late()
     task_class = load_task(task)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.topology import topology_from
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, flags_for_run, run_on_ranks
 from drumline.cli.export_command import check_new
 from drumline.config import FlagTable, read_flags
-from drumline.errors import ExitCode, UsageError
-from drumline.launch.topology import topology_from
 
 ENDINGS = (".jsonl", ".npy")
 OWN_FLAGS: FlagTable = {

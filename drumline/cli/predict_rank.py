@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from drumline.base.terminal import show, show_lines
+from drumline.base.text import plural
+from drumline.base.untrusted import replacing
 from drumline.cli.evaluate_rank import with_saved_run
 from drumline.config.flags import Flags
-from drumline.engine.prediction import as_array, as_lines_of_json, predict_run, write_array
-from drumline.engine.saved_run import SavedRun
-from drumline.manager import DDPManager
-from drumline.terminal import show, show_lines
-from drumline.text import plural
-from drumline.untrusted import replacing
+from drumline.training.manager import DDPManager
+from drumline.training.saved.prediction import as_array, as_lines_of_json, predict_run, write_array
+from drumline.training.saved.saved_run import SavedRun
 
 
 def run_rank(flags: Flags) -> int:

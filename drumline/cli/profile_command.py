@@ -11,6 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.text import plural
+from drumline.base.topology import own_variables, topology_from
 from drumline.cli import train_command
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
@@ -19,16 +23,12 @@ from drumline.config import PRESETS, Flags, FlagTable, read_flags
 from drumline.config.fields import flag_text
 from drumline.config.help import render_flags
 from drumline.config.schema import MOST_PROFILED, Count
-from drumline.engine.run_folder import run_name
-from drumline.errors import ConfigError, ExitCode, UsageError
-from drumline.launch.topology import own_variables, topology_from
-from drumline.python_api import run_command
-from drumline.scale.advice import advise
-from drumline.scale.advice_trial import QUIET, AdviceTrial, ShortRuns, trial_lines, try_advice
-from drumline.scale.network_model import read_doctor
-from drumline.scale.profile_result import PROFILE_FOLDER, ProfileResult
-from drumline.terminal import print_message, show, show_lines
-from drumline.text import plural
+from drumline.report.profile.advice import advise
+from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
+from drumline.runs.run_folder import run_name
+from drumline.tools.profile.advice_trial import QUIET, AdviceTrial, ShortRuns, trial_lines, try_advice
+from drumline.tools.scale.network_model import read_doctor
+from drumline.training.python_api import run_command
 
 WARM_UP, STEPS = 10, 10
 OWN_FLAGS: FlagTable = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.errors import DrumlineError
-from drumline.scale.advice import advise
-from drumline.scale.bottleneck import Advice, advice_lines
-from drumline.scale.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
-from drumline.scale.profile_words import words_of
-from drumline.terminal import print_message, show_lines
-from drumline.watch.profile_files import where_to_look
+from drumline.base.errors import DrumlineError
+from drumline.base.terminal import print_message, show_lines
+from drumline.report.profile.advice import advise
+from drumline.report.profile.bottleneck import Advice, advice_lines
+from drumline.report.profile.profile_words import words_of
+from drumline.runs.profile_files import where_to_look
+from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileResult, read_profile
 
 
 def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
@@ -19,7 +19,7 @@ def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> Pro
     own = folder / PROFILE_FOLDER
     if not own.is_dir() or (network_bytes_per_s is None and (own / PROFILE_FILE).exists()):
         return read_profile(folder)
-    from drumline.scale.profile_analysis import analyse  # not before: it needs numpy
+    from drumline.tools.profile.profile_analysis import analyse  # not before: it needs numpy
 
     return analyse(folder, network_bytes_per_s=network_bytes_per_s)
 

@@ -1,4 +1,4 @@
-"""`drumline prove-resume TASK`: checks the options, runs the proof (audit/prove.py), and prints the result."""
+"""`drumline prove-resume TASK`: checks the options, runs the proof (tools/prove/prove.py), and prints the result."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from drumline.audit.proof_plan import ProofOptions, ProofSettings, wrong_options, wrong_settings
-from drumline.audit.prove import Proof
+from drumline.base.errors import ConfigError, DrumlineError, ExitCode, UsageError
+from drumline.base.startup import loading
+from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.topology import topology_from
+from drumline.base.untrusted import make_own_folder
+from drumline.base.user_code import is_class_spec
 from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
 from drumline.config.fields import Field
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Seed
 from drumline.config.task_fields import task_fields
-from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
-from drumline.launch.startup import loading
-from drumline.launch.topology import topology_from
-from drumline.terminal import print_message, show, show_lines
-from drumline.untrusted import make_own_folder
-from drumline.user_code import is_class_spec
+from drumline.tools.prove.proof_plan import ProofOptions, ProofSettings, wrong_options, wrong_settings
+from drumline.tools.prove.prove import Proof
 
 DEFAULT_STEPS = 8
 OWN_FLAGS: FlagTable = {
@@ -166,8 +166,8 @@ def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
         return (PRESETS[task].defaults if task and task in PRESETS else {}), {}
 
     with loading():
-        from drumline.tasks.base import Task
-        from drumline.tasks.built_in import load_task
+        from drumline.training.tasks.base import Task
+        from drumline.training.tasks.built_in import load_task
 
     try:
         found = load_task(task)

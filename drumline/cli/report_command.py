@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import print_message, show, show_lines
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.config import FlagTable, read_flags
-from drumline.engine.run_folder import find_run
-from drumline.engine.run_status import RunStatusReader
-from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
-from drumline.terminal import print_message, show, show_lines
+from drumline.watch.run_status import RunStatusReader
 
 REPORT_FILE = "report.html"
 REFRESH_S = 5.0

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import show, show_lines
+from drumline.base.text import columns, duration, file_size
 from drumline.config import FlagTable, read_flags
-from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.metrics.display import metric_text
 from drumline.report.run_list import ListedRun, list_runs
-from drumline.terminal import show, show_lines
-from drumline.text import columns, duration, file_size
 
 HELP = """\
 usage: drumline runs [DIR] [--json]

@@ -11,25 +11,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.untrusted import replace_text
 from drumline.cli.profile_command import task_words
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Fraction, NotNegative, Positive
-from drumline.engine.run_folder import run_name
-from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.scale.measure import MeasureOptions, SizedRuns, measure, wrong_worlds
-from drumline.scale.network_model import INSIDE, NETWORKS, Link, Network, chosen_link, link_from_points, usual_inside
-from drumline.scale.prediction_check import check_predictions
-from drumline.scale.profile_result import ProfileResult, read_profile
-from drumline.scale.scale_prediction import predict
-from drumline.scale.scaling_plot import efficiency_lines, efficiency_svg
-from drumline.scale.scaling_result import Measurement, Prediction, ScaleOptions, write_scaling
-from drumline.scale.scaling_words import check_lines, measurement_lines, prediction_lines
-from drumline.terminal import print_message, show, show_lines
-from drumline.untrusted import replace_text
-from drumline.watch.profile_files import PROFILE_FOLDER
+from drumline.report.scaling_plot import efficiency_lines, efficiency_svg
+from drumline.runs.profile_files import PROFILE_FOLDER
+from drumline.runs.profile_result import ProfileResult, read_profile
+from drumline.runs.run_folder import run_name
+from drumline.runs.scaling_result import Measurement, Prediction, ScaleOptions, write_scaling
+from drumline.tools.scale.measure import MeasureOptions, SizedRuns, measure, wrong_worlds
+from drumline.tools.scale.network_model import (
+    INSIDE,
+    NETWORKS,
+    Link,
+    Network,
+    chosen_link,
+    link_from_points,
+    usual_inside,
+)
+from drumline.tools.scale.prediction_check import check_predictions
+from drumline.tools.scale.scale_prediction import predict
+from drumline.tools.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 
 MAX_RANKS = 1 << 20
 OUTPUT: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), "help": (bool, "", "Show this text.")}

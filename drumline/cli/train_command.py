@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
+from drumline.base.terminal import show
+from drumline.base.topology import let_first_rank_report, topology_from
+from drumline.base.user_code import is_class_spec
 from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
 from drumline.config.task_fields import task_fields
-from drumline.engine.run_folder import default_run
-from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
-from drumline.launch.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
-from drumline.launch.topology import let_first_rank_report, topology_from
-from drumline.terminal import show
-from drumline.user_code import is_class_spec
+from drumline.runs.run_folder import default_run
 
 OWN_FLAGS: FlagTable = {
     "config": (str, "FILE", "A TOML file of settings; flags override it. A run's own config.toml is such a file."),
@@ -132,8 +132,8 @@ def _help_of_own_task(spec: str) -> dict[str, Any]:
     from drumline.config.help import task_docs
 
     with loading():
-        from drumline.tasks.base import Task
-        from drumline.tasks.built_in import load_task
+        from drumline.training.tasks.base import Task
+        from drumline.training.tasks.built_in import load_task
 
     task = load_task(spec)
     docs = task_docs(task)

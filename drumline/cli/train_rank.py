@@ -10,30 +10,30 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, assert_never
 
+from drumline.base.errors import ExitCode, PreflightError, UsageError, summary
+from drumline.base.rank_environment import write_rank
+from drumline.base.startup import interrupted, launch_start, load_compiler_late
+from drumline.base.terminal import print_message
+from drumline.base.topology import Topology, topology_from
 from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
 from drumline.config.schema import Config
-from drumline.distributed.start.live_nodes import LiveNodes
-from drumline.distributed.start.node_group import NodesChanged, Redirected, RunIsOver
-from drumline.engine.failure_report import report_failure
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.kept_state import KeptState
-from drumline.engine.local_data import with_local_data
-from drumline.engine.output import StartClock, start_clock
-from drumline.engine.preemption import Preemption
-from drumline.engine.run_context import RunRequest
-from drumline.engine.run_status import RunStatusReader
-from drumline.engine.train import train
-from drumline.errors import ExitCode, PreflightError, UsageError, summary
-from drumline.launch.rank_environment import write_rank
-from drumline.launch.startup import interrupted, launch_start, load_compiler_late
-from drumline.launch.topology import Topology, topology_from
-from drumline.manager import DDPManager
 from drumline.metrics.trackers.tracking import has_unfinished_tracker
-from drumline.tasks.built_in import load_task, resolve_task
-from drumline.terminal import print_message
+from drumline.rank.rendezvous.live_nodes import LiveNodes
+from drumline.rank.rendezvous.node_group import NodesChanged, Redirected, RunIsOver
+from drumline.training.between_steps.preemption import Preemption
+from drumline.training.failure_report import report_failure
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.job.local_data import with_local_data
+from drumline.training.kept_state import KeptState
+from drumline.training.manager import DDPManager
+from drumline.training.output import StartClock, start_clock
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.tasks.built_in import load_task, resolve_task
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import Phase
+from drumline.watch.run_status import RunStatusReader
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
@@ -55,7 +55,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
                 load_compiler_late()
                 clock.mark("rendezvous")
                 if config.dist.mode == "auto":
-                    from drumline.engine.mode_choice import settle_mode  # few runs need it
+                    from drumline.training.job.mode_choice import settle_mode  # few runs need it
 
                     local = with_local_data(config, ddp)
                     settled = settle_mode(local, task_class, ddp, lambda text: print_message(f"note: {text}"))

@@ -10,22 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import show, show_lines
+from drumline.base.text import join_names
+from drumline.base.untrusted import open_regular
 from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
 from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
 from drumline.config import FlagTable, read_flags
 from drumline.config.help import render_flags
-from drumline.doctor.cluster import DoctorOptions
-from drumline.doctor.finding import Finding, has_problems
-from drumline.doctor.log_report import log_as_json, log_lines
-from drumline.doctor.machine.machine_checks import machine_findings
-from drumline.doctor.machine.machine_facts import HostSettings, host_facts
-from drumline.doctor.nccl_log import NcclLog
-from drumline.doctor.report import finding_lines
-from drumline.doctor.tuning import TunedVariable, tuned_variables, tuning_findings
-from drumline.errors import ConfigError, ExitCode, UsageError
-from drumline.terminal import show, show_lines
-from drumline.text import join_names
-from drumline.untrusted import open_regular
+from drumline.tools.doctor.cluster import DoctorOptions
+from drumline.tools.doctor.doctor_report import finding_lines
+from drumline.tools.doctor.finding import Finding, has_problems
+from drumline.tools.doctor.machine.machine_checks import machine_findings
+from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
+from drumline.tools.tune.log_report import log_as_json, log_lines
+from drumline.tools.tune.nccl_log import NcclLog
+from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_findings
 
 HOST_FLAGS = DOCTOR_GROUPS["over ssh"]
 GROUPS: Mapping[str, FlagTable] = {

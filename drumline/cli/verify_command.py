@@ -9,15 +9,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from drumline.audit.checkpoint_check import Progress
-from drumline.audit.verify import RunReport, verify_run
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import one_line, show, show_progress
+from drumline.base.text import plural
 from drumline.checkpoint.mirrored_run import opened_run
 from drumline.config import FlagTable, read_flags
-from drumline.engine.run_folder import find_run
-from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.report.verify.checkpoint_check import Progress
+from drumline.report.verify.run_check import RunReport, verify_run
+from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
-from drumline.terminal import one_line, show, show_progress
-from drumline.text import plural
 
 HELP = """\
 usage: drumline verify RUN [RUN ...] [--json]

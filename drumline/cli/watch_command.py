@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.terminal import is_read, make_console, one_line, show, show_lines
+from drumline.base.text import columns
 from drumline.config import FlagTable, read_flags
 from drumline.config.schema import Bounds
-from drumline.engine.run_folder import find_run
-from drumline.engine.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
-from drumline.errors import ConfigError, ExitCode, UsageError
-from drumline.terminal import is_read, make_console, one_line, show, show_lines
-from drumline.text import columns
+from drumline.runs.run_folder import find_run
+from drumline.watch.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.watch.status_file import STATUS_FILE
 from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, fitting_rows, summary_line
 

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import did_you_mean
+from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
 from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, show_value
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.errors import did_you_mean
-from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
 # For a line without leading spaces; neither pattern may match the same spaces in two ways, which would be slow.
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from drumline.base.errors import did_you_mean
 from drumline.config.fields import (
     FIELDS,
     UNKNOWN_TYPE,
@@ -26,7 +27,6 @@ from drumline.config.fields import (
     show_value,
     unknown_setting,
 )
-from drumline.errors import did_you_mean
 
 SCHEMA_DEFAULT = "default"
 

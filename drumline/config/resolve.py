@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from drumline.base.errors import ConfigError
 from drumline.config.config_file import read_config_file
 from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field
 from drumline.config.flags import SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer
 from drumline.config.schema import Config
 from drumline.config.setting_rules import EXCLUSIVE_PAIRS, broken_rules, pairs_given_together
 from drumline.config.task_fields import check_task_settings, name_in_task
-from drumline.errors import ConfigError
 
 DATASET_DIR = "DATASET_DIR"
 DEFAULTS = Layer({path: Setting(path, field.default, SCHEMA_DEFAULT) for path, field in FIELDS.items()})

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from drumline.base.text import CREDENTIALS
 from drumline.config.fields import flag_text
 from drumline.config.flags import Layer, Setting, evidence
 from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, profiled_steps, sync_interval
-from drumline.text import CREDENTIALS
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from drumline.background import T, in_background
-from drumline.errors import DataError
+from drumline.base.background import T, in_background
+from drumline.base.errors import DataError
+from drumline.base.text import file_size, plural
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore, open_store
-from drumline.text import file_size, plural
-from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
 # Small objects wait for the network most of the time.
 NUM_THREADS = 8

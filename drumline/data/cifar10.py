@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drumline.base.errors import DataError
+from drumline.base.untrusted import read_regular
 from drumline.data.dataset import Split
 from drumline.data.images import ImageArrays, Preparation
-from drumline.errors import DataError
-from drumline.untrusted import read_regular
 
 _TRAIN_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
 _EVAL_FILES = ("test_batch",)

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.draws import Draws, permute
-from drumline.errors import DataError, UsageError
 
 Split = Literal["train", "eval"]
 _SAMPLE_SEEDS = 0x5EED  # the stream of draws that the seeds of samples are taken from

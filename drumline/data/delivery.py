@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drumline.base.errors import UsageError, log
 from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_parts, is_stream
 from drumline.data.draws import Draws
-from drumline.errors import UsageError, log
 
 NUM_AHEAD = 2
 _FIRST = np.zeros(1, dtype=np.int64)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import BatchRequest, check_stream, content_hash
 from drumline.data.delivery import Delivery, to_device
 from drumline.data.loader import LoaderObserver, observed
 from drumline.data.sharding import Sharding
 from drumline.data.stream_readers import StreamReader, UnknownLengthError, read_stream
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
-from drumline.errors import DataError, UsageError
 
 _STREAM_SEEDS = (0, 0xE7A1)  # the same each time: evaluation must not depend on the seed of the run
 

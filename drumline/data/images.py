@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from drumline.base.errors import DataError, MissingExtraError
 from drumline.data.dataset import Split, TwoPartDataset, empty_rows, gather_rows
 from drumline.data.draws import Draws
-from drumline.errors import DataError, MissingExtraError
 
 _DIGITS = Path(__file__).with_name("files") / "digits.npz"
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"}

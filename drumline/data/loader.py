@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import BatchRequest
 from drumline.data.delivery import Delivery
 from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
 from drumline.data.workers import BatchProducer, LoadingOptions, batch_maker_for
-from drumline.errors import DataError, UsageError
 
 _END = object()
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from drumline.base.errors import CheckpointError, UsageError, log
 from drumline.data.dataset import check_stream, is_resumable
 from drumline.data.delivery import Delivery, clone
 from drumline.data.loader import IndexedLoader, Loader
@@ -26,7 +27,6 @@ from drumline.data.stream_readers import (
     read_stream,
 )
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.errors import CheckpointError, UsageError, log
 
 
 class StreamLoader(Loader):

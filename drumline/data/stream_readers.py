@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, default_collate
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import content_hash, restored_generators, seed_generators
 from drumline.data.draws import hash_integers
 from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_step
 from drumline.data.workers import BatchProducer
-from drumline.errors import DataError, UsageError
 
 _END = object()
 _BEGINNING = -1  # the position whose seed `iter` itself is called with

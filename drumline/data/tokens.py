@@ -17,9 +17,9 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drumline.base.errors import DataError
+from drumline.base.untrusted import parse_json, read_regular
 from drumline.data.dataset import Split, TwoPartDataset, gather_rows
-from drumline.errors import DataError
-from drumline.untrusted import parse_json, read_regular
 
 _TEXT_VOCABULARY = 256  # a token of text is one byte
 _MAX_VOCABULARY = (1 << 31) - 1

@@ -25,10 +25,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
+from drumline.base.errors import TrainingError, log
+from drumline.base.processes import TICKS_PER_S, read_stat
 from drumline.data.dataset import BatchMaker
 from drumline.data.delivery import pin
-from drumline.errors import TrainingError, log
-from drumline.processes import TICKS_PER_S, read_stat
 
 FORK_ATTEMPTS = 5
 STUCK_AFTER_S = 1.0  # asleep without a break, in code that never sleeps

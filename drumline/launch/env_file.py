@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from drumline.errors import UsageError, as_list
+from drumline.base.errors import UsageError, as_list
+from drumline.base.text import plural
+from drumline.base.untrusted import whole_number
 from drumline.launch.hosts import COUNTS_FORM, read_counts, read_lines, wrong_name
 from drumline.launch.node_plan import NodePlan
-from drumline.text import plural
-from drumline.untrusted import whole_number
 
 NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
 OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")

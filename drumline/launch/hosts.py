@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.errors import UsageError, as_list
-from drumline.text import plural
-from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
+from drumline.base.errors import UsageError, as_list
+from drumline.base.text import plural
+from drumline.base.untrusted import TEXT_BYTES, read_regular, whole_number
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 NAME_FORM = "a host is `name`, `user@name` or an IPv4 address: letters, digits, dots, dashes and underscores"

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from drumline.base.job_secret import SECRET_ENV
 from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE_ENV, RUN_ID, Program
-from drumline.net.job_secret import SECRET_ENV
 
 Api = Literal["v2", "v1", "job"]
 Object = dict[str, Any]

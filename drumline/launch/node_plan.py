@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drumline.base.rank_environment import LOST_AFTER_S, ScriptWatch
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.rank_environment import LOST_AFTER_S, ScriptWatch
 
 if TYPE_CHECKING:
     from drumline.launch.node.standby import Standby
@@ -26,8 +26,8 @@ KEEP_ALIVE_ATTEMPTS = 3
 # Unless it is 1, all starts of a job share one store, in which gloo finds addresses of the previous start.
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Runs a script as Python would, with the watchdog.
-SCRIPT_RUNNER = "drumline.watch.rank.script_runner"
-SCRIPT_PROFILER = "drumline.watch.rank.script_profiler"
+SCRIPT_RUNNER = "drumline.parallel.scripts.script_runner"
+SCRIPT_PROFILER = "drumline.parallel.scripts.script_profiler"
 TASK_RESTARTS = 3
 SCRIPT_RESTARTS = 0
 
@@ -125,7 +125,7 @@ class Supervision:
     """Called with starts and failures of ranks, at once, since ending the others may take long. Times are by this
     machine's monotonic clock; the controller knows its offset."""
     secret: str | None = field(default=None, repr=False)
-    """The secret that all nodes of the job were given, or None (`net/job_secret.py`)."""
+    """The secret that all nodes of the job were given, or None (`base/job_secret.py`)."""
     script_watch: ScriptWatch | None = None
     """How a script is watched; a task has its own settings for that."""
     standby: Standby | None = None

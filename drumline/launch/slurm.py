@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drumline.errors import ExitCode, UsageError, as_list
+from drumline.base.errors import ExitCode, UsageError, as_list
+from drumline.base.slurm_variables import first_host, node_names, rendezvous_port
+from drumline.base.untrusted import read_regular, replace_text
 from drumline.launch.node_plan import NodePlan
-from drumline.launch.slurm_variables import first_host, node_names, rendezvous_port
-from drumline.untrusted import read_regular, replace_text
 
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120

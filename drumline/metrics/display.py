@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TextIO
 
-from drumline.errors import as_lines
-from drumline.metrics.events import RESERVED, Event
-from drumline.terminal import show_lines
-from drumline.text import clock, duration, file_size, plural
+from drumline.base.errors import as_lines
+from drumline.base.terminal import show_lines
+from drumline.base.text import clock, duration, file_size, plural
+from drumline.runs.events import RESERVED, Event
 
 _LABEL_WIDTH = 12
 _SECONDS_BETWEEN_STEPS = 5.0

@@ -14,12 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from drumline.errors import as_lines
+from drumline.base.errors import as_lines
+from drumline.base.terminal import make_console, one_line
+from drumline.base.text import clock
 from drumline.metrics import display
 from drumline.metrics.display import Display, Page
-from drumline.metrics.events import Event
-from drumline.terminal import make_console, one_line
-from drumline.text import clock
+from drumline.runs.events import Event
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _MARGIN = " "

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from drumline.errors import UsageError
-from drumline.untrusted import make_own_folder, replace_bytes
+from drumline.base.errors import UsageError
+from drumline.base.untrusted import make_own_folder, replace_bytes
 
 MEDIA = "media"
 _NEXT_STEP = "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"

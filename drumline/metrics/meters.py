@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from drumline.errors import TrainingError
-from drumline.metrics.events import RESERVED
+from drumline.base.errors import TrainingError
+from drumline.runs.events import RESERVED
 
 
 class Meter:

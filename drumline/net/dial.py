@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from drumline.errors import PreflightError
-from drumline.terminal import print_message, show_progress
+from drumline.base.errors import PreflightError
+from drumline.base.terminal import print_message, show_progress
 
 # A SYN is sent again after 1 s: a port that accepts the second one is open, on a lossy network.
 CONNECT_S = 2.0

@@ -15,8 +15,8 @@ import select
 from collections.abc import Mapping
 from typing import Any
 
-from drumline.errors import PreflightError
-from drumline.untrusted import parse_json
+from drumline.base.errors import PreflightError
+from drumline.base.untrusted import parse_json
 
 Message = dict[str, Any]
 # The facts of a machine with some hundred packages, and one host's results about 255 others, are below 200 kB.

@@ -20,8 +20,8 @@ from collections.abc import Callable, Container, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from drumline.base.job_secret import SECRET_ENV, keyed_hash
 from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
-from drumline.net.job_secret import SECRET_ENV, keyed_hash
 
 # Limits until the handshake has succeeded: the length of a line, and the time.
 MAX_HANDSHAKE_BYTES, HANDSHAKE_S = 1 << 10, 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-from drumline.net.job_secret import keyed_hash
+from drumline.base.job_secret import keyed_hash
 
 KEY_BYTES = 32
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from drumline.base.text import duration, plural
 from drumline.metrics.display import metric_text, number_text, speed
 from drumline.report.event_sample import number, text
 from drumline.report.goodput import Goodput
 from drumline.report.run_data import RunData
-from drumline.text import duration, plural
 
 
 @dataclass(frozen=True)

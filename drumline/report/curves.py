@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from drumline.metrics.events import STAMP
 from drumline.report.event_sample import number
+from drumline.runs.events import STAMP
 
 T = TypeVar("T")
 MAX_CURVES = 1000

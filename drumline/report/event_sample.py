@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drumline.metrics.events import parse_line
-from drumline.untrusted import open_regular
+from drumline.base.untrusted import open_regular
+from drumline.runs.events import parse_line
 
 RANK_FILE = re.compile(r"rank-(\d{5,9})\.jsonl")
 WINDOW_BYTES, KIND_WINDOW_BYTES = 1 << 16, 1 << 12

@@ -16,17 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
+from drumline.base.terminal import shown
+from drumline.base.text import duration, file_size, plural
+from drumline.base.untrusted import replace_text
 from drumline.metrics.display import number_text
 from drumline.report.comparison import MetricTable, compare, facts_of, metric_table, metric_texts, run_names
 from drumline.report.curves import SCALING, SHARES, TABLE_ROWS, TRAINING, Curve, evenly, table_rows, thinned
 from drumline.report.goodput import Goodput, RunClock, goodput_of
 from drumline.report.heat_map import MAX_COLUMNS, MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
 from drumline.report.run_data import MAX_MOMENTS, MAX_SETTINGS, MAX_TEXT, Moment, RunData, read_run
-from drumline.scale.profile_result import PART_NAMES
-from drumline.terminal import shown
-from drumline.text import duration, file_size, plural
-from drumline.untrusted import replace_text
+from drumline.runs.profile_result import PART_NAMES
 
 if TYPE_CHECKING:
     from jinja2 import Template

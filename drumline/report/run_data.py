@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.engine.run_folder import RunFolder
-from drumline.engine.run_status import RunStatusReader
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
+from drumline.base.text import number_ranges
+from drumline.base.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.metrics.display import event_line, metrics_of
 from drumline.report.curves import SCALING, Curve, Curves, evenly
 from drumline.report.event_sample import (
@@ -29,15 +29,15 @@ from drumline.report.event_sample import (
 )
 from drumline.report.goodput import AttemptTimes
 from drumline.report.heat_map import PhaseTimes
+from drumline.report.profile.profile_words import headline
 from drumline.report.run_list import OWN_LOOP, FolderState, folder_state, newest_step
-from drumline.scale.profile_result import ProfileResult, read_profile
-from drumline.scale.profile_words import headline
-from drumline.scale.scaling_plot import efficiency_lines
-from drumline.scale.scaling_result import Measurement, Prediction, read_scaling
-from drumline.text import number_ranges
-from drumline.untrusted import TEXT_BYTES, parse_json, parse_toml, read_regular
+from drumline.report.scaling_plot import efficiency_lines
+from drumline.runs.profile_result import ProfileResult, read_profile
+from drumline.runs.run_folder import RunFolder
+from drumline.runs.scaling_result import Measurement, Prediction, read_scaling
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
+from drumline.watch.run_status import RunStatusReader
 
 MAX_RANKS = 4096
 RANK_0_BYTES, OTHER_BYTES = 64 << 20, 16 << 20

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from drumline.checkpoint.catalog import STEP_NAME, check_sizes, folders
-from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.engine.run_folder import RunFolder, is_run
-from drumline.engine.run_status import RunState, RunStatusReader
-from drumline.errors import CheckpointError
+from drumline.base.errors import CheckpointError
+from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
 from drumline.metrics.display import metrics_of
 from drumline.report.event_sample import MAX_STEP, WINDOW_BYTES, sampled_events, text
-from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
+from drumline.runs.catalog import STEP_NAME, check_sizes, folders
+from drumline.runs.manifest import CorruptCheckpointError
+from drumline.runs.run_folder import RunFolder, is_run
+from drumline.watch.run_status import RunState, RunStatusReader
 
 OWN_LOOP: Final = "own loop"
 """It has checkpoints of `ddp.checkpoint`, and no events."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drumline.errors import DrumlineError
+from drumline.base.errors import DrumlineError
 
 PIECE_BYTES = 8 << 20
 """How much of an object is read at a time."""

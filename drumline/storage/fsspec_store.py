@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from drumline.background import T, in_background
-from drumline.errors import MissingExtraError, UsageError, did_you_mean
+from drumline.base.background import T, in_background
+from drumline.base.errors import MissingExtraError, UsageError, did_you_mean
+from drumline.base.untrusted import replacing
 from drumline.storage.backend import PIECE_BYTES, StoreError
-from drumline.untrusted import replacing
 
 ANSWER_S = 300.0
 """How long a store may take for a listing, or a piece of an object: few of these packages have time limits."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from drumline.errors import MissingExtraError
+from drumline.base.errors import MissingExtraError
+from drumline.base.text import without_credentials
 from drumline.storage.backend import PIECE_BYTES, Kind, StoreError, corrupt
-from drumline.text import without_credentials
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 60.0
 MAX_ATTEMPTS = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from drumline.launch.rank_environment import LauncherLink
+from drumline.base.rank_environment import LauncherLink
 from drumline.net.dial import Reason
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase

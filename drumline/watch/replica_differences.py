@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.errors import Place
-from drumline.text import join_names, named_ranks, plural
+from drumline.base.errors import Place
+from drumline.base.text import join_names, named_ranks, plural
 
 
 @dataclass(frozen=True)

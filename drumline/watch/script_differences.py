@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from drumline.distributed.start.fact_differences import described, differences
-from drumline.text import by_rank
+from drumline.base.text import by_rank
 from drumline.watch.cluster_state import ModuleReport, ScriptReport
+from drumline.watch.fact_differences import described, differences
 from drumline.watch.replica_differences import find_difference
 
 # With a manual split some ranks have one batch more; a script that does not handle that hangs, and is diagnosed.

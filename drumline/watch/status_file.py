@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from drumline.untrusted import parse_json, read_regular
+from drumline.base.typed_json import from_json
+from drumline.base.untrusted import parse_json, read_regular
 from drumline.watch.cluster_state import ClusterState
-from drumline.watch.typed_json import from_json
 
 VERSION = 2  # the version of the record; another one is not read
 STATUS_FILE = Path("watch") / "status.json"  # in a run folder

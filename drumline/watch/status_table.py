@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Any
 
-from drumline.terminal import one_line
-from drumline.text import duration, plural, signal_name
+from drumline.base.terminal import one_line
+from drumline.base.text import duration, plural, signal_name
 
 LONG_S = 3.0  # in one phase, before its state is shown
 OUT = ("leaving", "left")

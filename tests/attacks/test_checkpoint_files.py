@@ -18,16 +18,17 @@ import pytest
 import torch
 from blake3 import blake3
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, manifest, store
-from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.base.errors import CheckpointError
+from drumline.base.untrusted import MAX_BITS, parse_json
+from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import encode_state
 from drumline.checkpoint.state import RNG_BYTES, capture_rng, load_checkpoint, restore_rng
-from drumline.engine.resume import find_newest
-from drumline.engine.run_folder import RunFolder
-from drumline.errors import CheckpointError
-from drumline.metrics.events import read_events
-from drumline.untrusted import MAX_BITS, parse_json
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog, manifest
+from drumline.runs.events import read_events
+from drumline.runs.manifest import CorruptCheckpointError
+from drumline.runs.run_folder import RunFolder
+from drumline.training.resume import find_newest
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
-from drumline.errors import UsageError
-from drumline.launch.compile_cache import INDUCTOR_CACHE, TRITON_CACHE, use_private_cache
+from drumline.base.errors import UsageError
 from drumline.launch.node.local import run_node
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.manager import DDPManager
-from drumline.tasks.built_in import load_task
+from drumline.rank.compile_cache import INDUCTOR_CACHE, TRITON_CACHE, use_private_cache
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.built_in import load_task
 from tests.attacks.test_run_folder_owner import by_user
 
 
@@ -62,7 +62,7 @@ def test_a_rank_under_any_launcher_has_a_private_one(other_user: int, temporary:
 
 TASK = """
 import os
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Compiled(ImageClassification):
     cache_at_import = os.environ.get("TORCHINDUCTOR_CACHE_DIR")

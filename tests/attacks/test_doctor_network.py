@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drumline.base.errors import DrumlineError, ExitCode, UsageError
+from drumline.base.job_secret import secret_from
 from drumline.cli import main
-from drumline.doctor.machine.machine_facts import HostSettings
-from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
-from drumline.doctor.pairs.node_server import HELLO, NodeServer
-from drumline.doctor.pairs.without_ssh import NodeOptions, join
-from drumline.errors import DrumlineError, ExitCode, UsageError
 from drumline.net.frames import FrameError, FrameReader, Session, decode, encode
 from drumline.net.handshake import Agreed, answer
 from drumline.net.interfaces import Interface
-from drumline.net.job_secret import secret_from
+from drumline.tools.doctor.machine.machine_facts import HostSettings
+from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError
+from drumline.tools.doctor.pairs.node_server import HELLO, NodeServer
+from drumline.tools.doctor.pairs.without_ssh import NodeOptions, join
 
 SECRET = "a secret of more than sixteen letters"
 OWN = "192.0.2.7"
@@ -34,7 +34,7 @@ TOKEN = "00" * 16
 def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
     """One that came to node 0 over a network, and has two addresses."""
     found = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
-    monkeypatch.setattr("drumline.doctor.pairs.node_server.interfaces", lambda: found)
+    monkeypatch.setattr("drumline.tools.doctor.pairs.node_server.interfaces", lambda: found)
     return NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
 
 

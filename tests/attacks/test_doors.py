@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 from drumline.launch.hosts import hosts_from_flag
 from drumline.net.frames import FrameError, Session
 from drumline.net.handshake import WRONG_SECRET, RefusedError, answer, dial

@@ -13,22 +13,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import manifest
+from drumline.base.errors import DrumlineError
+from drumline.base.rank_environment import read_failure
+from drumline.base.untrusted import parse_json, parse_toml
 from drumline.config.config_file import read_config_file as read_settings
 from drumline.data.cifar10 import read_python_batch
-from drumline.engine.output import WatchNotices
-from drumline.engine.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
-from drumline.engine.run_folder import RunFolder
-from drumline.engine.run_status import RunStatusReader
-from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.hosts import hosts_from_file
-from drumline.launch.rank_environment import read_failure
-from drumline.metrics.events import Reporter, read_json_lines
 from drumline.net.frames import FrameError, decode
-from drumline.untrusted import parse_json, parse_toml
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import manifest
+from drumline.runs.events import Reporter, read_json_lines
+from drumline.runs.run_folder import RunFolder
+from drumline.training.output import WatchNotices
+from drumline.training.resume import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.watch.heartbeat import read_heartbeat
+from drumline.watch.run_status import RunStatusReader
 from drumline.watch.status_file import read_status_file
 from drumline.watch.status_table import all_rows, summary_line
 from drumline_lint.reading.notebook import read_notebook

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from drumline.doctor.log_report import log_as_json, log_lines
-from drumline.doctor.nccl_log import NcclLog
+from drumline.tools.tune.log_report import log_as_json, log_lines
+from drumline.tools.tune.nccl_log import NcclLog
 from tests.attacks.growth import cpu_s, growth
 
 PREFIX = "birch:12:13 [0] NCCL"

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, manifest, store
-from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.base.errors import CheckpointError, UsageError
+from drumline.base.untrusted import DOCUMENT_BYTES
+from drumline.checkpoint import store
 from drumline.checkpoint.mirror import restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun
-from drumline.errors import CheckpointError, UsageError
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import CorruptCheckpointError
 from drumline.storage.backend import PIECE_BYTES
 from drumline.storage.object_store import open_store
-from drumline.untrusted import DOCUMENT_BYTES
 
 OLD_ID = "0" * 16
 NEW_ID = "1" * 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.scale.trace_file import read_events
+from drumline.tools.profile.trace_file import read_events
 from tests.attacks.limits import bounded
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
 
 LIMIT_S = 90.0
 VALIDATE, SET, GET = b"\0", b"\1", b"\3"  # of TCPStore's protocol
@@ -24,7 +24,7 @@ FLAGS = "--train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20
 # It takes its time: others need the cores.
 TASK = """
 import time
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Slow(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4]}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from drumline.base.errors import DataError
 from drumline.data.cifar10 import cifar10, read_python_batch
 from drumline.data.tokens import tokens
-from drumline.errors import DataError
 from tests.attacks.limits import bounded
 
 FRAME, LENGTH_8, LENGTH_4 = b"\x95", struct.pack("<Q", 2**40), struct.pack("<I", 2**31 - 1)

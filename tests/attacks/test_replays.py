@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from drumline.launch.node.membership import DONE, RUNNING, Membership
 from drumline.launch.node_plan import NodePlan
-from drumline.net.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore
 from tests.attacks.test_sealed_store import SECRET, join, states
 from tests.ranks import free_port
 

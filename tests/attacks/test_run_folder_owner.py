@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from drumline import untrusted
-from drumline.engine.failure_report import _append
-from drumline.engine.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
-from drumline.engine.saver import LedgerFile
-from drumline.errors import UsageError
+from drumline.base import untrusted
+from drumline.base.errors import UsageError
+from drumline.base.untrusted import check_own_folder, open_append, open_log, replace_text
 from drumline.launch.node.rank_logs import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
-from drumline.metrics.events import JsonLines
-from drumline.untrusted import check_own_folder, open_append, open_log, replace_text
+from drumline.runs.events import JsonLines
+from drumline.runs.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
+from drumline.training.between_steps.saver import LedgerFile
+from drumline.training.failure_report import _append
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.sidecar.sidecar_reporter import write_status_file
 from tests.attacks.limits import bounded

@@ -20,17 +20,17 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousState,
 )
 
-from drumline.distributed.failure import Failure, claim_failure
-from drumline.distributed.start.rank_rendezvous import join_rendezvous
-from drumline.distributed.stop_vote import StopVote
-from drumline.errors import Place, PreflightError
+from drumline.base.errors import Place, PreflightError
+from drumline.base.job_secret import derived, new_secret
+from drumline.base.topology import Topology
 from drumline.launch.node.c10d_rendezvous import NOTHING, RendezvousState, SealedBackend, decode, encode
 from drumline.launch.node.membership import RUNNING, Membership
 from drumline.launch.node_plan import NodePlan
-from drumline.launch.topology import Topology
-from drumline.net.job_secret import derived, new_secret
 from drumline.net.key_exchange import KeyPair, x25519
-from drumline.net.sealed_store import SealedStore, document
+from drumline.rank.failure import Failure, claim_failure
+from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
+from drumline.rank.sealed_store import SealedStore, document
+from drumline.rank.stop_vote import StopVote
 
 SECRET = "a secret of more than sixteen letters"
 GARBAGE = [

@@ -15,26 +15,26 @@ from typing import Any
 
 import pytest
 
-from drumline.audit.verify import verify_run
+from drumline.base.errors import DrumlineError, PreflightError, UsageError
+from drumline.base.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.config.config_file import read_config_file
-from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
-from drumline.engine.output import WatchNotices
-from drumline.engine.run_folder import RunFolder
-from drumline.engine.run_status import RunStatusReader
-from drumline.errors import DrumlineError, PreflightError, UsageError
 from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, read_counts
 from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.sync import _listed, code_files
-from drumline.metrics import events
-from drumline.metrics.events import Event, Reporter, parse_line, read_json_lines
 from drumline.net.frames import FrameError, decode
-from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import events
+from drumline.runs.events import Event, Reporter, parse_line, read_json_lines
+from drumline.runs.run_folder import RunFolder
+from drumline.tools.doctor.machine.folder_hashes import FileEntry, _code_hash
+from drumline.training.output import WatchNotices
+from drumline.watch.run_status import RunStatusReader
 from drumline.watch.status_file import read_status_file
 from tests.attacks.limits import bounded
 
 READ = (
-    "import sys; from pathlib import Path; from drumline.untrusted import read_regular; "
+    "import sys; from pathlib import Path; from drumline.base.untrusted import read_regular; "
     "print(read_regular(Path(sys.argv[1]), follow_links=True))"
 )
 HARD_JSON = {

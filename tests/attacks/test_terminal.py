@@ -17,13 +17,7 @@ from typing import Any
 import pytest
 
 from drumline import cli
-from drumline.audit.section import Section
-from drumline.audit.verify import RunReport
-from drumline.doctor.finding import Finding
-from drumline.doctor.host_differences import ComparedValue
-from drumline.doctor.report import report
-from drumline.engine.run_status import RunStatusReader
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
 from drumline.launch.node.rank_logs import LogFollower
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
@@ -37,6 +31,12 @@ from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.metrics.display import PlainDisplay
 from drumline.metrics.live import LiveDisplay
 from drumline.net.dial import WaitNotice
+from drumline.report.verify.run_check import RunReport
+from drumline.report.verify.section import Section
+from drumline.tools.doctor.doctor_report import report
+from drumline.tools.doctor.finding import Finding
+from drumline.tools.doctor.host_differences import ComparedValue
+from drumline.watch.run_status import RunStatusReader
 
 MARK = "FORGED"
 OSC_52 = "\x1b]52;c;Zm9yZ2Vk\x07"
@@ -191,7 +191,7 @@ def banner_of_an_ssh_server(text: str, path: Path, capsys: pytest.CaptureFixture
 
 @source
 def fact_of_a_rank_in_an_error(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.distributed.start.fact_differences import Difference, described
+    from drumline.watch.fact_differences import Difference, described
 
     found = [Difference("versions", text, ["1", "2"]), Difference("versions", "b", [text, "2"])]
     what, step = described(found, ["a", "b"])
@@ -200,8 +200,8 @@ def fact_of_a_rank_in_an_error(text: str, path: Path, capsys: pytest.CaptureFixt
 
 @source
 def exception_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.engine.failure_report import _print_once
-    from drumline.errors import Place
+    from drumline.base.errors import Place
+    from drumline.training.failure_report import _print_once
 
     try:
         raise ValueError(text) from KeyError(text)
@@ -213,9 +213,9 @@ def exception_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str
 
 @source
 def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.distributed.failure import Failure
-    from drumline.engine.failure_report import _print_once
-    from drumline.errors import Place
+    from drumline.base.errors import Place
+    from drumline.rank.failure import Failure
+    from drumline.training.failure_report import _print_once
 
     first, log = Failure(Place("b", 1, 3), text, 1), path / "no folder" / "log"
     _print_once(ValueError("x"), Place("a", 0), first, log, run=path, environment={})
@@ -224,9 +224,9 @@ def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.Ca
 
 @source
 def failure_of_another_rank_in_a_loop_of_the_users(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.distributed.failure import Failure
-    from drumline.errors import Place
-    from drumline.manager import DDPManager
+    from drumline.base.errors import Place
+    from drumline.rank.failure import Failure
+    from drumline.training.manager import DDPManager
 
     ddp, error = DDPManager(), ValueError("x")
     with pytest.MonkeyPatch.context() as patch:
@@ -270,7 +270,7 @@ def warning_in_a_loop_of_the_users(text: str, path: Path, capsys: pytest.Capture
     """No handler is set up there: logging's own prints it."""
     import logging
 
-    from drumline.distributed.start import fact_differences
+    from drumline.watch import fact_differences
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("drumline"), "propagate", False)
@@ -380,8 +380,8 @@ def section_of_a_toml_file(text: str, path: Path, capsys: pytest.CaptureFixture[
 
 @source
 def name_in_a_pickle_of_a_dataset(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    from drumline.base.errors import DataError
     from drumline.data.cifar10 import cifar10
-    from drumline.errors import DataError
 
     name = text.encode("ascii", errors="replace").replace(b"\\", b"\\\\").replace(b"\n", b" ")
     (path / "test_batch").write_bytes(b"c" + name + b"\nname\n.")

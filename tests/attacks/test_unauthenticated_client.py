@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
 from drumline.launch.node_plan import RUN_ID
 from tests.ports import listening_addresses
 from tests.ranks import free_port

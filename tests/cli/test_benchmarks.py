@@ -28,7 +28,7 @@ from benchmarks.resnet50 import ResNet50
 from benchmarks.stopping import _guard
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import BatchMaker, BatchRequest
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from drumline.config.fields import FIELDS
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.cli.test_interrupts import POINTS, wait_for
 from tests.conftest import children_that_stay
 from tests.ranks import free_port
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["--model.widths", "8", "--train.steps", "6", "--log.every_steps", "5"]
 BROKEN_TASK = """
 import os
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Broken(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.epochs": 1, "train.batch_size": 64}
@@ -393,7 +393,7 @@ def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, wor
 
 
 OTHER_LETTERS = """
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Größe(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 4, "train.batch_size": 64}

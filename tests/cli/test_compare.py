@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from torch.nn.functional import cross_entropy
 
+from drumline.base.user_code import load_class
 from drumline.config.schema import Config
-from drumline.user_code import load_class
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "compare"

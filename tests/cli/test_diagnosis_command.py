@@ -241,7 +241,7 @@ def test_a_watched_script_that_exits_without_a_message_is_reported(tmp_path: Pat
 DIES_ALWAYS = """
 import os, signal, time
 from pathlib import Path
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 RUN = Path("runs/DiesAlways")
 
@@ -289,7 +289,7 @@ CALLS_ONE_MORE = """
 import os
 import torch
 import torch.distributed as dist
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class CallsOneMore(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [8], "train.steps": 60, "train.batch_size": 64}

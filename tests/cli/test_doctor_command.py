@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from drumline.base.errors import ExitCode, UsageError
 from drumline.cli import main
 from drumline.cli.doctor_command import OWN_FLAGS, _node_options
-from drumline.errors import ExitCode, UsageError
 from tests.ranks import rank_environment
 
 
@@ -71,7 +71,7 @@ def test_slurm_says_which_node_this_is() -> None:
 def test_only_the_report_is_on_stdout_when_it_is_for_a_script(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.doctor.pairs.without_ssh.join", lambda *_: {"result": "ready", "code": 0})
+    monkeypatch.setattr("drumline.tools.doctor.pairs.without_ssh.join", lambda *_: {"result": "ready", "code": 0})
     words = ["doctor", "--nodes=2", "--node-rank=1", "--master=a"]
     assert main(words) == 0
     assert capsys.readouterr().out == "node 1: ready (node 0 has the report)\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.user_code import load_class
+from drumline.base.user_code import load_class
 from tests.example_folders import MAKERS
 from tests.warm import warm_python
 

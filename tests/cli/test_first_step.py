@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.widths", "4", "--train.steps", "2", "--dist.device", "cpu"]
@@ -95,14 +95,16 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_pat
     assert (tmp_path / "run/logs/rank-00000.log").read_text().count(" after the command: ") == 1
     (line,) = (line for line in output.splitlines() if line.startswith("called: "))
     called = line.split()[1:]
-    assert {"drumline.cli.train_command", "drumline.engine.loop", "drumline.models.mini_resnet"} <= set(called)
+    assert {"drumline.cli.train_command", "drumline.training.loop", "drumline.training.models.mini_resnet"} <= set(
+        called
+    )
 
 
 def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: None) -> None:
     words = ["train", "digits", *SMALL, "--procs", "2", "--run", "run"]
     output, loaded = run_and_look(LOOK, sys.executable, *words, cwd=tmp_path)
     assert "torch.distributed.elastic" in loaded
-    assert loaded & (NOT_NEEDED | {"torch._refs", "torch._decomp", "drumline.engine.train"}) == set()
+    assert loaded & (NOT_NEEDED | {"torch._refs", "torch._decomp", "drumline.training.run"}) == set()
     for rank in range(2):
         (event,) = first_steps(tmp_path / "run", rank)
         assert event["since"] == "command"

@@ -18,7 +18,7 @@ SCRIPT = """
 import json, signal, sys, threading
 import torch
 import drumline
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 
 class Mine(ImageClassification):
@@ -102,7 +102,7 @@ def test_a_script_trains_its_own_task_and_evaluates_it(tmp_path: Path, warm: Non
 
 SLOW = """
 import drumline, time
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 
 class Slow(ImageClassification):

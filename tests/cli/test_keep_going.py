@@ -15,7 +15,7 @@ import pytest
 
 from drumline.launch.node import disk_space
 from drumline.launch.node.disk_space import MIN_BYTES, has_space, needed_bytes, probe_file, waiting_sentence
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.cli.test_launch_command import launch
 from tests.cli.test_preempt_command import pid_of_rank
 

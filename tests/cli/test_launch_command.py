@@ -25,7 +25,7 @@ SMALL = ["--model.widths", "4", "--train.steps", "2", "--train.batch_size", "32"
 DIES_ONCE = """
 import os, signal, time
 from pathlib import Path
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class DiesOnce(ImageClassification):
     defaults = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from drumline.launch.startup import loading
+from drumline.base.startup import loading
 
 
 @pytest.fixture(autouse=True)

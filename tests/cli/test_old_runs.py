@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from drumline import load_checkpoint
-from drumline.engine.saved_run import find_checkpoint
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
+from drumline.training.saved.saved_run import find_checkpoint
 
 pytestmark = pytest.mark.usefixtures("warm")
 DATA = Path(__file__).parents[1] / "data"

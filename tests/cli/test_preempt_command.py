@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.ranks import free_port
 from tests.store_server import Bucket, Fault, Proxy, use_endpoint
 
@@ -91,7 +91,7 @@ def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(tmp_
 # Rank 1 does not exit after it has saved.
 STAYS = """
 import atexit, os, time
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Stays(ImageClassification):
     defaults = {

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from drumline.cli import main, profile_command
-from drumline.doctor.report import as_json
+from drumline.tools.doctor.doctor_report import as_json
 from tests.cli.test_command import drumline, torch_blocked
-from tests.unit.scale.profiles import two_ranks
-from tests.unit.scale.test_merged_trace import processes_of
+from tests.unit.tools.profile.test_merged_trace import processes_of
+from tests.unit.tools.scale.profiles import two_ranks
 
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist

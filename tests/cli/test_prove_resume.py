@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from drumline.base.errors import DrumlineError, ExitCode, UsageError
 from drumline.cli import prove_resume_command
-from drumline.errors import DrumlineError, ExitCode, UsageError
 from tests.cli.test_command import ROOT, drumline, python_m, torch_blocked
 from tests.conftest import children_that_stay
 

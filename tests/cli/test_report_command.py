@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from drumline.base.errors import UsageError
 from drumline.cli import report_command, runs_command
-from drumline.errors import UsageError
 from drumline.report import page
 from tests.cli.test_watch_command import job
 from tests.ports import listening_addresses

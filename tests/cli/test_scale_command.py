@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from drumline.cli import main
-from drumline.scale.profile_result import write_profile
-from drumline.scale.scaling_result import Prediction, read_scaling
-from tests.unit.scale.jobs_to_scale import MIB, make_profile
+from drumline.runs.profile_result import write_profile
+from drumline.runs.scaling_result import Prediction, read_scaling
+from tests.unit.tools.scale.jobs_to_scale import MIB, make_profile
 
 DOCTOR = {"world_size": 2, "all_reduce_bytes": MIB, "all_reduce_gb_per_s": 0.001, "all_reduce_latency_us": 1000.0}
 

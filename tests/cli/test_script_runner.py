@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.rank_environment import WATCH_FOLDER
+from drumline.base.rank_environment import WATCH_FOLDER
 from drumline.watch.heartbeat import Phase, read_heartbeat
 
 ROOT = Path(__file__).parents[2]
-RUNNER = ["-m", "drumline.watch.rank.script_runner"]
+RUNNER = ["-m", "drumline.parallel.scripts.script_runner"]
 SCRIPTS = {
     "sees": '''"""What I am."""
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.cli.test_command import drumline
 from tests.ranks import free_port
 from tests.unit.metrics.test_tensorboard import PNG, curves
@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 from drumline import Hook
 from drumline.metrics.trackers import tracking
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 tracking.CLOSE_S = tracking.MAX_CLOSE_S  # on a busy machine W&B needs long to end
 
@@ -70,7 +70,7 @@ SERVER_HANGS = """
 import os, signal, time
 from pathlib import Path
 from drumline.metrics.trackers import tracking
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 tracking.CLOSE_S = 1.0
 LOSSES = "*/*/metrics/train/loss"  # by experiment and run; in step 5 there are those of the steps before

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 TROUBLED = """
 import os, signal
 from pathlib import Path
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Troubled(ImageClassification):
     defaults = {
@@ -67,8 +67,8 @@ def test_a_full_disk_is_reported_once_and_no_restart_is_tried(small_disk: Callab
 NEVER_EXITS = """
 import os, time
 import torch.distributed as dist
-from drumline.distributed import group
-from drumline.tasks import ImageClassification
+from drumline.parallel import group
+from drumline.training.tasks import ImageClassification
 
 group.LEAVE_S = 600  # so that the rank itself does not give up before the watchdog
 
@@ -99,7 +99,7 @@ def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_pa
 BOTH_FAIL = """
 import os, time, traceback
 from pathlib import Path
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class SlowToPrintError(ValueError):
     def __str__(self):

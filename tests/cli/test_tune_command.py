@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from drumline.base.errors import ExitCode
 from drumline.cli import main, tune_command
 from drumline.cli.tune_command import OWN_FLAGS
-from drumline.errors import ExitCode
-from tests.unit.doctor.machines import healthy, network
-from tests.unit.doctor.test_nccl_log import done, four_ranks, recorded, warn
+from tests.unit.tools.doctor.machines import healthy, network
+from tests.unit.tools.tune.test_nccl_log import done, four_ranks, recorded, warn
 
 
 @pytest.mark.parametrize(

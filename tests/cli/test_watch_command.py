@@ -20,9 +20,9 @@ from rich.console import Console
 
 from drumline.cli.watch_command import render
 from drumline.cli.watch_command import run as follow
-from drumline.engine.run_status import FRESH_S, RESTART_S, RunStatusReader
 from drumline.watch.cluster_state import ClusterState, NodeState, RankState
 from drumline.watch.heartbeat import Phase
+from drumline.watch.run_status import FRESH_S, RESTART_S, RunStatusReader
 from drumline.watch.status_file import STATUS_FILE, Notice, status_record
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 JOB = """
 import json, sys, time
 from pathlib import Path
-from drumline.engine.run_folder import RunFolder, locked
+from drumline.runs.run_folder import RunFolder, locked
 folder = RunFolder(Path(sys.argv[1]))
 folder.make()
 with locked(folder):

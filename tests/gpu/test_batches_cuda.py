@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from benchmarks.photos import PhotoBytes, Photos, prepared
+from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
 from drumline.data.delivery import Delivery, ResidentDataset, make_resident
@@ -27,9 +28,8 @@ from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.engine.data_advice import _sizes
-from drumline.errors import UsageError
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
+from drumline.training.between_steps.data_advice import _sizes
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.gpu.test_train_cuda import digits as digits_config
 from tests.gpu.test_train_cuda import train_on_gpu

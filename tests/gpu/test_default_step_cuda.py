@@ -13,13 +13,13 @@ from torch import nn
 
 from drumline.config.schema import Config, DistConfig, LogConfig
 from drumline.data.loader import Step
-from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
-from drumline.engine import train as train_module
-from drumline.engine.steps import choice
-from drumline.engine.steps.graph import GraphStep
-from drumline.tasks import ImageClassification
-from drumline.tasks.hook import Hook, Run
-from drumline.tasks.ready_hooks import EMA, Unfreeze
+from drumline.rank.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
+from drumline.training import run as train_module
+from drumline.training.steps import choice
+from drumline.training.steps.graph import GraphStep
+from drumline.training.tasks import ImageClassification
+from drumline.training.tasks.hook import Hook, Run
+from drumline.training.tasks.ready_hooks import EMA, Unfreeze
 from tests.gpu.test_graph_step_cuda import STEPS_OF_AN_EPOCH, assert_same_state, digits, messages, train_here
 from tests.gpu.test_own_optimizer_cuda import OwnNAdam
 from tests.jobs import assert_same_bits, newest

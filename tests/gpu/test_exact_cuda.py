@@ -21,13 +21,13 @@ from drumline.config.schema import (
     TrainConfig,
 )
 from drumline.data.loader import Step
-from drumline.engine.job import Progress, build_job
-from drumline.engine.loop import Loop
-from drumline.engine.run_context import RunRequest
-from drumline.engine.steps.choice import make_step
-from drumline.engine.train import train
-from drumline.manager import DDPManager
-from drumline.tasks.built_in import load_task
+from drumline.training.job.job import Progress, build_job
+from drumline.training.loop import Loop
+from drumline.training.manager import DDPManager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.steps.choice import make_step
+from drumline.training.tasks.built_in import load_task
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest

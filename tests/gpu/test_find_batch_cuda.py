@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from drumline.config.schema import Config, DataConfig, TrainConfig
-from drumline.engine.batch_search import search_batch
-from drumline.manager import DDPManager
-from drumline.tasks.base import Loss, Task
+from drumline.tools.find.batch_search import search_batch
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Loss, Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GIB = 1 << 30

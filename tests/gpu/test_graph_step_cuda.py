@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog, store
+from drumline.checkpoint import store
 from drumline.config.schema import (
     CheckpointConfig,
     Config,
@@ -28,18 +28,19 @@ from drumline.config.schema import (
 )
 from drumline.data.loader import MicroBatch, Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
-from drumline.engine.job import Progress, build_job, leave_default_stream, make_manager
-from drumline.engine.run_context import RunRequest
-from drumline.engine.steps import graph
-from drumline.engine.steps.choice import make_step
-from drumline.engine.steps.graph import CapturedStep, Shape
-from drumline.engine.train import train
-from drumline.metrics.events import read_events
-from drumline.tasks import ImageClassification
-from drumline.tasks.base import Loss
-from drumline.tasks.built_in import Synthetic
-from drumline.tasks.hook import Hook, Run
-from drumline.tasks.ready_hooks import EMA
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.job.job import Progress, build_job, leave_default_stream, make_manager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.steps import graph
+from drumline.training.steps.choice import make_step
+from drumline.training.steps.graph import CapturedStep, Shape
+from drumline.training.tasks import ImageClassification
+from drumline.training.tasks.base import Loss
+from drumline.training.tasks.built_in import Synthetic
+from drumline.training.tasks.hook import Hook, Run
+from drumline.training.tasks.ready_hooks import EMA
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 

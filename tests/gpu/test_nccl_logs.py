@@ -2,7 +2,7 @@
 host of its own (NCCL_HOSTID).
 
 Where OUT is set, the logs and RAS's answers are left in `$OUT/nccl/`: copied to `tests/data/nccl/` they are what
-`tests/unit/doctor/test_nccl_log.py` and `tests/unit/watch/sidecar/test_ras.py` read on machines without a GPU.
+`tests/unit/tools/tune/test_nccl_log.py` and `tests/unit/watch/sidecar/test_ras.py` read on machines without a GPU.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import free_port, rank_environment
 from tests.schedules import digest
@@ -308,7 +308,7 @@ def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -
 
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
-    words = [sys.executable, "-m", "drumline.doctor.collectives.doctor_rank", "--backend", "nccl", "--limit-s", "60"]
+    words = [sys.executable, "-m", "drumline.tools.doctor.ranks.doctor_rank", "--backend", "nccl", "--limit-s", "60"]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog, store
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
 from drumline.data.draws import permute
-from drumline.metrics.events import read_events
+from drumline.runs import catalog
+from drumline.runs.events import read_events
 from tests.jobs import Classify, Points, make_config, newest, train_on
 from tests.ranks import RanksFailed
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Adam, NAdam, Optimizer
 
 from drumline.config.schema import Config, OptimConfig
-from drumline.engine.steps.graph import CapturedStep
-from drumline.tasks import ImageClassification
-from drumline.tasks.base import Loss
+from drumline.training.steps.graph import CapturedStep
+from drumline.training.tasks import ImageClassification
+from drumline.training.tasks.base import Loss
 from tests.gpu.test_graph_step_cuda import STEPS_OF_AN_EPOCH, assert_same_state, digits, losses, messages, train_here
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks

@@ -15,12 +15,12 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from drumline.config.schema import Config, DistConfig, ModelConfig, OptimConfig, TrainConfig, WatchConfig
-from drumline.engine.job import build_job, make_manager
-from drumline.engine.memory_plan import plan_memory
-from drumline.engine.mode_choice import settle_mode
-from drumline.engine.steps.eager import TrainStep
-from drumline.models.gpt import GPT
-from drumline.tasks.base import Loss, Task
+from drumline.training.job.job import build_job, make_manager
+from drumline.training.job.mode_choice import settle_mode
+from drumline.training.memory.memory_plan import plan_memory
+from drumline.training.models.gpt import GPT
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks.base import Loss, Task
 from tests.ranks import rank_environment, run_ranks
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]

@@ -91,8 +91,8 @@ def test_a_throttled_link_is_named_first(folder: Path) -> None:
 def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) -> None:
     """With Holistic Trace Analysis on the path, the two agree; without it, ours are numbers from 0 to 100."""
     from benchmarks.hta_agreement import GOAL, ours, theirs
-    from drumline.scale.profile_result import read_profile
-    from drumline.watch.profile_files import trace_path
+    from drumline.runs.profile_files import trace_path
+    from drumline.runs.profile_result import read_profile
 
     profile(folder, "Planted", "--task.width", "2048", "--task.layers", "12", "--train.batch_size", "256")
     run_folder = folder / "profiled"

@@ -16,10 +16,10 @@ from drumline.checkpoint.copying import Copier, Copy, Writer
 from drumline.checkpoint.staging import Staging
 from drumline.checkpoint.state import capture
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
-from drumline.engine import saver
-from drumline.engine.loop import Loop
-from drumline.metrics.events import read_events
-from drumline.models import MiniResNet
+from drumline.runs.events import read_events
+from drumline.training.between_steps import saver
+from drumline.training.loop import Loop
+from drumline.training.models import MiniResNet
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.jobs import Normalised, assert_same_bits, make_config, train_here
 from tests.ranks import run_ranks

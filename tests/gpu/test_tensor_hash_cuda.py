@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumline.distributed.tensor_hash import CHUNK_BYTES, COLUMNS, combine, hash_tensors
+from drumline.rank.tensor_hash import CHUNK_BYTES, COLUMNS, combine, hash_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from drumline.config import PRESETS, read_flags, read_layers, resolve
-from drumline.engine.gpu_table import peak_tflop_per_s
-from drumline.engine.model_flops import ModelFlops, count_flops
-from drumline.metrics.events import read_events
-from drumline.models.gpt import GPT
-from drumline.models.mini_resnet import MiniResNet
-from drumline.tasks.built_in import load_task
+from drumline.runs.events import read_events
+from drumline.training.memory.gpu_table import peak_tflop_per_s
+from drumline.training.memory.model_flops import ModelFlops, count_flops
+from drumline.training.models.gpt import GPT
+from drumline.training.models.mini_resnet import MiniResNet
+from drumline.training.tasks.built_in import load_task
 from tests.jobs import train_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

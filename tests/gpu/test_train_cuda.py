@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.checkpoint import catalog, store
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, DistConfig, LogConfig, OptimConfig, TrainConfig
-from drumline.engine.job import Progress, build_job
-from drumline.engine.run_context import RunRequest
-from drumline.engine.steps.eager import TrainStep
-from drumline.engine.train import train
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks import ImageClassification
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.job.job import Progress, build_job
+from drumline.training.manager import DDPManager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks import ImageClassification
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 

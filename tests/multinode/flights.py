@@ -67,7 +67,7 @@ def _fly(orders: dict[str, Any]) -> str:
     from torch.utils.data import TensorDataset
 
     from drumline.config.schema import Config, DistConfig, OptimConfig, WatchConfig
-    from drumline.engine.job import make_manager
+    from drumline.training.job.job import make_manager
 
     torch.set_num_threads(1)
     environment = {

@@ -3,7 +3,7 @@
 moto gives instances the addresses of their subnet in order, so the hosts have them too. Each host boots with the user
 data that AWS has for it; tests/aws_node.py stands in for apt, pip, systemd and the NFS mount, and the metadata service
 is a server at its real address. On them `ubuntu` is another name of root, because the files of the test belong to root.
-What moto lacks (prices, quotas, wait conditions): tests/unit/aws/conftest.py.
+What moto lacks (prices, quotas, wait conditions): tests/unit/launch/aws/conftest.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.audit.verify import verify_run
 from drumline.cli.aws_launch import NOTICE
+from drumline.report.verify.run_check import verify_run
 from tests.aws_node import write_programs
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
@@ -43,11 +43,11 @@ AWS = """
 import base64, json, sys, time
 from pathlib import Path
 from moto.server import ThreadedMotoServer
-from drumline.aws import cluster_plan, prices
-from drumline.aws.account import connect
-from drumline.aws.cluster_creation import bring_up
-from drumline.aws.cluster_nodes import nodes_of
-from drumline.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws import cluster_plan, prices
+from drumline.launch.aws.account import connect
+from drumline.launch.aws.cluster_creation import bring_up
+from drumline.launch.aws.cluster_nodes import nodes_of
+from drumline.launch.aws.cluster_settings import ClusterSettings
 ThreadedMotoServer("127.0.0.1", 5000, verbose=False).start()
 account, template, lost = connect("us-east-1", None), Path(sys.argv[1]), Path(sys.argv[2])
 is_spot = sys.argv[3] == "spot"

@@ -31,7 +31,7 @@ while not Path(sys.argv[1]).exists():
 GATED = """
 import os, time
 from pathlib import Path
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Gated(ImageClassification):
     defaults = {

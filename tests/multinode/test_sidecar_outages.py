@@ -96,7 +96,7 @@ def test_ends_say_how_the_other_is_unreachable_and_reconnect(make_testbed: Calla
 WHERE = """
 import sys
 from drumline.net.interfaces import outward_address
-from drumline.watch.rank.node_watch import listen_for_sidecars, sidecar_address
+from drumline.rank.watched.node_watch import listen_for_sidecars, sidecar_address
 if sys.argv[1] == "out":
     print(outward_address({}, "a"))
 else:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from drumline.checkpoint import catalog
 from drumline.cli import train_command
-from drumline.metrics.events import read_events
+from drumline.runs import catalog
+from drumline.runs.events import read_events
 from tests.multinode import needs, processes
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.slurm import Slurm
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 # As long as a file is there it takes its time, so that it is not done before it is pushed aside.
 TASK = """
 import os, time
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Digits(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 40, "train.batch_size": 64}

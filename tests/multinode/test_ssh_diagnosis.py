@@ -43,7 +43,7 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
 
 LEAVES = """
 import os
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Leaves(ImageClassification):
     defaults = {

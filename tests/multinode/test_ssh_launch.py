@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.audit.verify import verify_run
+from drumline.report.verify.run_check import verify_run
 from tests.cli.test_keep_going import fill, num_starts
 from tests.cli.test_preempt_command import pid_of_rank
 from tests.multinode import needs, processes
@@ -221,7 +221,7 @@ exit $code
 
 
 MINE = """
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 from part.one import WORD
 
 class Mine(ImageClassification):
@@ -279,7 +279,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
 
 RAISES = """
 import os
-from drumline.tasks import ImageClassification
+from drumline.training.tasks import ImageClassification
 
 class Raises(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 50, "train.batch_size": 64}

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig
-from drumline.errors import CheckpointError
-from drumline.metrics.events import JsonLines, read_events
-from drumline.tasks.base import Loss
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
+from drumline.runs.events import JsonLines, read_events
+from drumline.training.tasks.base import Loss
 from tests.hooked_jobs import HookedNormalised
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 

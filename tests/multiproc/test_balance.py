@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog
+from drumline.base.errors import UsageError
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.data.ledger_entries import from_json
-from drumline.errors import UsageError
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.runs.ledger_entries import from_json
+from drumline.training.tasks.base import Loss
 from tests.jobs import (
     Classify,
     WeighTokens,

@@ -15,8 +15,8 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from torch.utils.data import Dataset, TensorDataset
 
 from drumline.config.schema import Config
-from drumline.engine.saved_run import evaluate_run, open_run
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
+from drumline.training.saved.saved_run import evaluate_run, open_run
 from tests.jobs import Classify, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
 from tests.store_server import Bucket, Proxy, environment

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from drumline.base.errors import CheckpointError, ExitCode, UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig, WatchConfig
-from drumline.engine.actions import LogTraining
-from drumline.errors import CheckpointError, ExitCode, UsageError
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
+from drumline.training.between_steps.actions import LogTraining
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 from tests.ranks import RanksFailed
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drumline.base.errors import UsageError
 from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.distributed.comm_hook import average_errors
-from drumline.errors import UsageError
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.parallel.comm_hook import average_errors
+from drumline.runs.events import read_events
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Loss
 from tests.jobs import NO_SIDECAR, Classify, assert_same_bits, make_config, newest, train_each_on, train_here
 from tests.multiproc.test_resume import interrupted_at
 from tests.ranks import RanksFailed, run_ranks

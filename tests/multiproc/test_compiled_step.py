@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.config.schema import Config, DistConfig, OptimConfig
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.run_context import RunRequest
-from drumline.engine.train import train
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
-from drumline.tasks.hook import Hook, Run
+from drumline.rank.watched import job_connection
+from drumline.runs.events import read_events
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.tasks.base import Loss
+from drumline.training.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import HeartbeatWriter, Phase, read_heartbeat
-from drumline.watch.rank import job_connection
 from tests.jobs import Classify, make_config, newest, train_here
 from tests.ranks import run_ranks
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from drumline.config.schema import Config, OptimConfig
-from drumline.engine.job import build_job, make_manager
-from drumline.engine.steps.eager import TrainStep
-from drumline.tasks.base import Task
-from drumline.tasks.built_in import load_task
+from drumline.training.job.job import build_job, make_manager
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks.base import Task
+from drumline.training.tasks.built_in import load_task
 from tests.jobs import make_config
 from tests.ranks import run_ranks
 

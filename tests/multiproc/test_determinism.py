@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from drumline.base.errors import TrainingError
 from drumline.config.schema import Config
-from drumline.engine.job import Progress
-from drumline.engine.run_context import RunRequest
-from drumline.engine.train import train
-from drumline.errors import TrainingError
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.runs.events import read_events
+from drumline.training.job.job import Progress
+from drumline.training.manager import DDPManager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
 

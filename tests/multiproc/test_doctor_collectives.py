@@ -18,17 +18,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.base.errors import Place
 from drumline.config.schema import WatchConfig
-from drumline.doctor.collectives import doctor_rank, phase_timer, rank_processes
-from drumline.doctor.collectives.collective_checks import LARGE, Collectives
-from drumline.doctor.collectives.doctor_rank import RankReport, check_rank
-from drumline.doctor.collectives.phase_timer import PhaseTimer
-from drumline.doctor.collectives.rank_processes import read_result
-from drumline.doctor.collectives.run_collectives import collective_findings, local_collectives, measured
-from drumline.doctor.finding import Finding
-from drumline.errors import Place
-from drumline.manager import DDPManager
-from drumline.net.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore
+from drumline.tools.doctor.finding import Finding
+from drumline.tools.doctor.ranks import doctor_rank, phase_timer, rank_processes
+from drumline.tools.doctor.ranks.collective_checks import LARGE, Collectives
+from drumline.tools.doctor.ranks.doctor_rank import RankReport, check_rank
+from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
+from drumline.tools.doctor.ranks.rank_processes import read_result
+from drumline.tools.doctor.ranks.run_collectives import collective_findings, local_collectives, measured
+from drumline.training.manager import DDPManager
 from tests.ranks import RanksFailed, run_ranks
 
 HOST = socket.gethostname()

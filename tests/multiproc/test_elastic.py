@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from drumline.config.schema import Config, DistConfig, OptimConfig
-from drumline.engine import job
-from drumline.engine.job import build_job
-from drumline.engine.steps.choice import make_step
-from drumline.manager import DDPManager
-from drumline.tasks.base import Loss, Task
+from drumline.training.job import job
+from drumline.training.job.job import build_job
+from drumline.training.manager import DDPManager
+from drumline.training.steps.choice import make_step
+from drumline.training.tasks.base import Loss, Task
 from tests.faults import Fault, die_at
 from tests.jobs import (
     NO_SIDECAR,

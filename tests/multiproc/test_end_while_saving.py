@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from drumline.engine import preemption as preempting
-from drumline.engine.preemption import Preemption
+from drumline.training.between_steps import preemption as preempting
+from drumline.training.between_steps.preemption import Preemption
 from tests.ranks import server_context
 
 

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError, PreflightError, TrainingError, UsageError
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.engine.job import build_job
-from drumline.engine.steps.eager import TrainStep
-from drumline.errors import CheckpointError, PreflightError, TrainingError, UsageError
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.job.job import build_job
+from drumline.training.manager import DDPManager
+from drumline.training.steps.eager import TrainStep
+from drumline.training.tasks.base import Loss
 from tests.jobs import (
     NO_SIDECAR,
     Classify,

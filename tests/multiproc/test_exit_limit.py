@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # Torch is loaded once; then every program runs in a fork, to the end of Python.
 FORKS = """
 import json, os, sys
-from drumline.distributed.group import limit_exit
+from drumline.rank.group import limit_exit
 pids = []
 for program in json.loads(sys.argv[1]):
     if (pid := os.fork()) == 0:
@@ -39,7 +39,7 @@ import atexit, threading, time
 atexit.register(time.sleep, 600)
 import torch.distributed as dist
 from drumline import DDPManager
-from drumline.distributed import group
+from drumline.parallel import group
 group.LEAVE_S = 0.5
 dist.destroy_process_group = lambda: threading.Event().wait()
 with DDPManager() as ddp:

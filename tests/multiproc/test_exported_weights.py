@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import drumline
-from drumline.checkpoint import catalog, store
-from drumline.checkpoint.manifest import Manifest
+from drumline.checkpoint import store
 from drumline.cli import main
-from drumline.engine.exported_weights import model_card
-from drumline.engine.saved_run import find_checkpoint
-from drumline.engine.task_hooks import HOOKS_FILE
+from drumline.runs import catalog
+from drumline.runs.manifest import Manifest
+from drumline.training.between_steps.task_hooks import HOOKS_FILE
+from drumline.training.saved.exported_weights import model_card
+from drumline.training.saved.saved_run import find_checkpoint
 from tests.jobs import Classify, Points, make_config, newest, train_here, train_on
 
 

@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from drumline.base.errors import TrainingError, UsageError
 from drumline.config.schema import Config, OptimConfig
-from drumline.engine.batch_search import BatchSearch, search_batch
-from drumline.engine.job import make_manager
-from drumline.engine.range_test import RangeOptions, RangeTest, measure_range
-from drumline.errors import TrainingError, UsageError
-from drumline.manager import DDPManager
-from drumline.tasks.base import Loss, Task
+from drumline.tools.find.batch_search import BatchSearch, search_batch
+from drumline.tools.find.range_test import RangeOptions, RangeTest, measure_range
+from drumline.training.job.job import make_manager
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Loss, Task
 from tests.jobs import Classify, Normalised, WeighTokens, make_config
 from tests.ranks import run_ranks
 from tests.stream_jobs import ClassifyStream

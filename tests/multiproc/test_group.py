@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drumline.distributed import collectives, determinism, group
-from drumline.errors import PreflightError
-from drumline.launch.topology import Topology, topology_from
+from drumline.base.errors import PreflightError
+from drumline.base.topology import Topology, topology_from
+from drumline.rank import collectives, determinism, group
 from tests.ports import listening_addresses
 from tests.ranks import RanksFailed, free_port, run_ranks
 

@@ -21,17 +21,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drumline import DDPManager
+from drumline.base.errors import ExitCode
 from drumline.config.schema import Config, WatchConfig
 from drumline.data.loader import IndexedLoader
-from drumline.distributed.group import collective_counter
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.run_context import RunRequest
-from drumline.engine.train import train
-from drumline.errors import ExitCode
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.rank.group import collective_counter
+from drumline.rank.watched.progress_monitor import ProgressMonitor, num_collectives
+from drumline.runs.events import read_events
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.tasks.base import Loss
 from drumline.watch.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
-from drumline.watch.rank.progress_monitor import ProgressMonitor, num_collectives
 from tests.jobs import Classify, Points, make_config
 from tests.ranks import run_ranks
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from drumline.base.errors import CheckpointError, UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
-from drumline.errors import CheckpointError, UsageError
-from drumline.metrics.events import read_events
 from drumline.report.comparison import facts_of
 from drumline.report.goodput import Goodput
 from drumline.report.run_data import read_run
 from drumline.report.run_list import listed
+from drumline.runs.events import read_events
 from tests.hooked_jobs import Failing, FailsInASchedule, Hooked, Recorded, Recorder, Stopped, Thawed, Unsavable
 from tests.jobs import assert_same_bits, make_config, newest, train_here
 from tests.multiproc.test_resume import EVERY_STEP, interrupted_at

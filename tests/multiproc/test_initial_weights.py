@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from drumline.base.errors import UsageError
 from drumline.checkpoint import store
 from drumline.config.schema import Config, OptimConfig
-from drumline.engine.saved_run import find_checkpoint
-from drumline.errors import UsageError
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
+from drumline.training.saved.saved_run import find_checkpoint
 from tests.jobs import Classify, Normalised, make_config, newest, train_here, train_on
 
 STILL = OptimConfig(lr=1e-300, weight_decay=0.0, schedule="constant")  # no weight changes by that little

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline import DDPManager, WatchConfig
-from drumline.distributed import group
-from drumline.errors import ConfigError, PreflightError, UsageError
-from drumline.watch.rank import script_runner
+from drumline.base.errors import ConfigError, PreflightError, UsageError
+from drumline.parallel.scripts import script_runner
+from drumline.rank import group
 from tests.jobs import NO_SIDECAR, Points
 from tests.ranks import RanksFailed, run_ranks
 

@@ -11,14 +11,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import UsageError
+from drumline.checkpoint import store
 from drumline.cli import export_command, report_command, verify_command
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
-from drumline.errors import UsageError
-from drumline.metrics.events import read_events
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
+from drumline.runs.events import read_events
 from drumline.storage.backend import StoreError
-from drumline.tasks.base import Loss
+from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_each_on, train_here
 from tests.store_server import Bucket, use_endpoint
 

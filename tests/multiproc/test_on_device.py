@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from drumline.engine import data_advice
-from drumline.engine.run_folder import RunFolder
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
-from drumline.tasks.hook import Hook
-from drumline.tasks.ready_hooks import LogSamples
+from drumline.runs.events import read_events
+from drumline.runs.run_folder import RunFolder
+from drumline.training.between_steps import data_advice
+from drumline.training.tasks.base import Loss
+from drumline.training.tasks.hook import Hook
+from drumline.training.tasks.ready_hooks import LogSamples
 from tests.jobs import Classify, Points, make_config, newest, train_here
 
 

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import TrainingError
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
 from drumline.data.draws import permute
-from drumline.engine.preemption import Preemption
-from drumline.errors import TrainingError
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.between_steps.preemption import Preemption
+from drumline.training.tasks.base import Loss
 from tests.jobs import (
     NUM_SAMPLES,
     Classify,

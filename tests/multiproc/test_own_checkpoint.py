@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as judge
 
 from drumline import DDPManager
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog
-from drumline.errors import log
+from drumline.base.errors import log
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
 from tests.jobs import NO_SIDECAR, Points
 from tests.ranks import RanksFailed, run_ranks
 from tests.stream_jobs import OwnPlace

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import NAdam, Optimizer, Rprop
 
+from drumline.base.errors import OptimizerMismatchError, UsageError
 from drumline.config.schema import OptimConfig
-from drumline.errors import OptimizerMismatchError, UsageError
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss, Metric
+from drumline.runs.events import read_events
+from drumline.training.tasks.base import Loss, Metric
 from tests.jobs import Classify, Everything, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_elastic import elastic
 from tests.multiproc.test_on_nan import Breaks

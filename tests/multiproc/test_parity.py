@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.schema import Config, OptimConfig
 from drumline.data.draws import permute
-from drumline.distributed.determinism import seed_shared
-from drumline.engine.job import Progress
-from drumline.engine.run_context import RunRequest
-from drumline.engine.train import train
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Task
+from drumline.rank.determinism import seed_shared
+from drumline.runs.events import read_events
+from drumline.training.job.job import Progress
+from drumline.training.manager import DDPManager
+from drumline.training.run import train
+from drumline.training.run_context import RunRequest
+from drumline.training.tasks.base import Task
 from tests.jobs import NO_SIDECAR, Classify, Normalised, WeighTokens, make_config, newest, train_each_on, train_here
 from tests.ranks import run_ranks
 

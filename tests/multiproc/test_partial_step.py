@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from drumline.engine.job import build_job, make_manager
-from drumline.engine.steps.eager import TrainStep
-from drumline.engine.steps.graph import undo_partial_step
-from drumline.tasks.base import Loss
+from drumline.training.job.job import build_job, make_manager
+from drumline.training.steps.eager import TrainStep
+from drumline.training.steps.graph import undo_partial_step
+from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, make_config
 from tests.ranks import run_ranks
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.scale.advice import advise
-from drumline.scale.profile_analysis import analyse
+from drumline.report.profile.advice import advise
+from drumline.tools.profile.profile_analysis import analyse
 from tests.jobs import make_config, train_on
 from tests.planted_jobs import SlowData
 

@@ -17,13 +17,20 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 import drumline
+from drumline.base.errors import UsageError
 from drumline.cli import main
 from drumline.config.flags import Setting, check_layer
-from drumline.engine.job import make_manager
-from drumline.engine.prediction import as_array, as_lines_of_json, predict_run, prediction_data, rows_of, write_array
-from drumline.engine.saved_run import open_run
-from drumline.errors import UsageError
-from drumline.tasks.base import Task
+from drumline.training.job.job import make_manager
+from drumline.training.saved.prediction import (
+    as_array,
+    as_lines_of_json,
+    predict_run,
+    prediction_data,
+    rows_of,
+    write_array,
+)
+from drumline.training.saved.saved_run import open_run
+from drumline.training.tasks.base import Task
 from tests.jobs import Classify, Points, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
 

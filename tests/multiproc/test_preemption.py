@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import ExitCode
+from drumline.base.startup import SAME_SIGNAL_S
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, WatchConfig
-from drumline.engine import actions
-from drumline.engine import train as engine
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.loop import Loop
-from drumline.engine.preemption import Preemption
-from drumline.engine.run_context import RunRequest
-from drumline.engine.saver import Saver
-from drumline.errors import ExitCode
-from drumline.launch.startup import SAME_SIGNAL_S
-from drumline.metrics.events import read_events
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training import run as engine
+from drumline.training.between_steps import actions
+from drumline.training.between_steps.preemption import Preemption
+from drumline.training.between_steps.saver import Saver
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.loop import Loop
+from drumline.training.run_context import RunRequest
 from tests.jobs import Everything, make_config, train_on
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest

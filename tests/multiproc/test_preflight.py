@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drumline import DDPManager
-from drumline.distributed.start.rank_rendezvous import join_rendezvous
-from drumline.distributed.start.rank_store import open_store
-from drumline.errors import PreflightError
-from drumline.launch.node import watch_folder
-from drumline.launch.topology import Topology, topology_from
+from drumline.base.errors import PreflightError
+from drumline.base.topology import Topology, topology_from
+from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
+from drumline.rank.rendezvous.rank_store import open_store
+from drumline.watch import watch_folder
 from tests.ranks import free_port, run_ranks
 
 HOST = socket.gethostname()

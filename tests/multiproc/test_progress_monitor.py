@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor, num_collectives
 from drumline.watch.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
-from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor, num_collectives
 from tests.ranks import run_ranks
 
 

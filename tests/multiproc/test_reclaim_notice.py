@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from drumline.checkpoint import catalog
+from drumline.base.errors import ExitCode
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.engine import preemption as preempting
-from drumline.engine import train as engine
-from drumline.engine.actions import Save
-from drumline.engine.job import Progress, make_manager
-from drumline.engine.loop import Loop
-from drumline.engine.preemption import Preemption
-from drumline.engine.run_context import RunRequest
-from drumline.errors import ExitCode
-from drumline.launch.spot_notice import make_probe
-from drumline.metrics.events import read_events
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training import run as engine
+from drumline.training.between_steps import preemption as preempting
+from drumline.training.between_steps.actions import Save
+from drumline.training.between_steps.preemption import Preemption
+from drumline.training.job.job import Progress, make_manager
+from drumline.training.loop import Loop
+from drumline.training.run_context import RunRequest
+from drumline.training.spot_notice import make_probe
 from tests.jobs import Classify, make_config
 from tests.ranks import run_ranks
 

@@ -15,17 +15,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import TrainingError, UsageError
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.distributed import outer_sync
-from drumline.distributed.delta_sum import DeltaSum
-from drumline.distributed.outer_sync import OuterSync
-from drumline.errors import TrainingError, UsageError
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Task
-from drumline.tasks.hook import Hook
-from drumline.tasks.ready_hooks import EMA
+from drumline.parallel import outer_sync
+from drumline.parallel.delta_sum import DeltaSum
+from drumline.parallel.outer_sync import OuterSync
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Task
+from drumline.training.tasks.hook import Hook
+from drumline.training.tasks.ready_hooks import EMA
 from tests.jobs import (
     NO_SIDECAR,
     Classify,

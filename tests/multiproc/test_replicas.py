@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog
+from drumline.base.errors import DrumlineError, TrainingError
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.loop import Loop
-from drumline.errors import DrumlineError, TrainingError
-from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.watch.replicas import ReplicaComparison, replica_tensors
+from drumline.parallel.replicas import ReplicaComparison, replica_tensors
+from drumline.parallel.wrap import LiveBuffers
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.loop import Loop
+from drumline.training.manager import DDPManager
 from tests.jobs import NO_SIDECAR, Normalised, make_config, newest, train_here
 from tests.ranks import run_ranks
 

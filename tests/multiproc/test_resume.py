@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.engine.job import Progress
-from drumline.engine.saver import Saver
-from drumline.errors import CheckpointError
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss, Task
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.between_steps.saver import Saver
+from drumline.training.job.job import Progress
+from drumline.training.tasks.base import Loss, Task
 from tests.hooked_jobs import Hooked, HookedNormalised
 from tests.jobs import Classify, Strided, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks

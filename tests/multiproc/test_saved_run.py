@@ -14,15 +14,15 @@ import torch
 from torch.nn import functional
 
 import drumline
-from drumline.checkpoint import catalog
+from drumline.base.errors import CheckpointError, UsageError
 from drumline.config.flags import Setting, check_layer
 from drumline.config.schema import CheckpointConfig
-from drumline.engine.job import make_manager
-from drumline.engine.run_folder import RunFolder
-from drumline.engine.saved_run import evaluate_run, find_checkpoint, open_run
-from drumline.engine.task_hooks import HOOKS_FILE
-from drumline.errors import CheckpointError, UsageError
-from drumline.metrics.events import read_events
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.runs.run_folder import RunFolder
+from drumline.training.between_steps.task_hooks import HOOKS_FILE
+from drumline.training.job.job import make_manager
+from drumline.training.saved.saved_run import evaluate_run, find_checkpoint, open_run
 from tests.jobs import Classify, Everything, Points, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from drumline import load_checkpoint
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.errors import CheckpointError
-from drumline.metrics.events import read_events
+from drumline.runs import catalog
+from drumline.runs.events import read_events
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 

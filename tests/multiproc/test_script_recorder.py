@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.launch.topology import Topology
-from drumline.watch.rank.ddp_modules import MAX_HASHES, MAX_MODULES
-from drumline.watch.rank.script_recorder import ScriptRecorder
+from drumline.base.topology import Topology
+from drumline.parallel.scripts.ddp_modules import MAX_HASHES, MAX_MODULES
+from drumline.parallel.scripts.script_recorder import ScriptRecorder
 from tests.ranks import run_ranks
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drumline.distributed import group
-from drumline.distributed.sharded_model import ShardedModel, ShardingPlan, shard_model
-from drumline.distributed.shards import like_shard, own_part
+from drumline.parallel.sharded_model import ShardedModel, ShardingPlan, shard_model
+from drumline.parallel.shards import like_shard, own_part
+from drumline.rank import group
 from tests.multiproc.test_group import CPU, join
 from tests.ranks import run_ranks
 

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drumline.base.errors import UsageError
 from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.distributed.shards import own_part
-from drumline.engine.loop import Loop
-from drumline.errors import UsageError
-from drumline.metrics.events import read_events
-from drumline.models import GPT
-from drumline.tasks.base import Loss, Task
-from drumline.tasks.hook import Hook
-from drumline.watch.replicas import replica_tensors
+from drumline.parallel.replicas import replica_tensors
+from drumline.parallel.shards import own_part
+from drumline.runs.events import read_events
+from drumline.training.loop import Loop
+from drumline.training.models import GPT
+from drumline.training.tasks.base import Loss, Task
+from drumline.training.tasks.hook import Hook
 from tests.hooked_jobs import ByHand
 from tests.jobs import Classify, WeighTokens, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_resume import interrupted_at

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from drumline.checkpoint import catalog, store
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.engine.loop import Loop
+from drumline.runs import catalog
+from drumline.training.loop import Loop
 from tests.jobs import assert_same_bits, newest, train_here, train_on
 from tests.multiproc.test_sharded_modes import NoBuffers, config_of, events_of, in_mode
 from tests.ranks import run_ranks

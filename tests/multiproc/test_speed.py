@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.config.schema import CheckpointConfig
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
-from drumline.tasks.hook import Hook, Run
+from drumline.runs.events import read_events
+from drumline.training.tasks.base import Loss
+from drumline.training.tasks.hook import Hook, Run
 from tests.jobs import Classify, WeighTokens, make_config, train_each_on, train_here
 
 SLEEP_S = 0.08

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.data.loader import Step
-from drumline.engine.job import build_job, make_manager
-from drumline.engine.steps import choice
-from drumline.engine.steps.choice import make_step
-from drumline.errors import UsageError
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
+from drumline.training.job.job import build_job, make_manager
+from drumline.training.steps import choice
+from drumline.training.steps.choice import make_step
 from tests.jobs import Classify, make_config, newest, train_here
 from tests.ranks import RanksFailed, run_ranks
 

@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from drumline.scale.profile_analysis import analyse
-from drumline.scale.profile_words import headline
-from drumline.tasks.base import Loss
+from drumline.report.profile.profile_words import headline
+from drumline.tools.profile.profile_analysis import analyse
+from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, make_config, train_on
 
 

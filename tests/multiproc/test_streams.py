@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.checkpoint import catalog
+from drumline.base.errors import CheckpointError, UsageError
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.errors import CheckpointError, UsageError
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Task
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.tasks.base import Task
 from tests import stream_jobs
 from tests.jobs import assert_same_bits, make_config, newest, train_each_on, train_here, train_on
 from tests.multiproc.test_resume import ADAM, EVERY_STEP, interrupted_at

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import catalog
 from drumline.checkpoint.rank_states import gather_states
-from drumline.distributed import collectives
-from drumline.engine.evaluation import evaluate
-from drumline.engine.job import build_job, make_manager
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.rank import collectives
+from drumline.runs import catalog
+from drumline.runs.events import read_events
+from drumline.training.between_steps.evaluation import evaluate
+from drumline.training.job.job import build_job, make_manager
+from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, Points, make_config, train_on
 from tests.ranks import run_ranks
 

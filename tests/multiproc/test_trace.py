@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from drumline.base.errors import TrainingError, UsageError
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
-from drumline.engine.loop import Loop
-from drumline.engine.steps.eager import TrainStep
-from drumline.errors import TrainingError, UsageError
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
+from drumline.training.loop import Loop
+from drumline.training.steps.eager import TrainStep
 from tests.jobs import NUM_SAMPLES, Classify, Normalised, make_config, train_here, train_on
 
 ADAM = OptimConfig(name="adamw", lr=0.01)

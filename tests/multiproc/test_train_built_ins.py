@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from drumline.config import PRESETS, read_flags, read_layers, resolve
-from drumline.metrics.events import read_events
-from drumline.tasks.built_in import BUILT_IN, load_task
+from drumline.runs.events import read_events
+from drumline.training.tasks.built_in import BUILT_IN, load_task
 from tests.jobs import train_on
 
 SHORT = (

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drumline.base.errors import TrainingError, UnusedParametersError
 from drumline.config.schema import Config, DistConfig
-from drumline.distributed.blocks import find_blocks
-from drumline.engine.failure_report import can_restart
-from drumline.errors import TrainingError, UnusedParametersError
-from drumline.tasks.base import Loss
+from drumline.parallel.blocks import find_blocks
+from drumline.training.failure_report import can_restart
+from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from drumline.audit.verify import RunReport, verify_run
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.engine.job import Progress
-from drumline.engine.run_folder import RunFolder, locked
-from drumline.engine.saver import Saver
+from drumline.report.verify.run_check import RunReport, verify_run
+from drumline.runs.run_folder import RunFolder, locked
+from drumline.training.between_steps.saver import Saver
+from drumline.training.job.job import Progress
 from tests.jobs import Classify, make_config, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks
 

@@ -17,13 +17,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import IterableDataset
 
-from drumline.audit.verify import verify_run
+from drumline.base.errors import DrumlineError, UsageError
 from drumline.config.schema import DistConfig
-from drumline.engine import train as engine
-from drumline.engine.steps.warm_up import is_a_mean
-from drumline.errors import DrumlineError, UsageError
-from drumline.metrics.events import read_events
-from drumline.tasks.base import Loss
+from drumline.report.verify.run_check import verify_run
+from drumline.runs.events import read_events
+from drumline.training import run as engine
+from drumline.training.steps.warm_up import is_a_mean
+from drumline.training.tasks.base import Loss
 from tests.jobs import (
     Classify,
     Everything,

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import PreflightError
+from drumline.base.rank_environment import WatchSettings
+from drumline.base.topology import Topology, topology_from
 from drumline.config.schema import WatchConfig
-from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
-from drumline.distributed.start.rank_store import open_store
-from drumline.distributed.start.reachability import check_reachability
-from drumline.errors import PreflightError
-from drumline.launch.node import watch_folder
-from drumline.launch.rank_environment import WatchSettings
-from drumline.launch.topology import Topology, topology_from
-from drumline.watch.rank import node_watch
-from drumline.watch.rank.node_watch import NodeWatch
+from drumline.rank.rendezvous.rank_rendezvous import Rendezvous, join_rendezvous
+from drumline.rank.rendezvous.rank_store import open_store
+from drumline.rank.rendezvous.reachability import check_reachability
+from drumline.rank.watched import node_watch
+from drumline.rank.watched.node_watch import NodeWatch
+from drumline.watch import watch_folder
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from tests.ranks import run_ranks
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from drumline.errors import DrumlineError, as_list, log
-from drumline.terminal import coloured_line, make_console, one_line, paragraph, print_message, show, shown
+from drumline.base.errors import DrumlineError, as_list, log
+from drumline.base.terminal import coloured_line, make_console, one_line, paragraph, print_message, show, shown
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
 def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
     code = (
         "import asyncio, threading\n"
-        "from drumline.errors import report_uncaught_errors\n"
+        "from drumline.base.errors import report_uncaught_errors\n"
         "report_uncaught_errors()\n"
         "def fail(): raise ValueError('\\x1b]52;c;eA==\\a\\ndrumline: all is well')\n"
         "async def fail_later(): fail()\n"

@@ -53,7 +53,7 @@ FOREIGN = {
     "fatal:": "git",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
-FOREIGN_MODULES = {"watch/sidecar/kernel_evidence.py": "the kernel's log", "doctor/nccl_log.py": "NCCL's log"}
+FOREIGN_MODULES = {"watch/sidecar/kernel_evidence.py": "the kernel's log", "tools/tune/nccl_log.py": "NCCL's log"}
 
 
 def test_no_code_matches_the_words_of_a_message() -> None:

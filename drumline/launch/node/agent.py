@@ -26,18 +26,18 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from drumline.errors import DrumlineError, ExitCode
-from drumline.launch import rank_environment
+from drumline.base import rank_environment
+from drumline.base.errors import DrumlineError, ExitCode
+from drumline.base.job_secret import SECRET_ENV, new_secret
+from drumline.base.rank_environment import FailureRecord, read_failure
+from drumline.base.startup import process_start
+from drumline.base.terminal import print_message
+from drumline.base.text import how_it_ended, named_ranks
 from drumline.launch.node.open_rendezvous import OwnRendezvous, address_of, open_rendezvous
 from drumline.launch.node.rank_logs import failure_time, rank_file, rank_output
 from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
-from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.rank_environment import FailureRecord, read_failure
-from drumline.launch.startup import process_start
-from drumline.net.job_secret import SECRET_ENV, new_secret
-from drumline.terminal import print_message
-from drumline.text import how_it_ended, named_ranks
+from drumline.watch.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 
 # Ranks of a task that exit with one of these codes would do so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})

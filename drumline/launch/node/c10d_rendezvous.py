@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousState,
 )
 
-from drumline.net.sealed_store import SealedStore, document
+from drumline.rank.sealed_store import SealedStore, document
 
 # How long after the last call to wait for a node that is alive, but has not ended its ranks yet.
 LATE_S = 30

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drumline.base.terminal import print_message
 from drumline.net.dial import CLOSED_S, ProbeListener, ProbeTarget, Reason, closed_data_ports, probe_hosts
-from drumline.terminal import print_message
 
 RETRY_S = 0.5
 # A late or unexpected reply does not show that the port is closed.

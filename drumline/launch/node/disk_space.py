@@ -9,9 +9,9 @@ import socket
 import time
 from pathlib import Path
 
+from drumline.base.terminal import print_message
+from drumline.base.text import file_size
 from drumline.net.dial import WaitNotice
-from drumline.terminal import print_message
-from drumline.text import file_size
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MIN_BYTES = 1 << 20

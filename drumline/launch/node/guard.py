@@ -26,7 +26,7 @@ def new_job() -> str:
 
 def job_processes(*jobs: str) -> list[int]:
     """The processes of these jobs, except this one."""
-    from drumline.processes import processes_with_variable
+    from drumline.base.processes import processes_with_variable
 
     return processes_with_variable(*(f"{JOB_ENV}={job}" for job in jobs))
 
@@ -57,7 +57,7 @@ def main(job: str, grace_s: str, folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     sys.path.append(str(Path(__file__).parents[3]))  # this process has no path to the package
-    from drumline.processes import Termination
+    from drumline.base.processes import Termination
 
     if sys.stdin.buffer.read() != SUCCEEDED:  # it failed, or the launcher died
         # The launcher itself may have the name, and waits for us if it still runs.

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
+from drumline.base.job_secret import SECRET_ENV, derived
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
-from drumline.net.job_secret import SECRET_ENV, derived
-from drumline.net.sealed_store import SealedStore, check_secret, document
+from drumline.rank.sealed_store import SealedStore, check_secret, document
 
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.

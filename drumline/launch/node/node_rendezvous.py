@@ -24,7 +24,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
+from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
+from drumline.base.job_secret import SECRET_ENV, derived, new_secret
+from drumline.base.terminal import print_message
 from drumline.launch.node.c10d_rendezvous import C10dRendezvous
 from drumline.launch.node.data_ports import NodeCard, check_data_ports, first_node, open_probe_port, unreachable_nodes
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
@@ -32,10 +34,8 @@ from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
-from drumline.net.job_secret import SECRET_ENV, derived, new_secret
 from drumline.net.key_exchange import KeyPair
-from drumline.net.sealed_store import SealedStore, document
-from drumline.terminal import print_message
+from drumline.rank.sealed_store import SealedStore, document
 
 POLL_S = 0.05
 LINGER_S = 5.0

@@ -16,23 +16,23 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
+from drumline.base.job_secret import SECRET_ENV, derived, new_secret
+from drumline.base.terminal import print_message
 from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID, NodePlan
 from drumline.net.dial import CLOSED_S, OPEN_RENDEZVOUS, Reason, WaitNotice, explained, explained_closed, wait_for_port
 from drumline.net.interfaces import LOOPBACK, own_address
-from drumline.net.job_secret import SECRET_ENV, derived, new_secret
-from drumline.net.sealed_store import SealedStore
-from drumline.net.tcp_store import (
+from drumline.rank.sealed_store import SealedStore
+from drumline.rank.tcp_store import (
     break_dead_connections,
     listen_for_store,
     local_address,
     open_tcp_store,
     store_binding,
 )
-from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30
 # How long a reason may last between hosts that are up; a launcher that refuses connections may still be loading torch.

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from drumline.untrusted import open_regular
+from drumline.base.untrusted import open_regular
 
 MAX_LINE = 4000
 MAX_READ = 1 << 16

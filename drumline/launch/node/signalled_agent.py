@@ -13,11 +13,11 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
+from drumline.base.processes import has_signal, read_status
+from drumline.base.startup import ENDING_SIGNALS, SAME_SIGNAL_S
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
-from drumline.launch.startup import ENDING_SIGNALS, SAME_SIGNAL_S
-from drumline.processes import has_signal, read_status
 
 
 class Preempted(Exception):  # noqa: N818  # no error

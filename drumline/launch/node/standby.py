@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.launch.startup import begin_now, loading
+from drumline.base.startup import begin_now, loading
 
 # Everything that a task's rank loads before it reads its arguments.
 RANK_MODULE = "drumline.cli.train_rank"

@@ -18,16 +18,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.errors import DrumlineError, ExitCode
+from drumline.base.errors import DrumlineError, ExitCode
+from drumline.base.processes import end_with_parent
+from drumline.base.rank_environment import RESTARTED, ScriptWatch
+from drumline.base.startup import load_torch_quietly
+from drumline.base.untrusted import open_append
 from drumline.launch.node import guard
 from drumline.launch.node.local import limit_threads, run_node
 from drumline.launch.node.standby import Standby
 from drumline.launch.node_plan import NodePlan, Program, Supervision
-from drumline.launch.rank_environment import RESTARTED, ScriptWatch
-from drumline.launch.startup import load_torch_quietly
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
-from drumline.processes import end_with_parent
-from drumline.untrusted import open_append
 
 # How often a waiting agent checks whether the next of its ranks may load.
 FILL_S = 1.0

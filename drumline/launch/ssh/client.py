@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from drumline.errors import DrumlineError, PreflightError, TrainingError, UsageError
+from drumline.base.errors import DrumlineError, PreflightError, TrainingError, UsageError
 from drumline.launch.hosts import Host
 
 CONNECT_TIMEOUT_S = 10

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
+from drumline.base.errors import DrumlineError, ExitCode, PreflightError, TrainingError
+from drumline.base.text import how_it_ended, plural
 from drumline.launch.hosts import Host
-from drumline.launch.node.watch_folder import DIAGNOSIS_S
 from drumline.launch.ssh.client import (
     ALIVE_INTERVAL_S,
     CONNECT_TIMEOUT_S,
@@ -31,7 +31,7 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Reconnect, Remote, Search
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
-from drumline.text import how_it_ended, plural
+from drumline.watch.watch_folder import DIAGNOSIS_S
 
 # After a rank has failed, wait this long for others that fail with it before all are ended.
 SETTLE_S = 1.0

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from drumline.base.job_secret import new_secret
+from drumline.base.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts, silence_limit_s
-from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
-from drumline.net.job_secret import new_secret
 
 # Variables that configure communication libraries, and must be the same on all ranks.
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")

@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
+from drumline.base.startup import interrupted
+from drumline.base.text import plural
 from drumline.launch.keep_going import next_pause_s
 from drumline.launch.node.disk_space import waiting_sentence
 from drumline.launch.node.local import STOPPED, STOPPED_BETWEEN, exit_code_of
@@ -22,8 +24,6 @@ from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import RankFailure
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.startup import interrupted
-from drumline.text import plural
 
 SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
 

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
+from drumline.base.text import how_it_ended
 from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import LAST_LINES
-from drumline.launch.node.watch_folder import SidecarDiagnosis
 from drumline.launch.ssh.client import SSH_FAILED
 from drumline.launch.ssh.host_connection import HANG_UP_S, HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LOST_GRACE_S
 from drumline.net.dial import WaitNotice
-from drumline.text import how_it_ended
+from drumline.watch.watch_folder import SidecarDiagnosis
 
 # How long a lost host may take to answer again.
 RECONNECT_S = 60.0

@@ -20,17 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from drumline.base.processes import Termination, descendants
+from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
+from drumline.base.text import signal_name
+from drumline.base.untrusted import make_own_folder, open_log
 from drumline.launch.node.disk_space import SPACE_POLL_S, has_space, needed_bytes
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
-from drumline.launch.node.watch_folder import hold, make_memory_folder
 from drumline.launch.node_plan import silence_limit_s
-from drumline.launch.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
 from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
-from drumline.processes import Termination, descendants
-from drumline.text import signal_name
-from drumline.untrusted import make_own_folder, open_log
+from drumline.watch.watch_folder import hold, make_memory_folder
 
 PROTOCOL = 6
 PR_SET_CHILD_SUBREAPER = 36

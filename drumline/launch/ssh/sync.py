@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from drumline.errors import DrumlineError, PreflightError, UsageError
+from drumline.base.errors import DrumlineError, PreflightError, UsageError
+from drumline.base.terminal import show
+from drumline.base.topology import own_variables
+from drumline.base.untrusted import parse_json
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
 from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, remote_module, ssh_words
-from drumline.launch.topology import own_variables
-from drumline.terminal import show
-from drumline.untrusted import parse_json
 
 # Never code, whatever a .gitignore says.
 EXCLUDED = (

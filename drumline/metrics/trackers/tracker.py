@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol
 
-from drumline.errors import MissingExtraError
-from drumline.metrics.events import STAMP, Event, read_events
+from drumline.base.errors import MissingExtraError
 from drumline.metrics.logged import MEDIA
+from drumline.runs.events import STAMP, Event, read_events
 
 Outcome = Literal["finished", "preempted", "failed"]
 RECORDED = ("train", "evaluation", "logged")

@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from drumline.errors import summary
-from drumline.metrics.events import Event
+from drumline.base.errors import summary
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.metrics.trackers.tracker import RECORDED, Outcome, Tracker, past_events, record_of
-from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.runs.events import Event
 
 MAX_WAITING = 10_000
 MAX_BATCH = 200

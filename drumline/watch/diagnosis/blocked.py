@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drumline.text import duration, plural
+from drumline.base.text import duration, plural
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import Evidence, computes, cores_used, has_exited, is_busy, pending

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from drumline.text import number_ranges
+from drumline.base.text import number_ranges
 from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.heartbeat import Phase
 

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from drumline.terminal import one_line
-from drumline.text import columns, duration, named_ranks, signal_name
-from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.terminal import one_line
+from drumline.base.text import columns, duration, named_ranks, signal_name
+from drumline.base.typed_json import from_json
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.cluster_state import ClusterState, RankState, RasRank
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
-from drumline.watch.typed_json import from_json
 
 _NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
 _STATES = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from drumline.text import duration, plural
+from drumline.base.text import duration, plural
 from drumline.watch.cluster_state import ClusterState, Collective, RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading

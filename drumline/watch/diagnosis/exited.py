@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from drumline.text import duration, plural, signal_name
+from drumline.base.text import duration, plural, signal_name
 from drumline.watch.cluster_state import RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drumline.text import duration, plural
+from drumline.base.text import duration, plural
 from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
 from drumline.watch.diagnosis.evidence import OUT_OF_LOOP, Evidence, has_exited, is_blocked, is_busy, is_done, pending

@@ -24,7 +24,7 @@ _OURS = re.compile(
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 # Not the launcher's wrapper around a whole script, `torch/distributed/elastic/...`.
 _DISTRIBUTED = re.compile(
-    r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/distributed/(collectives|shard_sum)\.py:"
+    r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/parallel/(collectives|shard_sum)\.py:"
 )
 _COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$")
 _BACKWARD = re.compile(r" in _engine_run_backward$")

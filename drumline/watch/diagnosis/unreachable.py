@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drumline.launch.rank_environment import LauncherLink
-from drumline.text import duration, join_names, named_ranks
+from drumline.base.rank_environment import LauncherLink
+from drumline.base.text import duration, join_names, named_ranks
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done

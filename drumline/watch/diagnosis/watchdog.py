@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from drumline.launch.rank_environment import LOST_AFTER_S
-from drumline.text import duration
+from drumline.base.rank_environment import LOST_AFTER_S
+from drumline.base.text import duration
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.blocked import find_blocked, find_debugged, find_stopped, find_unknown
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis

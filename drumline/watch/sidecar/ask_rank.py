@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.processes import EXITED, STOPPED, TICKS_PER_S, has_signal, read_stat, read_status, threads
-from drumline.untrusted import parse_json
+from drumline.base.processes import EXITED, STOPPED, TICKS_PER_S, has_signal, read_stat, read_status, threads
+from drumline.base.typed_json import from_json
+from drumline.base.untrusted import parse_json
 from drumline.watch.cluster_state import Collective
-from drumline.watch.rank.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
-from drumline.watch.typed_json import from_json
+from drumline.watch.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
 
 REPORT_WITHIN_S, REPORT_EVERY_S = 1.0, 0.01
 STACK_WITHIN_S, STACK_EVERY_S = 0.4, 0.004

@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from drumline.base.text import memory_size
 from drumline.net.interfaces import interfaces, is_enabled
-from drumline.text import memory_size
 
 KERNEL_LOG = "/dev/kmsg"
 MAX_LINES = 20

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from drumline.launch.rank_environment import WITHOUT_WATCH, read_launcher_link
-from drumline.text import join_names
+from drumline.base.rank_environment import WITHOUT_WATCH, read_launcher_link
+from drumline.base.text import join_names
+from drumline.base.typed_json import from_json
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, ScriptReport
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.triggers import urgent_symptoms
@@ -24,7 +25,6 @@ from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
-from drumline.watch.typed_json import from_json
 
 # Heartbeats come twice a second.
 FRESH_S = 1.5

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drumline.errors import log
-from drumline.launch.node.watch_folder import Ending, note_ending
+from drumline.base.errors import log
+from drumline.base.processes import EXITED, TICKS_PER_S, descendants, read_stat, send_signal
+from drumline.base.untrusted import parse_json
 from drumline.net.frames import MAX_BYTES
-from drumline.processes import EXITED, TICKS_PER_S, descendants, read_stat, send_signal
-from drumline.untrusted import parse_json
 from drumline.watch.cluster_state import NodeState
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar.kernel_evidence import kernel_lines, link_problem
 from drumline.watch.sidecar.rank_observer import RankObserver
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.watch_folder import Ending, note_ending
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
 MAX_UNSENT_BYTES = 1 << 16  # a script's report is sent only if no more than this waits: heartbeats come first

@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.launch.node.watch_folder import FURTHEST_STEP, SIDECAR, hold
-from drumline.untrusted import replace_text
+from drumline.base.typed_json import from_json
+from drumline.base.untrusted import replace_text
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.triggers import urgent_symptoms
@@ -29,7 +29,7 @@ from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import StepRates, status_record
-from drumline.watch.typed_json import from_json
+from drumline.watch.watch_folder import FURTHEST_STEP, SIDECAR, hold
 
 TICK_S = 0.2
 DECIDE_S = 0.4

@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from drumline import processes
-from drumline.launch.node.watch_folder import Ending, read_ending
-from drumline.processes import (
+from drumline.base import processes
+from drumline.base.processes import (
     EXITED,
     STOPPED,
     TICKS_PER_S,
@@ -29,10 +28,11 @@ from drumline.processes import (
 )
 from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.heartbeat import Heartbeat, read_heartbeat
-from drumline.watch.rank.self_report import WORKER_SIGNAL
+from drumline.watch.self_report import WORKER_SIGNAL
 from drumline.watch.sidecar import ask_rank
 from drumline.watch.sidecar.ask_rank import SelfReport, ask_report, ask_stack
 from drumline.watch.sidecar.kernel_evidence import OutOfMemoryCheck
+from drumline.watch.watch_folder import Ending, read_ending
 
 STILL_AFTER_S = 1.0
 INSPECT_WITHIN_S = 1.7

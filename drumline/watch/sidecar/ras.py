@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drumline.untrusted import DOCUMENT_BYTES, parse_json, whole_number
+from drumline.base.untrusted import DOCUMENT_BYTES, parse_json, whole_number
 from drumline.watch.cluster_state import RasRank
 
 # RAS answers after its TIMEOUT (whole seconds) without the peers that are silent, and that answer is awaited.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from drumline.errors import log
+from drumline.base.errors import log
 from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
 from drumline.net.dial import Reason, reason_of
 from drumline.net.frames import FrameError, Message

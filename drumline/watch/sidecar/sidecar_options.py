@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from drumline.launch.rank_environment import LOST_AFTER_S
+from drumline.base.rank_environment import LOST_AFTER_S
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.errors import as_lines
-from drumline.launch.node.watch_folder import DIAGNOSIS, claim_report
-from drumline.metrics.events import JsonLines
-from drumline.terminal import print_message
-from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.errors import as_lines
+from drumline.base.terminal import print_message
+from drumline.base.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
+from drumline.runs.events import JsonLines
 from drumline.watch.cluster_state import ClusterState
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import write_diagnosis
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.status_file import STATUS_FILE
+from drumline.watch.watch_folder import DIAGNOSIS, claim_report
 
 LAUNCH_FILE = Path("watch") / "launch.json"
 NOTICES = "notices.jsonl"

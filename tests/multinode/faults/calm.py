@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.multinode.faults import reading
 from tests.multinode.faults.calm_task import PAUSES, VARIABLE
 from tests.multinode.faults.catalogue import HOSTS, RANKS_PER_HOST

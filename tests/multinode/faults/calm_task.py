@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from drumline.checkpoint import store
 from drumline.config.schema import Config
-from drumline.tasks.base import Loss, Task
+from drumline.training.tasks.base import Loss, Task
 from tests.multinode.faults.points import Points, make_model
 
 VARIABLE = "CALM_FOLDER"

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from drumline import DDPManager
 from drumline.config.schema import Config
-from drumline.tasks.base import Loss, Task
+from drumline.training.tasks.base import Loss, Task
 from tests.multinode.faults.points import Points, make_model
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from drumline.metrics.events import read_events
+from drumline.runs.events import read_events
 from tests.schedules import digest
 
 SENTENCE = re.compile(r"\b(hang|stall|failure): .*")

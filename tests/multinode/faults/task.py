@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from drumline.config.schema import Config
-from drumline.tasks.base import Loss, Task
+from drumline.training.tasks.base import Loss, Task
 from tests.multinode.faults.inject import Injection, enter_control_group
 from tests.multinode.faults.points import Points, make_model
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from drumline.tasks.base import Loss, Task
+from drumline.training.tasks.base import Loss, Task
 from tests.multinode.faults.points import Points, make_model
 
 STEP_VARIABLE = "STORM_STEP_S"

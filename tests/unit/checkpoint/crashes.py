@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from drumline.checkpoint import catalog, retention, store
+from drumline.checkpoint import retention, store
+from drumline.runs import catalog
 
 TOUCHES_THE_DISK = {"mkdir", "rename", "unlink", "rmdir", "open", "write", "flush", "fsync", "close", "scandir"}
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from drumline.base.errors import CheckpointError
 from drumline.checkpoint import store
-from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.state import capture, load_checkpoint
-from drumline.errors import CheckpointError
+from drumline.runs.manifest import CorruptCheckpointError
 
 
 def save(run: Path, step: int, *, with_optimizer: bool = True) -> tuple[nn.Linear, torch.optim.Optimizer]:

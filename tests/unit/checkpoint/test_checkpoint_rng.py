@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.base.errors import CheckpointError
 from drumline.checkpoint.state import RNG_BYTES, capture_rng, restore_rng
-from drumline.errors import CheckpointError
 
 CPU = torch.device("cpu")
 

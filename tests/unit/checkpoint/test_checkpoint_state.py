@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from drumline.base.errors import CheckpointError
 from drumline.checkpoint import store
 from drumline.checkpoint.state import capture, restore
-from drumline.errors import CheckpointError
 
 PROGRESS = {"step": 3, "cursor": {"epoch": 1, "position": 64}, "facts": {}}
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.audit.checkpoint_check import check_checkpoints
-from drumline.audit.section import Section
-from drumline.checkpoint import catalog, mirror, store
+from drumline.base.errors import CheckpointError, UsageError
+from drumline.checkpoint import mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
-from drumline.errors import CheckpointError, UsageError
+from drumline.report.verify.checkpoint_check import check_checkpoints
+from drumline.report.verify.section import Section
+from drumline.runs import catalog
 from drumline.storage import fsspec_store, object_store
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import open_store

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
 from drumline.checkpoint.state import load_model_state, model_state
-from drumline.distributed.wrap import SingleProcess
-from drumline.errors import CheckpointError
-from drumline.models.gpt import GPT
-from drumline.models.mini_resnet import MiniResNet
+from drumline.parallel.wrap import SingleProcess
+from drumline.runs import catalog
+from drumline.training.models.gpt import GPT
+from drumline.training.models.mini_resnet import MiniResNet
 
 
 class Tied(nn.Module):

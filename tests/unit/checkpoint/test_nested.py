@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from drumline.base.errors import CheckpointError
 from drumline.checkpoint.optimizer_state import decode_state, encode_state
-from drumline.errors import CheckpointError
 
 
 def there_and_back(value: Any) -> Any:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from drumline.checkpoint import catalog, store
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
-from drumline.errors import CheckpointError
+from drumline.runs import catalog
 
 Make = Callable[[nn.Module], Optimizer]
 

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from drumline import Checkpoint, DDPManager, load_checkpoint
-from drumline.audit.verify import verify_run
-from drumline.checkpoint import catalog, store
-from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError
+from drumline.checkpoint import store
 from drumline.checkpoint.state import capture_rng
-from drumline.engine.resume import check_contents
-from drumline.errors import CheckpointError, CheckpointMismatchError, UsageError
+from drumline.report.verify.run_check import verify_run
+from drumline.runs import catalog
+from drumline.runs.manifest import CorruptCheckpointError
+from drumline.training.resume import check_contents
 from tests.jobs import Points
 
 

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline.checkpoint import catalog, store, tensor_file
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store, tensor_file
 from drumline.checkpoint.parts import Collector, Files, SaveMessages, assign, write_own_part
 from drumline.checkpoint.store import WritingRank
-from drumline.errors import CheckpointError
-from drumline.net.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore
+from drumline.runs import catalog
 
 ZERO, ONE = WritingRank(0, "node-a"), WritingRank(1, "node-b")
 Tensors = dict[str, dict[str, Tensor]]

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.checkpoint import catalog, manifest, store
-from drumline.checkpoint.manifest import Manifest
+from drumline.checkpoint import store
 from drumline.checkpoint.retention import best, is_best, prune
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import Manifest
 
 
 def make(root: Path, step: int, **metrics: float) -> Path:

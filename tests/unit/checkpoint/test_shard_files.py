@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from drumline.checkpoint import store
-from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.shard_files import SHARDS_FILE, ShardedTensors
-from drumline.distributed.shards import Rows
+from drumline.parallel.shards import Rows
+from drumline.runs.manifest import CorruptCheckpointError
 
 WEIGHT = torch.arange(21.0).reshape(7, 3)
 PIECES = {

@@ -13,9 +13,10 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.checkpoint import catalog, manifest, store
-from drumline.checkpoint.manifest import CorruptCheckpointError
-from drumline.errors import CheckpointError
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import CorruptCheckpointError
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "progress.json")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drumline.checkpoint import catalog, store
-from drumline.errors import CheckpointError
+from drumline.base.errors import CheckpointError
+from drumline.checkpoint import store
+from drumline.runs import catalog
 
 NOBODY = 65534
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from drumline.base.errors import CheckpointError
 from drumline.checkpoint import tensor_file
-from drumline.errors import CheckpointError
 
 ALL_TYPES = tuple(tensor_file._TYPE_CODES)
 

@@ -14,26 +14,26 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from drumline.base.errors import PreflightError, UsageError
 from drumline.checkpoint.background_saver import is_writer
 from drumline.cli.train_rank import live_nodes
 from drumline.config.fields import FIELDS
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, TrainConfig, WatchConfig
-from drumline.distributed.comm_hook import rounding_hook
-from drumline.distributed.delta_sum import BLOCK, decode, encode
-from drumline.distributed.group import choose_device
-from drumline.distributed.outer_sync import make_sync
-from drumline.distributed.wrap import LiveBuffers
-from drumline.engine.evaluation_job import is_channels_last, make_autocast, set_arithmetic
-from drumline.engine.finite_steps import FiniteSteps
-from drumline.engine.learning_rates import peak_rate, rate_factor
-from drumline.engine.model_setup import _make_groups, plan_sharding
-from drumline.engine.output import make_display
-from drumline.engine.saver import Saver
-from drumline.engine.steps.choice import make_step
-from drumline.errors import PreflightError, UsageError
 from drumline.metrics.meters import Meter
-from drumline.watch.rank.job_connection import JobConnection
-from drumline.watch.replicas import ReplicaComparison
+from drumline.parallel.comm_hook import rounding_hook
+from drumline.parallel.delta_sum import BLOCK, decode, encode
+from drumline.parallel.outer_sync import make_sync
+from drumline.parallel.replicas import ReplicaComparison
+from drumline.parallel.wrap import LiveBuffers
+from drumline.rank.group import choose_device
+from drumline.rank.watched.job_connection import JobConnection
+from drumline.training.between_steps.saver import Saver
+from drumline.training.job.evaluation_job import is_channels_last, make_autocast, set_arithmetic
+from drumline.training.job.learning_rates import peak_rate, rate_factor
+from drumline.training.job.model_setup import _make_groups, plan_sharding
+from drumline.training.output import make_display
+from drumline.training.steps.choice import make_step
+from drumline.training.steps.finite_steps import FiniteSteps
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 NAMES = {

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from drumline.base.errors import ConfigError, ExitCode
 from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.flags import Layer
 from drumline.config.schema import Config
 from drumline.config.setting_rules import RULES
-from drumline.errors import ConfigError, ExitCode
 
 ENOUGH = {"train.epochs": 1, "train.batch_size": 8}
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from drumline.base.errors import PreflightError, UsageError
 from drumline.config.fields import FIELDS, scope_of
 from drumline.config.schema import Config, SettingScope
-from drumline.distributed.start.fact_differences import check_differences
-from drumline.distributed.start.rank_facts import rank_facts
-from drumline.engine.exported_weights import settings_in_card
-from drumline.engine.job import compared_settings, flat
-from drumline.engine.run_context import RunRequest, changed_settings, check_not_finished
-from drumline.errors import PreflightError, UsageError
+from drumline.rank.rendezvous.rank_facts import rank_facts
+from drumline.training.job.job import compared_settings, flat
+from drumline.training.run_context import RunRequest, changed_settings, check_not_finished
+from drumline.training.saved.exported_weights import settings_in_card
+from drumline.watch.fact_differences import check_differences
 
 EXPERIMENT = SettingScope(
     per_machine=False, changes_result=True, changes_finished_run=True, may_differ_across_ranks=False

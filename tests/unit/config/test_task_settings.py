@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pytest
 
+from drumline.base.errors import ConfigError
 from drumline.config import check_layers, read_flags, read_layers
 from drumline.config.config_file import to_toml
 from drumline.config.help import render_help, task_docs
 from drumline.config.schema import Bounds, Config
 from drumline.config.task_fields import HOW_TO_DECLARE, task_fields
-from drumline.engine.job import flat, make_manager
-from drumline.engine.run_context import RunRequest, changed_settings
-from drumline.errors import ConfigError
-from drumline.tasks.base import Task
-from drumline.tasks.built_in import ImageClassification, resolve_task
+from drumline.training.job.job import flat, make_manager
+from drumline.training.run_context import RunRequest, changed_settings
+from drumline.training.tasks.base import Task
+from drumline.training.tasks.built_in import ImageClassification, resolve_task
 
 if TYPE_CHECKING:
     from collections import OrderedDict

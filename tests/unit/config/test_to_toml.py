@@ -19,8 +19,8 @@ from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, UNIONS
 from drumline.config.schema import Bounds, Config, ModelConfig, OrClass, OrEvery, TrainConfig
 from drumline.config.setting_rules import EXCLUSIVE_PAIRS, RULES
-from drumline.tasks.base import Task
-from drumline.tasks.built_in import BUILT_IN, ImageClassification, unused_settings
+from drumline.training.tasks.base import Task
+from drumline.training.tasks.built_in import BUILT_IN, ImageClassification, unused_settings
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

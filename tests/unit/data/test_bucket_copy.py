@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data import bucket_copy
 from drumline.data.bucket_copy import BucketCopy
-from drumline.errors import DataError, UsageError
 from drumline.storage.backend import StoreError
 from drumline.storage.object_store import ObjectStore
 from tests.multinode.needs import missing
@@ -207,7 +207,7 @@ FULL = """
 import sys
 from pathlib import Path
 from drumline.data.bucket_copy import BucketCopy
-from drumline.errors import DataError
+from drumline.base.errors import DataError
 try:
     BucketCopy(url=sys.argv[1], cache=Path(sys.argv[2])).update()
 except DataError as error:

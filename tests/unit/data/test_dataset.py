@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.dataset import BatchDataset, checked_length, is_resumable, is_stream, makes_batches
 from drumline.data.draws import Draws
-from drumline.errors import DataError, UsageError
 
 
 class Batches:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import IndexedEvaluationLoader
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
-from drumline.errors import DataError, UsageError
 
 pytestmark = [
     # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.

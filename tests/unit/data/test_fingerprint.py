@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.base.errors import DataError
 from drumline.data.dataset import fingerprint
 from drumline.data.draws import Draws
 from drumline.data.images import digits
-from drumline.errors import DataError
 
 
 class Thing:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.data.ledger import Ledger
-from drumline.data.ledger_entries import LedgerEntry, from_json, num_steps, to_json
 from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
+from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps, to_json
 
 
 def plans(

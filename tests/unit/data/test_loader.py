@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data.draws import Draws
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.workers import LoadingOptions
-from drumline.errors import DataError, UsageError
 
 CPU = torch.device("cpu")
 pytestmark = [

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from drumline.base.errors import CheckpointError, DataError, UsageError
 from drumline.data.delivery import pin
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.stream_readers import RankStreamReader, SharedStreamReader, StreamPosition, StreamStep
 from drumline.data.workers import LoadingOptions
-from drumline.errors import CheckpointError, DataError, UsageError
-from drumline.manager import DDPManager
+from drumline.training.manager import DDPManager
 
 CPU = torch.device("cpu")
 # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.base.errors import DataError
 from drumline.data.tokens import TokenWindows, standard_library, tokens
-from drumline.errors import DataError
 
 
 def build(path: Path | None, *, split: Any = "train", token_type: str = "uint16", context: int = 4) -> TokenWindows:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from drumline.base.errors import DataError, UsageError
 from drumline.data import delivery
 from drumline.data.dataset import BatchMaker, BatchRequest, PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
 from drumline.data.delivery import ResidentDataset, make_resident
@@ -21,7 +22,6 @@ from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.errors import DataError, UsageError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)  # the latter is only named
 REQUESTS = [

@@ -15,7 +15,7 @@ from drumline.launch.node.guard import Guard, new_job
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
 from drumline.launch.node.rank_logs import rank_file
 from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
-from drumline.launch.node.watch_folder import WatchFolder, read_ending
+from drumline.watch.watch_folder import WatchFolder, read_ending
 
 
 def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from drumline.launch.node import c10d_rendezvous
 from drumline.launch.node.c10d_rendezvous import RendezvousState, SealedBackend, make_c10d_rendezvous
 from drumline.launch.node_plan import OWN_STORE_ENV
-from drumline.net.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore
 
 LIMIT_S = 0.6
 SETTINGS = RendezvousSettings(

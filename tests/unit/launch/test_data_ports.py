@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
 from drumline.launch.node.data_ports import check_data_ports, open_probe_port, unreachable_nodes
 from drumline.net import dial
 from drumline.net.dial import Reason

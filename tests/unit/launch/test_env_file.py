@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.node_plan import NodePlan
 

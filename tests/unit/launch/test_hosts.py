@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, read_counts, wrong_counts
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from drumline.base.rank_environment import RESTARTED
 from drumline.launch.hosts import Host
 from drumline.launch.node.local import STOPPED_BETWEEN
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
-from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import host_connection as connection_module
 from drumline.launch.ssh import hosts_launcher

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
 from drumline.launch.node.local import exit_code_of, report_failure
 from drumline.launch.node_plan import Program
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
 from drumline.launch.node import membership as module
 from drumline.launch.node.membership import JOINING, RUNNING, Membership, NodeHeartbeat
 from drumline.launch.node_plan import NodePlan

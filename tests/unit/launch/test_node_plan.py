@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.command_lines import resume_command, two_node_command
+from drumline.base.command_lines import resume_command, two_node_command
+from drumline.base.startup import interrupted
 from drumline.launch.env_file import EnvFile
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import (
@@ -17,7 +18,6 @@ from drumline.launch.node_plan import (
     task_program,
     torchrun_command,
 )
-from drumline.launch.startup import interrupted
 
 FILE = EnvFile(NodePlan(), {"DDP_TIMEOUT_SECONDS": "60", "NCCL_DEBUG": "INFO"})
 

@@ -19,12 +19,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
+from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
-from drumline.net.sealed_store import SealedStore
+from drumline.rank.sealed_store import SealedStore
 
 KEYS = {"public": "2", "nonce": "n"}
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous, wait_for_first_node
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Reason, WaitNotice

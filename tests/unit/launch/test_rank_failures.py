@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from drumline.base.text import how_it_ended
 from drumline.launch.node.rank_logs import failure_time, rank_output
 from drumline.launch.ssh.hosts_launcher import in_order, last_messages
 from drumline.launch.ssh.remote import RankFailure
-from drumline.text import how_it_ended
 
 
 def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> RankFailure:

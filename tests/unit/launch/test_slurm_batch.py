@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from drumline.base.errors import ConfigError, UsageError
 from drumline.cli import launch_command
-from drumline.errors import ConfigError, UsageError
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.slurm import (
     BatchJob,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.errors import ExitCode
+from drumline.base.errors import ExitCode
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import not_reached, was_lost
 

@@ -15,7 +15,7 @@ from drumline.launch.node.standby import Standby
 
 RANK = """
 import json, os, sys
-from drumline.launch.startup import now, process_start
+from drumline.base.startup import now, process_start
 facts = {"pid": os.getpid(), "rank": os.environ["RANK"], "argv": sys.argv[1:], "main": __name__}
 facts |= {"age": now() - process_start(), "is_loaded": "loaded_before" in sys.modules}
 print(json.dumps(facts), flush=True)

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from drumline.base.processes import parent_of
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.net.frames import encode
-from drumline.processes import parent_of
 
 ROOT = Path(__file__).parents[3]
 # As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends heartbeats.
@@ -156,7 +156,7 @@ def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(node: 
 RENUMBERED = """
 import os, time
 from pathlib import Path
-from drumline.launch.rank_environment import write_rank
+from drumline.base.rank_environment import write_rank
 print("before", flush=True)
 while not Path("go").exists():
     time.sleep(0.02)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
 from drumline.launch.ssh.sync import Sync, code_files, file_hashes, hash_of, is_excluded

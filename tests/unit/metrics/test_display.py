@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from drumline.engine.output import make_display
 from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.live import LiveDisplay
+from drumline.training.output import make_display
 
 TWO_NODES = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
 START = {

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from drumline import text
+from drumline.base import text
 from drumline.metrics import display
 
 

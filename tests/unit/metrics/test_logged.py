@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 from drumline.metrics.logged import logged_fields
 
 

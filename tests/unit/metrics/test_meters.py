@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drumline.errors import TrainingError
+from drumline.base.errors import TrainingError
 from drumline.metrics.meters import Meter, means
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drumline.errors import MissingExtraError
+from drumline.base.errors import MissingExtraError
 from drumline.metrics.logged import encode_png
 from drumline.metrics.trackers.tensorboard import TensorBoard
 from drumline.metrics.trackers.tracker import Record
@@ -91,7 +91,7 @@ def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.soak
 def test_no_package_is_loaded_before_it_is_wanted() -> None:
     code = (
-        "import sys, drumline.engine.output; "
+        "import sys, drumline.training.output; "
         "assert sys.modules.keys().isdisjoint({'tensorboard', 'wandb', 'mlflow'}), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from drumline.errors import MissingExtraError
-from drumline.metrics.events import EventLog, Reporter
+from drumline.base.errors import MissingExtraError
 from drumline.metrics.trackers import tracking
 from drumline.metrics.trackers.mlflow import MLflow
 from drumline.metrics.trackers.tracker import Outcome, Record, past_events, record_of
 from drumline.metrics.trackers.tracking import Tracking, close_all, has_unfinished_tracker
 from drumline.metrics.trackers.wandb import WeightsAndBiases
+from drumline.runs.events import EventLog, Reporter
 
 STEPS = {"epoch": 1, "lr": 0.1, "samples_per_s": 10.0, "data_share": 0.0, "seconds_left": 1.0}
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumline.errors import PreflightError
+from drumline.base.errors import PreflightError
 from drumline.net import interfaces
 from drumline.net.interfaces import check_is_own, own_address, own_binding
 

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from drumline.base.terminal import print_message
 from drumline.net import dial
 from drumline.net.dial import ProbeListener, ProbeTarget, Reason, WaitNotice, probe_hosts
-from drumline.terminal import print_message
 
 
 def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from drumline.base.errors import UsageError
 from drumline.cli.runs_command import _cells
-from drumline.errors import UsageError
 from drumline.metrics.display import metric_text
 from drumline.report import page as page_module
 from drumline.report.goodput import goodput_of
 from drumline.report.page import MAX_BYTES, render_page, write_report
 from drumline.report.run_data import read_run
 from drumline.report.run_list import listed
-from drumline.scale.profile_result import write_profile
+from drumline.runs.profile_result import write_profile
 from tests.report_runs import BEGIN, METRICS, SETS, append, write_checkpoint, write_run, write_run_of_many_metrics
-from tests.unit.scale.test_profile_result import example
+from tests.unit.runs.test_profile_result import example
 from tests.unit.watch.diagnosis.test_diagnosis_files import told
 
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\x1b[31m\u202e{{ 7*7 }}"

@@ -16,7 +16,7 @@ from drumline.report.goodput import RunClock, goodput_of
 from drumline.report.heat_map import make_heat_map
 from drumline.report.run_data import read_run
 from drumline.report.run_list import list_runs
-from drumline.scale.scaling_result import MeasuredSize, Measurement, write_scaling
+from drumline.runs.scaling_result import MeasuredSize, Measurement, write_scaling
 from tests.report_runs import append, write_checkpoint, write_run
 
 OLD_RUN = Path(__file__).parents[2] / "data" / "run-0.1"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from drumline.errors import UsageError
+from drumline.base.errors import UsageError
 from drumline.storage import fsspec_store, object_store, s3_store
 from drumline.storage.backend import PIECE_BYTES, StoreError
 from drumline.storage.object_store import ObjectStore, is_store_url, open_store

@@ -7,7 +7,7 @@ import errno
 import pytest
 from torch.distributed import DistNetworkError, DistStoreError
 
-from drumline.errors import CheckpointError
+from drumline.base.errors import CheckpointError
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from tests.unit.watch.diagnosis.sample_ranks import CLOSED
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from drumline.checkpoint.optimizer_state import optimizer_state
-from drumline.watch.replicas import ReplicaComparison, replica_tensors
+from drumline.parallel.replicas import ReplicaComparison, replica_tensors
 
 
 def small_model() -> nn.Sequential:

@@ -50,7 +50,7 @@ _SAME = {
     "torch.utils.data.dataloader.DataLoader": LOADER,
     "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
     "torch.amp.grad_scaler.GradScaler": "torch.amp.GradScaler",
-    "drumline.manager.DDPManager": "drumline.DDPManager",
+    "drumline.training.manager.DDPManager": "drumline.DDPManager",
 }
 _SAME_BEGINNINGS = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),

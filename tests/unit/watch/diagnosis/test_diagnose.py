@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import drumline
-from drumline.launch.rank_environment import LauncherLink
+from drumline.base.rank_environment import LauncherLink
+from drumline.base.typed_json import from_json
 from drumline.net.dial import Reason
 from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
@@ -22,7 +23,6 @@ from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar.leader import is_printed
-from drumline.watch.typed_json import from_json
 from tests.unit.watch.diagnosis.sample_ranks import (
     CLOSED,
     IN_ALL_REDUCE,

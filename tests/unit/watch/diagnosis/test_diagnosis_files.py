@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from drumline.base.typed_json import from_json
 from drumline.watch.cluster_state import ClusterState, LostNode
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
 from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.heartbeat import Phase
-from drumline.watch.typed_json import from_json
 from tests.unit.watch.diagnosis.sample_ranks import IN_QUEUE, WORKER_IN_SAMPLE, cluster, late_rank, rank_state, worker
 
 PAGE = Path(__file__).with_name("stopped_worker.txt")

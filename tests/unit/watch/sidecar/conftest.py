@@ -19,7 +19,7 @@ import ctypes, os, signal, sys, threading, time
 from contextlib import suppress
 from pathlib import Path
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
-from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
+from drumline.watch.self_report import name_answering_thread, register_stack_signals, write_report
 
 folder = Path(sys.argv[1])
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from drumline.watch.cluster_state import Collective
-from drumline.watch.rank.self_report import NUM_COLLECTIVES, flight_record, latest_collectives, write_report
+from drumline.watch.self_report import NUM_COLLECTIVES, flight_record, latest_collectives, write_report
 from drumline.watch.sidecar.ask_rank import SelfReport, ask_report
 from tests.ranks import run_ranks
 
@@ -126,7 +126,7 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import sys, pathlib; from drumline.watch.rank.self_report import write_report;"
+        "import sys, pathlib; from drumline.watch.self_report import write_report;"
         "write_report(pathlib.Path(sys.argv[1]), 3, 7); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
@@ -138,7 +138,7 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     def broken() -> dict[str, Any]:
         raise TypeError("incompatible function arguments")
 
-    monkeypatch.setattr("drumline.watch.rank.self_report.flight_record", broken)
+    monkeypatch.setattr("drumline.watch.self_report.flight_record", broken)
     write_report(tmp_path, 3, 8)
     record = json.loads(path.read_text())
     assert record.pop("calls")
@@ -152,7 +152,7 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
 
 def test_an_error_in_torchs_own_parts_is_an_answer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that answers must live on, whatever is changed under it."""
-    monkeypatch.setattr("drumline.watch.rank.self_report.awaited_workers", lambda: [][0])
+    monkeypatch.setattr("drumline.watch.self_report.awaited_workers", lambda: [][0])
     write_report(tmp_path, 3, 7)
     told = json.loads((tmp_path / "rank-00003.report.json").read_text())
     assert (told["number"], told["error"]) == (7, "IndexError: list index out of range")

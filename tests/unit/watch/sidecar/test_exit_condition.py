@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.launch.node.watch_folder import claim_report
 from drumline.watch.sidecar.leader import FIRST_CONNECTION_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
+from drumline.watch.watch_folder import claim_report
 
 
 @dataclass

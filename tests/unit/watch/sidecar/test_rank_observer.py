@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from drumline import processes
-from drumline.launch.node import watch_folder
-from drumline.launch.node.watch_folder import WatchFolder
-from drumline.processes import state_of
+from drumline.base import processes
+from drumline.base.processes import state_of
+from drumline.base.typed_json import from_json
+from drumline.watch import watch_folder
 from drumline.watch.cluster_state import NodeState, RankState
 from drumline.watch.diagnosis.evidence import BUSY_CORES, is_busy
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.sidecar.rank_observer import RankObserver
-from drumline.watch.typed_json import from_json
+from drumline.watch.watch_folder import WatchFolder
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 

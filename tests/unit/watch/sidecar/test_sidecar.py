@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.node.watch_folder import read_ending
+from drumline.watch.watch_folder import read_ending
 
 # Ranks in step with each other: nobody is more than a step ahead. They end when a file says so.
 RANK = """
 import os, sys, time
 from pathlib import Path
 from drumline.watch.heartbeat import Phase, read_heartbeat
-from drumline.watch.rank.watched_rank import watch_script
+from drumline.rank.watched.watched_rank import watch_script
 
 watched = watch_script(os.environ)
 heartbeat, rank, done = watched.heartbeat, watched.rank, Path(sys.argv[1])

@@ -1,0 +1,104 @@
+"""Which rank this process is, from the variables of its launcher; nothing else reads those.
+
+torchrun sets RANK and the rest, and so do most other launchers. Slurm's srun has other names, which are translated
+here, so that no other module depends on the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drumline.base.errors import PreflightError, UsageError
+from drumline.base.job_secret import secret_from
+from drumline.base.rank_environment import NODE_START, RESTARTED
+from drumline.base.slurm_variables import rank_variables
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# The number of processes, as Open MPI and MPICH set it.
+OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+FIRST_REPORT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = ""
+    master_port: int = 0
+    is_restart: bool = False
+    """Whether the ranks of this node were restarted."""
+    agent_hosts_store: bool = False
+    """torchrun's agent runs the store; otherwise rank 0 does."""
+    node_names: tuple[str, ...] = ()
+    """The hosts in the order of their ranks, if the launcher sets them and all have the same number of ranks."""
+    node_start: str = ""
+    """Tells this start of the node's ranks from any other, if the launcher sets it."""
+    secret: str | None = field(default=None, repr=False)
+    """The secret that all ranks were given, or None (`base/job_secret.py`)."""
+
+    @property
+    def host(self) -> str:
+        return socket.gethostname()
+
+
+def own_variables() -> dict[str, str]:
+    """A copy of this process's environment, for programs that are started with `python -m`."""
+    return dict(os.environ)
+
+
+def topology_from(environment: Mapping[str, str]) -> Topology | None:
+    """This process's rank and job, or None when no launcher started it."""
+    variables = dict(environment)
+    if "SLURM_PROCID" in environment:
+        variables = {**rank_variables(environment), **environment}
+    if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        # mpirun uses other names, so each process would believe that it is the only one.
+        if count := next((name for name in OF_MPI if variables.get(name, "1") != "1"), None):
+            raise PreflightError(
+                f"mpirun has started several processes ({count}={variables[count]}), but none knows its rank",
+                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
+                "them with drumline launch --hosts",
+            )
+        return None
+    if missing := [name for name in NEEDED if name not in variables]:
+        given = ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
+        raise PreflightError(
+            f"the launcher set {given} but not {', '.join(missing)}",
+            next_step="start with torchrun or `drumline train --procs N`, or set all of " + ", ".join(NEEDED),
+        )
+    rank, world_size = _integer(variables, "RANK"), _integer(variables, "WORLD_SIZE")
+    if not 0 <= rank < world_size:
+        raise PreflightError(f"RANK is {rank}, but WORLD_SIZE is {world_size}: ranks are 0 to {world_size - 1}")
+    return Topology(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_integer(variables, "LOCAL_RANK"),
+        local_world_size=_integer({"LOCAL_WORLD_SIZE": str(world_size), **variables}, "LOCAL_WORLD_SIZE"),
+        master_addr=variables["MASTER_ADDR"],
+        master_port=_integer(variables, "MASTER_PORT"),
+        is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or variables.get(RESTARTED) == "1",
+        agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        secret=secret_from(variables),
+        node_start=variables.get(NODE_START, ""),
+        node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
+    )
+
+
+def let_first_rank_report(topology: Topology | None) -> None:
+    """Wait, on a rank that fails before the rendezvous: all ranks of a host have the same command, and most likely fail
+    for the same reason. The first reports it and exits, and the launcher ends the others; otherwise they report it."""
+    if topology is not None and topology.local_rank > 0:
+        time.sleep(FIRST_REPORT_S)
+
+
+def _integer(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except ValueError:
+        raise UsageError(f"{name} is {variables[name]!r}, which is not a whole number") from None

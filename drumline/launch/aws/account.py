@@ -1,0 +1,136 @@
+"""Calls to AWS: credentials by boto3's own chain, retries and throttling by botocore, every refusal as a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from drumline.base.errors import MissingExtraError, PreflightError, UsageError, did_you_mean
+from drumline.base.text import without_credentials
+
+# Codes of AWS, by what they mean.
+_NOT_ALLOWED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"}
+_BAD_CREDENTIALS = {
+    *("AuthFailure", "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "RequestExpired"),
+    *("SignatureDoesNotMatch", "UnrecognizedClientException", "InvalidAccessKeyId"),
+}
+_BUSY = {
+    *("Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException"),
+    *("InternalError", "ServiceUnavailable", "Unavailable", "503"),
+}
+_MAX_ATTEMPTS = 8
+# The price list is served by a few regions only.
+PRICES_REGION = "us-east-1"
+# boto3 gives such a name to every session of a role, so it does not tell people apart.
+_GENERATED_SESSION = re.compile(r"/botocore-session-\d+$")
+_NOT_IN_A_TAG = re.compile(r"[^\w .:/=+@-]")
+_TAG_LENGTH = 256
+
+
+class AwsError(PreflightError):
+    """AWS refused a call; `code` is its own word for why."""
+
+    def __init__(self, what: str, *, next_step: str, code: str = "") -> None:
+        super().__init__(what, next_step=next_step)
+        self.code = code
+
+
+class Account:
+    """One account in one region."""
+
+    def __init__(self, session: Any, region: str) -> None:
+        self.region = region
+        self._session = session
+        self._clients: dict[str, Any] = {}
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            from botocore.config import Config
+
+            config = Config(
+                retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}, user_agent_extra="drumline"
+            )
+            region = PRICES_REGION if service == "pricing" else self.region
+            self._clients[service] = self._session.client(service, region_name=region, config=config)
+        return self._clients[service]
+
+    def call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        """One request; a refusal is an AwsError."""
+        answer = self._explained(service, operation, lambda client: getattr(client, operation)(**arguments))
+        return dict(answer)
+
+    def all(self, service: str, operation: str, what: str, **arguments: Any) -> list[Any]:
+        """The items `what` of all pages of an answer."""
+        pages = self._explained(
+            service, operation, lambda client: client.get_paginator(operation).paginate(**arguments).build_full_result()
+        )
+        return list(pages.get(what, ()))
+
+    def identity(self) -> str:
+        """The user or role that makes the calls, as the value of a tag."""
+        name = str(self.call("sts", "get_caller_identity")["Arn"])
+        return _NOT_IN_A_TAG.sub("_", _GENERATED_SESSION.sub("", name))[:_TAG_LENGTH]
+
+    def _explained(self, service: str, operation: str, request: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            client = self.client(service)
+            return request(client)
+        except ClientError as error:
+            right = f"{client.meta.service_model.signing_name}:{error.operation_name}"
+            raise _refused(error.response.get("Error", {}), right, self.region) from error
+        except BotoCoreError as error:
+            raise _not_sent(error, service, self.region) from error
+
+
+def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
+    code, message = error.get("Code", ""), error.get("Message", "no reason given")
+    if code in _NOT_ALLOWED:
+        what, step = f"this user or role may not call {right}", f"add the right {right} to its policy"
+    elif code in _BAD_CREDENTIALS:
+        what, step = f"AWS does not accept the credentials ({code})", "renew them: aws configure, or aws sso login"
+    elif code == "OptInRequired":
+        what, step = f"the account has not enabled {right}", f"enable it, and the region {region}, in the console"
+    elif code in _BUSY:
+        what, step = (
+            f"AWS is too busy for {right} ({code}), after {_MAX_ATTEMPTS} attempts",
+            "run the same command again later",
+        )
+    else:
+        what, step = f"AWS refused {right}: {message} ({code})", "correct what it names; docs/aws.md has common cases"
+    return AwsError(what, next_step=step, code=code)
+
+
+def _not_sent(error: Exception, service: str, region: str) -> AwsError:
+    from botocore import exceptions
+
+    missing = exceptions.NoCredentialsError | exceptions.PartialCredentialsError | exceptions.TokenRetrievalError
+    if isinstance(error, missing | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError):
+        return AwsError(f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login")
+    if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
+        step = "check the network and a proxy, and run the same command again"
+        return AwsError(f"{service} in {region} is unreachable: {without_credentials(str(error))}", next_step=step)
+    return AwsError(f"{service}: {without_credentials(str(error))}", next_step="correct what it names")
+
+
+def connect(region: str | None, profile: str | None) -> Account:
+    """The account of the credentials that boto3 finds; nothing is sent yet."""
+    try:
+        import boto3
+        from botocore.exceptions import ProfileNotFound
+    except ImportError as error:
+        raise MissingExtraError("drumline aws", extra="aws") from error
+    try:
+        session = boto3.Session(profile_name=profile, region_name=region)
+    except ProfileNotFound as error:
+        raise UsageError(f"--profile: {error}", next_step="aws configure list-profiles shows them") from error
+    chosen = session.region_name
+    if chosen is None:
+        raise UsageError("no region is set", next_step="give --region, such as --region us-east-1")
+    known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
+    if chosen not in known:
+        what = f"there is no region {chosen!r}; {did_you_mean(chosen, known)}"
+        raise UsageError(what, next_step="correct --region")
+    return Account(session, chosen)

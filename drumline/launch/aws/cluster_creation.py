@@ -1,0 +1,162 @@
+"""`up`: create the stack with progress; on failure name the resource and the reason, and leave nothing behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from drumline.base.errors import UsageError, as_list
+from drumline.launch.aws import stack as stacks
+from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.cluster_plan import MOVING, ClusterPlan
+from drumline.launch.aws.teardown import finish_rollback, take_down
+
+CANCELLED = "Resource creation cancelled"
+
+
+def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> None:
+    """Create the cluster, or follow one that is being created. An existing one gets back the nodes that ended."""
+    settings = plan.settings
+    cluster = stacks.find_cluster(account, settings)
+    if cluster is None:
+        stack = str(account.call("cloudformation", "create_stack", **_request(plan))["StackId"])
+    elif cluster["StackStatus"] in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
+        _check_same(cluster, plan)
+        stack = str(cluster["StackId"])
+    else:
+        raise UsageError(
+            f"the cluster {settings.name} is in the state {cluster['StackStatus']}",
+            next_step=f"remove it first: drumline aws down --name {settings.name}",
+        )
+    _follow(account, stack, plan, progress)
+    if cluster is not None:
+        _refill(account, plan)
+
+
+def _request(plan: ClusterPlan) -> dict[str, Any]:
+    tags = {
+        stacks.TAG: plan.settings.name,
+        stacks.OWNER_TAG: plan.parameters.get("Owner", ""),
+        **stacks.price_tags(plan.costs),
+    }
+    return {
+        "StackName": plan.settings.stack,
+        "TemplateBody": plan.template(),
+        "Parameters": [{"ParameterKey": name, "ParameterValue": value} for name, value in plan.parameters.items()],
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items() if value],
+        "Capabilities": ["CAPABILITY_IAM"],
+        "OnFailure": "DELETE",
+    }
+
+
+def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
+    before = stacks.parameters_of(stack)
+    # By default these are the versions that are installed here, which may have been updated since.
+    moving = MOVING if plan.settings.install is not None else (*MOVING, "Requirements")
+    changed = [
+        f"{name}: {before[name]} -> {value}"
+        for name, value in plan.parameters.items()
+        if name not in moving and before.get(name, value) != value
+    ]
+    if changed:
+        raise UsageError(
+            as_list(f"the cluster {plan.settings.name} exists with other settings:", changed),
+            next_step=f"give another --name, or remove it first: drumline aws down --name {plan.settings.name}",
+        )
+
+
+def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
+    """Until it is complete. A refused launch of an instance would be retried for ever, so it ends the creation."""
+    step = ""
+    while True:
+        described = stacks.find_stack(account, stack)
+        if described is None or described["StackStatus"] not in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
+            raise _failed_resource(account, plan, {"StackId": stack, **(described or {})}, progress)
+        if described["StackStatus"] == "CREATE_COMPLETE":
+            return
+        if refusal := _refused_launch(account, described):
+            raise _refused_instances(account, plan, refusal, progress)
+        if (event := stacks.newest_event(account, stack)) != step:
+            progress(step := event)
+        time.sleep(stacks.POLL_S)
+
+
+def _refused_launch(account: Account, stack: stacks.Stack) -> str:
+    """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier stack of the same
+    name had a group of the same name, whose activities AWS may still list."""
+    try:
+        answer = account.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=stack["StackName"])
+    except AwsError as refused:
+        if refused.code == "ValidationError":  # the group does not exist yet
+            return ""
+        raise
+    failed = [
+        activity
+        for activity in answer["Activities"]
+        if activity["StatusCode"] in ("Failed", "Cancelled") and activity["StartTime"] >= stack["CreationTime"]
+    ]
+    return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
+
+
+def _refused_instances(account: Account, plan: ClusterPlan, refusal: str, progress: stacks.Progress) -> AwsError:
+    def remove() -> None:
+        take_down(account, plan.settings, progress, delete_data=False)
+
+    return _after_removal(
+        f"AWS could not start the instances: {refusal}",
+        remove,
+        name=plan.settings.name,
+        next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
+    )
+
+
+def _failed_resource(account: Account, plan: ClusterPlan, stack: stacks.Stack, progress: stacks.Progress) -> AwsError:
+    """The first resource that failed, and why; after AWS has rolled back."""
+
+    def remove() -> None:
+        finish_rollback(account, plan.settings, stack, progress)
+
+    return _after_removal(
+        f"the cluster could not be created, {_cause_of_failure(account, stack)}",
+        remove,
+        name=plan.settings.name,
+        next_step="correct this, and run the same command again",
+    )
+
+
+def _cause_of_failure(account: Account, stack: stacks.Stack) -> str:
+    try:
+        events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"])
+    except AwsError as refused:  # what AWS still has of the stack is to be removed all the same
+        return f"for an unknown reason ({refused.what})"
+    failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
+    causes = [event for event in failed if event.get("ResourceStatusReason") != CANCELLED] or failed
+    if not causes:
+        return "for an unknown reason"
+    reason = causes[0].get("ResourceStatusReason", "no reason given")
+    return f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
+
+
+def _after_removal(what: str, remove: Callable[[], None], *, name: str, next_step: str) -> AwsError:
+    """Why the cluster could not be made, and whether all of it is removed: AWS was asked."""
+    try:
+        remove()
+    except AwsError as refused:
+        down = f"drumline aws down --name {name} removes it, or names what AWS cannot delete"
+        return AwsError(f"{what}; not all that was made is removed: {refused.what}", next_step=down)
+    return AwsError(f"{what}; all that was made is removed again", next_step=next_step)
+
+
+def _refill(account: Account, plan: ClusterPlan) -> None:
+    """Start again what ended when it was idle. After its time limit the group takes no instance any more."""
+    name = plan.settings.stack
+    nodes = plan.settings.nodes
+    group = stacks.group_of(account, name)
+    if group["MaxSize"] < nodes:
+        raise UsageError(
+            f"the time of the cluster {plan.settings.name} is over",
+            next_step=f"drumline aws down --name {plan.settings.name}, then up again: the volume is kept",
+        )
+    if group["DesiredCapacity"] < nodes:
+        account.call("autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=nodes)

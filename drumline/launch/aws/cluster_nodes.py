@@ -1,0 +1,110 @@
+"""The clusters of a region and their nodes: what `status` shows and `launch` connects to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from drumline.base.text import duration, file_size, plural
+from drumline.launch.aws.account import Account
+from drumline.launch.aws.cluster_settings import STACK_PREFIX
+from drumline.launch.aws.stack import (
+    TAG,
+    Stack,
+    is_cluster,
+    kept_volumes,
+    made_at,
+    owner_of,
+    parameters_of,
+    price_words,
+    tags_of,
+)
+
+USER = "ubuntu"
+SSH_PORT = 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudNode:
+    id: str
+    address: str
+    """Private: what the other nodes reach it at."""
+    public_address: str | None
+    started: datetime
+
+
+def _named_stacks(account: Account) -> list[Stack]:
+    """The stacks with a name as clusters have it, the oldest first."""
+    stacks = account.all("cloudformation", "describe_stacks", "Stacks")
+    existing = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
+    named = [stack for stack in existing if stack["StackName"].startswith(STACK_PREFIX)]
+    return sorted(named, key=lambda stack: stack["CreationTime"])
+
+
+def nodes_of(account: Account, name: str) -> list[CloudNode]:
+    """Those that run, the oldest first: a node that replaced another is never the first, which has rank 0."""
+    filters = [
+        {"Name": f"tag:{TAG}", "Values": [name]},
+        {"Name": "instance-state-name", "Values": ["pending", "running"]},
+    ]
+    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
+    nodes = [
+        CloudNode(
+            id=instance["InstanceId"],
+            address=instance["PrivateIpAddress"],
+            public_address=instance.get("PublicIpAddress"),
+            started=instance["LaunchTime"],
+        )
+        for reservation in reservations
+        for instance in reservation["Instances"]
+    ]
+    return sorted(nodes, key=lambda node: (node.started, node.id))
+
+
+def status_lines(account: Account) -> Iterator[str]:
+    stacks = _named_stacks(account)
+    clusters = [stack for stack in stacks if is_cluster(stack)]
+    for stack in clusters:
+        yield from _cluster_lines(account, stack)
+    names = {tags_of(stack)[TAG] for stack in clusters}
+    for volume in kept_volumes(account):
+        if (name := tags_of(volume)[TAG]) not in names:
+            size = file_size(volume["SizeInBytes"]["Value"])
+            yield f"{name}: only its volume {volume['FileSystemId']} is left ({size})"
+    for stack in stacks:
+        if not is_cluster(stack):
+            yield f"{stack['StackName']}: not a cluster of drumline: the stack, made {made_at(stack)}, has no tag {TAG}"
+    yield f"{plural(len(clusters), 'cluster')} in {account.region}"
+
+
+def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
+    parameters = parameters_of(stack)
+    name = tags_of(stack)[TAG]
+    now = datetime.now(UTC)
+    age = duration((now - stack["CreationTime"]).total_seconds())
+    nodes = nodes_of(account, name)
+    yield (
+        f"{name}: {stack['StackStatus']}, {len(nodes)} of {parameters.get('NodeCount')} x "
+        f"{parameters.get('InstanceType')} ({parameters.get('Market')}) run in {parameters.get('Zone')} since {age}; "
+        f"so far {price_words(stack, now)}; ends at {parameters.get('EndsAt')} at the latest"
+    )
+    yield f"  made by {owner_of(stack)} at {made_at(stack)}"
+    yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)
+
+
+def ssh_config(account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, profile: str | None) -> str:
+    """For OpenSSH: a node has its private address as its name here too, and is reached by another way."""
+    lines = []
+    for node in nodes:
+        lines += [f"Host {node.address}", f"  User {USER}", "  StrictHostKeyChecking accept-new"]
+        # Addresses are used again, ids of instances are not.
+        lines.append(f"  HostKeyAlias {node.id}")
+        if by_ssm:
+            words = ["aws", "ssm", "start-session", "--region", account.region, "--target", node.id]
+            words += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={SSH_PORT}"]
+            lines.append(f"  ProxyCommand {shlex.join([*words, *(['--profile', profile] if profile else [])])}")
+        elif node.public_address:
+            lines.append(f"  HostName {node.public_address}")
+    return "\n".join([*lines, "Host *", "  Include ~/.ssh/config", ""])

@@ -1,0 +1,338 @@
+"""The whole change before it is made: every check, the price, and the parameters of the stack. Nothing is touched."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from drumline.base.errors import UsageError
+from drumline.base.text import plural
+from drumline.launch.aws import prices
+from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.cluster_settings import ME, ClusterSettings
+from drumline.launch.aws.offers import (
+    Hardware,
+    Image,
+    check_quota,
+    check_zone,
+    default_zone,
+    find_hardware,
+    find_image,
+    ordinary_zones,
+    zones_with,
+)
+from drumline.launch.aws.reach import check_way_in, check_way_out
+from drumline.launch.aws.stack import find_cluster, kept_volumes, made_at, owner_of, parameters_of
+
+TEMPLATE = Path(__file__).with_name("cluster.yaml")
+MORE_CARDS = "          # more-network-cards\n"
+# Files of this folder that become part of the user data, which cannot be longer than 16 kB.
+USER_DATA_INDENT = 16 * " "
+NODE_SCRIPTS = {
+    f"{USER_DATA_INDENT}# idle-shutdown\n": TEMPLATE.with_name("idle_shutdown.py"),
+    f"{USER_DATA_INDENT}# prepare\n": TEMPLATE.with_name("prepare.sh"),
+}
+ADDRESS_URL = "https://checkip.amazonaws.com"
+# Chosen again at every start; a stack that differs in them alone is the same.
+MOVING = ("EndsAt", "ImageId", "Owner", "SshFrom", "VolumeId")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPlan:
+    settings: ClusterSettings
+    hardware: Hardware
+    parameters: Mapping[str, str]
+    costs: tuple[prices.Cost, ...]
+    volume_price: float | None
+    notes: tuple[str, ...]
+
+    def template(self) -> str:
+        return template_text().replace(MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else "")
+
+    @property
+    def has_cards(self) -> bool:
+        return self.settings.efa is not False and self.hardware.num_efas > 0 and self.hardware.num_cards > 1
+
+    def lines(self) -> Iterator[str]:
+        settings, given = self.settings, self.parameters
+        gpus = f", {self.hardware.num_gpus} x {self.hardware.gpu} each" if self.hardware.num_gpus else ""
+        nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
+        yield f"cluster {settings.name} in {given['Zone']}: {nodes}{gpus}"
+        yield f"image   {given['ImageId']}, encrypted disk of {settings.disk} GiB each"
+        yield f"network {_network_words(self)}"
+        yield f"volume  {given['VolumeId'] or 'a new encrypted EFS volume'} at /mnt/shared; `down` keeps it"
+        idle = f"an instance ends itself after {settings.idle_minutes} idle minutes"
+        yield f"end     {given['EndsAt']} at the latest" + (f"; {idle}" if settings.idle_minutes else "")
+        yield from (f"check   {note}" for note in self.notes)
+        yield from (f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour" for cost in self.costs)
+        yield from (f"price   {line}" for line in prices.total_lines(self.costs, settings.hours))
+        month = prices.dollars(self.volume_price)
+        yield f"price   beside it traffic, and EFS: {month} for a GB a month, and more for each GB read or written"
+
+
+def template_text() -> str:
+    """With the programs of the nodes in it, and without network cards."""
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for mark, path in NODE_SCRIPTS.items():
+        text = text.replace(mark, textwrap.indent(path.read_text(encoding="utf-8"), USER_DATA_INDENT))
+    return text
+
+
+def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
+    """Raises at the first check that fails."""
+    if not settings.type:
+        raise UsageError("no instance type is set", next_step="give --type, such as --type g6.12xlarge")
+    hardware = find_hardware(account, settings.type)
+    if settings.efa and not hardware.num_efas:
+        raise UsageError(f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type")
+    stack = find_cluster(account, settings)
+    before = parameters_of(stack) if stack else {}
+    subnet = _subnet(account, settings.subnet)
+    is_public = _is_public(settings, hardware, subnet)
+    check_way_in(settings, hardware, is_public=is_public)
+    check_way_out(account, settings, subnet, is_public=is_public)
+    market = prices.spot_prices(account, settings.type) if settings.spot else {}
+    named_zone = settings.zone or subnet.get("AvailabilityZone") or before.get("Zone")
+    zone = _choose_zone(account, settings, named_zone, market)
+    if subnet and subnet["AvailabilityZone"] != zone:
+        what = f"{settings.subnet} is in {subnet['AvailabilityZone']}, not in {zone}"
+        raise UsageError(what, next_step="give a --subnet of that zone, or leave --zone out")
+    # The nodes of a cluster that is up are part of what is in use.
+    if stack:
+        quota = f"the cluster exists; made by {owner_of(stack)} at {made_at(stack)}"
+    else:
+        quota = check_quota(account, hardware, settings.nodes, settings.market)
+    install = () if stack else tuple(check_install(settings))
+    price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
+    _check_ceiling(settings, price)
+    image = find_image(account, settings.ami, hardware)
+    _check_disk(settings, image)
+    if settings.key is not None:
+        account.call("ec2", "describe_key_pairs", KeyNames=[settings.key])
+    parameters = {
+        **_parameters(account, settings, hardware, subnet),
+        "Zone": zone,
+        "ImageId": image.id,
+        "RootDevice": image.root_device,
+        "Owner": account.identity(),
+    }
+    return ClusterPlan(
+        settings=settings,
+        hardware=hardware,
+        parameters=parameters,
+        costs=tuple(_costs(account, settings, parameters, price)),
+        volume_price=prices.listed_price(account, "volume"),
+        notes=(
+            *(quota, f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not"),
+            *install,
+        ),
+    )
+
+
+def _choose_zone(
+    account: Account, settings: ClusterSettings, named_zone: str | None, spot_prices: Mapping[str, float]
+) -> str:
+    zones = zones_with(account, settings.type)
+    if named_zone is not None:
+        return check_zone(zones, named_zone, settings.type)
+    ordinary = ordinary_zones(account)
+    return default_zone([zone for zone in zones if zone in ordinary], spot_prices, settings.type)
+
+
+def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
+    """Whether the instances get one network interface: AWS gives no public address to several."""
+    return hardware.num_cards == 1 or not hardware.num_efas or settings.efa is False
+
+
+def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
+    return _has_one_card(settings, hardware) and bool(subnet.get("MapPublicIpOnLaunch", False) if subnet else True)
+
+
+def check_install(settings: ClusterSettings) -> Iterator[str]:
+    """What the nodes get; pip and git are asked from here, before nodes cost money, and run no code of a package."""
+    if settings.copies_drumline:
+        yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
+    sources = [word for word in settings.requirements if "git+" in word]
+    packages = [word for word in settings.requirements if word not in sources]
+    for word in sources:
+        yield _check_repository(word)
+    if packages:
+        yield _check_packages(packages)
+
+
+def _check_packages(requirements: Sequence[str]) -> str:
+    wanted = " ".join(requirements)
+    if importlib.util.find_spec("pip") is None:
+        return f"whether pip can install {wanted} is not known: there is no pip here"
+    flags = ["--dry-run", "--no-deps", "--ignore-installed", "--no-input", "--quiet", "--disable-pip-version-check"]
+    # To read the version of a source distribution, pip runs it.
+    flags += ["--only-binary", ":all:"]
+    _ask([sys.executable, "-m", "pip", "install", *flags, *requirements], f"pip cannot install {wanted}")
+    return f"pip finds {wanted} from here"
+
+
+def _check_repository(requirement: str) -> str:
+    """Only that it can be reached: git cannot ask for a commit without all of it, and pip would run its code."""
+    address = requirement.partition("git+")[2].rpartition("@")[0]
+    if shutil.which("git") is None:
+        return f"whether {address} can be reached is not known: there is no git here"
+    _ask(["git", "ls-remote", "--quiet", "--", address, "HEAD"], f"git cannot read {requirement}")
+    return f"git reaches {address} from here"
+
+
+def _ask(command: Sequence[str], failure: str) -> None:
+    # In a session without a terminal git cannot ask for a password.
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+        start_new_session=True,
+    )
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        reasons = [line for line in lines if line.startswith(("ERROR:", "fatal:"))]  # the second is git's
+        raise UsageError(
+            f"{failure}: {(reasons or [f'exit code {done.returncode}'])[-1]}",
+            next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
+        )
+
+
+def _parameters(
+    account: Account, settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]
+) -> dict[str, str]:
+    has_one_card = _has_one_card(settings, hardware)
+    has_efa = has_one_card and settings.efa is not False and hardware.num_efas > 0
+    ends = datetime.now(UTC) + timedelta(hours=settings.hours)
+    return {
+        "ClusterName": settings.name,
+        "InstanceType": settings.type,
+        "NodeCount": str(settings.nodes),
+        "DiskGiB": str(settings.disk),
+        "Market": settings.market,
+        "MaxPrice": f"{settings.max_price:g}" if settings.max_price and settings.spot else "",
+        "PlacementGroup": _flag(settings.placement_group),
+        "Efa": _flag(has_efa),
+        "GpuCount": str(hardware.num_gpus),
+        "KeyName": settings.key or "",
+        "SshFrom": own_network() if settings.ssh_from == ME else settings.ssh_from or "",
+        "SessionManager": _flag(settings.ssm),
+        "VpcId": subnet.get("VpcId", ""),
+        "SubnetId": settings.subnet or "",
+        "PublicAddress": _flag(_is_public(settings, hardware, subnet)),
+        "NatGateway": _flag(not has_one_card and not subnet),
+        "EndsAt": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "IdleMinutes": str(settings.idle_minutes),
+        "Requirements": " ".join(settings.requirements),
+        "CopiesDrumline": _flag(settings.copies_drumline),
+        **_volume_parameters(account, settings, subnet.get("AvailabilityZone")),
+    }
+
+
+def _volume_parameters(account: Account, settings: ClusterSettings, zone: str | None) -> dict[str, str]:
+    """An existing volume has one mount target for each zone; the one of this zone is used if there is one."""
+    kept = [one["FileSystemId"] for one in kept_volumes(account, settings.name) if not one["NumberOfMountTargets"]]
+    volume = settings.volume or (kept[0] if kept else "")
+    found = {"VolumeId": volume, "MountTargetAddress": "", "MountTargetGroup": ""}
+    if not volume:
+        return found
+    targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
+    here = next((one for one in targets if one.get("AvailabilityZoneName") == zone), None)
+    if here is None and targets and not settings.subnet:
+        what = f"{volume} is mounted in the VPC {targets[0]['VpcId']}, and a volume belongs to one VPC"
+        raise UsageError(what, next_step="give a --subnet of that VPC")
+    if here is not None:
+        target = {"MountTargetId": here["MountTargetId"]}
+        groups = account.call("efs", "describe_mount_target_security_groups", **target)["SecurityGroups"]
+        found |= {"MountTargetAddress": here["IpAddress"], "MountTargetGroup": groups[0]}
+    return found
+
+
+def own_network() -> str:
+    """This machine's public address, as AWS sees it."""
+    try:
+        with urllib.request.urlopen(ADDRESS_URL, timeout=10) as answer:
+            return f"{answer.read(64).decode().strip()}/32"
+    except (OSError, ValueError) as error:
+        what = f"this machine's public address is not known: {ADDRESS_URL}: {error}"
+        raise AwsError(what, next_step="give it: --ssh-from ADDRESS/32") from error
+
+
+def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
+    found = account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"] if subnet else [{}]
+    return dict(found[0])
+
+
+def _check_disk(settings: ClusterSettings, image: Image) -> None:
+    if settings.disk < image.size_gib:
+        raise UsageError(
+            f"--disk: {settings.disk} GiB is smaller than the image {image.id}, which has {image.size_gib} GiB",
+            next_step=f"give --disk {image.size_gib} or more, or another --ami",
+        )
+
+
+def _check_ceiling(settings: ClusterSettings, price: float | None) -> None:
+    if settings.max_price is None:
+        return
+    if price is None or price > settings.max_price:
+        now = f"costs {prices.dollars(price)} an hour" if price else "has no known price"
+        raise UsageError(
+            f"{settings.type} ({settings.market}) {now}, and --max-price is {prices.dollars(settings.max_price)}",
+            next_step="raise --max-price, or give another --type, --zone or --region, or --spot",
+        )
+
+
+def _costs(
+    account: Account, settings: ClusterSettings, parameters: Mapping[str, str], price: float | None
+) -> Iterator[prices.Cost]:
+    """What is paid by the hour."""
+    nodes = settings.nodes
+    instances = f"{nodes} x {settings.type} ({settings.market})"
+    if settings.spot:
+        yield prices.Cost(instances, price, nodes, highest_price=settings.max_price)
+    else:
+        yield prices.fixed_cost(instances, price, nodes)
+    month = prices.listed_price(account, "disk")
+    disk_price = None if month is None else month / prices.HOURS_A_MONTH
+    yield prices.fixed_cost(f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk)
+    if parameters["PublicAddress"] == "true":
+        yield prices.fixed_cost(f"{nodes} x public address", prices.listed_price(account, "address"), nodes)
+    if parameters["NatGateway"] == "true":
+        what = "NAT gateway until `down`, without what passes through it"
+        yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)
+
+
+def _card_lines(hardware: Hardware) -> Iterator[str]:
+    """EFA-only interfaces as AWS recommends: the second on card 0, if that has EFA, and the first on the others."""
+    first = 0 if hardware.num_efas >= hardware.num_cards else 1
+    for card in range(first, min(hardware.num_cards, first + hardware.num_efas)):
+        yield (
+            f"          - {{DeviceIndex: {0 if card else 1}, NetworkCardIndex: {card}, InterfaceType: efa-only, "
+            "DeleteOnTermination: true, Groups: [!GetAtt Group.GroupId]}\n"
+        )
+
+
+def _network_words(plan: ClusterPlan) -> str:
+    given = plan.parameters
+    where = given["SubnetId"] or "a new VPC"
+    efa = f", EFA on {plural(plan.hardware.num_efas, 'interface')}" if plan.has_cards or given["Efa"] == "true" else ""
+    ssh = f"ssh from {given['SshFrom']}" if given["SshFrom"] else "nothing open to the outside"
+    through = ", ssh through Session Manager" if plan.settings.ssm else ""
+    group = ", a placement group" if plan.settings.placement_group else ""
+    return f"{where}{efa}{group}; {ssh}{through}"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,168 @@
+"""What a cluster is: flags of `drumline aws`, or the same names in the section [aws] of a TOML file."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from drumline.base.errors import ConfigError, did_you_mean
+from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
+from drumline.config.config_file import CLUSTER_SECTION
+from drumline.config.fields import Mismatch, from_value
+from drumline.config.flags import FlagTable
+from drumline.config.schema import Count, CountOrZero, Positive
+from drumline.launch.aws.account import Account, connect
+from drumline.launch.aws.install import copies_drumline, node_requirements, wrong_install
+
+ME = "me"
+# A stack's name is `drumline-NAME`, and an IAM role's name has that and more in 64 letters.
+NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
+STACK_PREFIX = "drumline-"
+WIDEST_PREFIX = 8
+
+WHERE: FlagTable = {
+    "name": (str, "NAME", "The cluster's name; everything that belongs to it is tagged with it [train]."),
+    "region": (str, "REGION", "The region [boto3's own default: AWS_REGION or ~/.aws/config]."),
+    "profile": (str, "NAME", "The profile of ~/.aws/config [boto3's own default]."),
+    "config": (str, "FILE", "Read the section [aws] of a TOML file: the same names, with _ for -. Flags override it."),
+}
+CLUSTER: FlagTable = {
+    "type": (str, "TYPE", "The instance type, such as g6.12xlarge or p5.48xlarge."),
+    "nodes": (Count, "N", "The number of instances [2]."),
+    "spot": (bool, "", "Spot instances: cheaper, and AWS may take one back with two minutes' notice."),
+    "max-price": (Positive, "USD", "The most that one instance may cost an hour: a higher price is refused."),
+    "zone": (str, "ZONE", "The zone, such as us-east-1a [the first that offers the type; with --spot the cheapest]."),
+    "placement-group": (bool, "", "Close together in the data center: less latency, and less often capacity."),
+    "efa": (bool, "", "Elastic Fabric Adapter [on for a type that has it]; --no-efa turns it off."),
+    "ami": (str, "AMI", "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04]."),
+    "disk": (Count, "GIB", "The encrypted disk of each instance [150]."),
+    "install": (
+        str,
+        "REQUIREMENTS",
+        "What the nodes get, pinned; `drumline` is this installation, copied to them [drumline].",
+    ),
+}
+REACH: FlagTable = {
+    "key": (str, "NAME", "The EC2 key pair for ssh; launch needs one."),
+    "ssh-from": (str, "me | CIDR", "Open ssh for this machine's public address, or for a network [closed]."),
+    "ssm": (bool, "", "ssh through Session Manager, with no open port; needs the session-manager-plugin here."),
+    "subnet": (str, "SUBNET", "An existing subnet, with a way to the internet [a new VPC]."),
+    "volume": (str, "FS", "An existing EFS volume [a new one, or the one that this cluster kept]."),
+}
+ENDS: FlagTable = {
+    "hours": (Positive, "H", "All instances end after this long, whatever runs [24]. AWS keeps this limit."),
+    "idle-minutes": (
+        CountOrZero,
+        "MIN",
+        "An instance ends itself after this long with idle GPUs and CPUs [60]; 0: never.",
+    ),
+}
+SETTINGS: FlagTable = {**WHERE, **CLUSTER, **REACH, **ENDS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    name: str = "train"
+    region: str | None = None
+    profile: str | None = None
+    type: str = ""
+    nodes: int = 2
+    spot: bool = False
+    max_price: float | None = None
+    zone: str | None = None
+    placement_group: bool = False
+    efa: bool | None = None
+    ami: str | None = None
+    disk: int = 150
+    install: str | None = None
+    key: str | None = None
+    ssh_from: str | None = None
+    ssm: bool = False
+    subnet: str | None = None
+    volume: str | None = None
+    hours: float = 24.0
+    idle_minutes: int = 60
+
+    @property
+    def stack(self) -> str:
+        return f"{STACK_PREFIX}{self.name}"
+
+    @property
+    def copies_drumline(self) -> bool:
+        """Whether the nodes get what runs here, over ssh."""
+        return copies_drumline(self.install)
+
+    @property
+    def requirements(self) -> list[str]:
+        """What pip installs on a node when it starts."""
+        return node_requirements(self.install)
+
+    @property
+    def market(self) -> Literal["spot", "on-demand"]:
+        return "spot" if self.spot else "on-demand"
+
+
+def settings_from(given: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False) -> ClusterSettings:
+    """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get this folder before they
+    install anything."""
+    values = _from_file(Path(given["config"]), problems) if "config" in given else {}
+    names = {field.name for field in fields(ClusterSettings)}
+    values |= {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
+    settings = ClusterSettings(**values)
+    problems += _wrong_settings(settings)
+    if settings.install is not None:
+        problems += wrong_install(settings.install, copies_folder=copies_folder)
+    return settings
+
+
+def account_and_settings(given: Mapping[str, Any], problems: list[str], verb: str) -> tuple[Account, ClusterSettings]:
+    """Raises if there is a problem, also one that was found before."""
+    settings = settings_from(given, problems)
+    if problems:
+        raise ConfigError(problems, next_step=f"read drumline aws {verb} --help")
+    return connect(settings.region, settings.profile), settings
+
+
+def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        document = parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=True).decode())
+    except (OSError, ValueError) as error:
+        problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
+        return {}
+    section = document.get(CLUSTER_SECTION)
+    if not isinstance(section, dict):
+        problems.append(f"{path}: there is no section [{CLUSTER_SECTION}]")
+        return {}
+    known = {name.replace("-", "_"): kind for name, (kind, *_) in SETTINGS.items() if name != "config"}
+    values = {}
+    for name, value in section.items():
+        try:
+            if name not in known:
+                raise Mismatch(f"unknown setting; {did_you_mean(name, known)}")
+            values[name] = from_value(known[name], value)
+        except Mismatch as mismatch:
+            problems.append(f"{path}: {CLUSTER_SECTION}.{name}: {mismatch}")
+    return values
+
+
+def _wrong_settings(settings: ClusterSettings) -> Iterator[str]:
+    if not NAME.fullmatch(settings.name):
+        yield f"--name: {settings.name!r} is not at most 30 lowercase letters, digits and dashes, a letter first"
+    if settings.ssh_from not in (None, ME):
+        yield from _wrong_network(settings.ssh_from or "")
+    if settings.ssm and settings.ssh_from:
+        yield "--ssm and --ssh-from exclude each other: Session Manager needs no open port"
+
+
+def _wrong_network(text: str) -> Iterator[str]:
+    try:
+        network = ipaddress.IPv4Network(text)
+    except ValueError as error:
+        yield f"--ssh-from: {error}; give `me` or a network such as 192.0.2.7/32"
+        return
+    if network.prefixlen < WIDEST_PREFIX:
+        yield f"--ssh-from: {text} is open to (almost) the whole internet; give `me` or a smaller network"

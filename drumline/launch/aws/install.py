@@ -1,0 +1,108 @@
+"""`--install`: what pip installs on the nodes, and what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from drumline.base.text import CREDENTIALS, join_names
+from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
+from drumline.launch.aws.own_wheels import PACKAGES, third_party_requirements
+
+THIS_INSTALLATION = "drumline"
+"""As a word of `--install`: what runs here, copied to the nodes."""
+# Part of a shell script on the nodes.
+REQUIREMENT = re.compile(r"[A-Za-z0-9_.,:/@+=\[\]#&~-]+")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]*\])?"
+PINNED = re.compile(
+    rf"{_NAME}==[0-9][A-Za-z0-9.+_-]*"
+    rf"|(?:{_NAME}@)?git\+[a-z]+://[^@#]+@[0-9a-f]{{40}}(?:#.*)?"
+    rf"|(?:{_NAME}@)?https?://[^@#]+\.whl"
+)
+"""A whole word: pip takes `drumline~=0.1,==0.1.0` too, and asks an index for it."""
+# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, .[train], or file:///...
+LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?|.*\bfile:.*")
+NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?(@|==)")
+
+
+def copies_drumline(install: str | None) -> bool:
+    return install is None or THIS_INSTALLATION in install.split()
+
+
+def node_requirements(install: str | None) -> list[str]:
+    """What pip gets on a node; if drumline is copied to it, what that needs from a package index."""
+    words = (install or "").split()
+    packages = [word for word in words if word != THIS_INSTALLATION]
+    if not copies_drumline(install):
+        return packages
+    names = {name_of(word) for word in packages}
+    return [word for word in third_party_requirements() if name_of(word) not in names] + packages
+
+
+def name_of(word: str) -> str | None:
+    """The distribution that a requirement names, by itself or by the name of a wheel; or that a folder holds."""
+    if named := NAMED.match(word):
+        name = named[1]
+    else:
+        path = word.partition("[")[0]
+        name = path.rpartition("/")[2].partition("-")[0] if path.endswith(".whl") else _project_name(Path(path))
+    return re.sub(r"[-_.]+", "-", name).lower() if name else None
+
+
+def _project_name(folder: Path) -> str:
+    try:
+        project = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode()).get("project", {})
+    except (OSError, ValueError):
+        return ""
+    return str(project.get("name", ""))
+
+
+def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:
+    """The first mistake. `copies_folder`: nodes get this folder before they install anything."""
+    words = install.split()
+    packages = [word for word in words if word != THIS_INSTALLATION]
+    local = [word for word in packages if LOCAL.fullmatch(word)]
+    options = [word for word in words if word.startswith("-")]
+    unpinned = [word for word in packages if word not in local and not PINNED.fullmatch(word)]
+    if any(map(CREDENTIALS.search, words)):
+        yield "--install: an address has a user, a password or options, which every node would show; give one without"
+    elif options:
+        yield f"--install: {options[0]!r} is an option of pip; write requirements only, such as NAME==VERSION"
+    elif not words or not all(map(REQUIREMENT.fullmatch, words)):
+        yield f"--install: {install!r} is not a list of requirements of pip without markers and quotes"
+    elif unpinned:
+        yield f"--install: {unpinned[0]!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit"
+    elif local and not copies_folder:
+        yield f"--install: {local[0]!r} is of this machine; give the URL at which the nodes find it"
+    else:
+        yield from _wrong_source(packages, is_copied=copies_drumline(install))
+        yield from (
+            f"--install: {path} is not in this folder, which is all that the nodes get"
+            for path in _outside_folder(local)
+        )
+
+
+def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
+    """Drumline must come from somewhere, and from no package index."""
+    for word in packages:
+        named = NAMED.match(word)
+        if named and named[3] == "==" and name_of(word) in PACKAGES:
+            yield (
+                f"--install: {word!r} asks a package index, and none has it: whoever takes that name could run code on "
+                f"the nodes; write {THIS_INSTALLATION} for this installation, or NAME@URL"
+            )
+            return
+    missing = [name for name in PACKAGES if name not in {name_of(word) for word in packages}]
+    if missing and not is_copied:
+        yield (
+            f"--install: without {join_names(missing)} the nodes cannot train; add {THIS_INSTALLATION} for this "
+            "installation, or NAME@URL"
+        )
+
+
+def _outside_folder(local: list[str]) -> Iterator[Path]:
+    """Paths that are not in this folder."""
+    for path in (Path(word.partition("[")[0]) for word in local):
+        if path.is_absolute() or ".." in path.parts or not path.exists():
+            yield path

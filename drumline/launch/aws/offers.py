@@ -1,0 +1,169 @@
+"""What AWS offers of an instance type in a region: its hardware, the zones that have it, the quota, and an image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from drumline.base.errors import UsageError
+from drumline.base.text import join_names, plural
+from drumline.launch.aws.account import Account, AwsError
+
+# Quotas of running vCPUs by the first letters of a type and the market: docs.aws.amazon.com/ec2/latest/instancetypes
+_STANDARD = ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z")
+_QUOTAS: Mapping[tuple[str, str], str] = {
+    ("standard", "on-demand"): "L-1216C47A",
+    ("standard", "spot"): "L-34B43A08",
+    ("g", "on-demand"): "L-DB2E81BA",
+    ("g", "spot"): "L-3819A6DF",
+    ("p", "on-demand"): "L-417A185B",
+    ("p", "spot"): "L-7212CCBC",
+    ("p5", "spot"): "L-C4BD4855",
+}
+_DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
+# The type of a zone that is not a Local or a Wavelength Zone.
+ORDINARY = "availability-zone"
+_UBUNTU_ARCHS = {"x86_64": "amd64", "arm64": "arm64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Of one instance type."""
+
+    name: str
+    arch: str
+    num_vcpus: int
+    num_gpus: int
+    gpu: str
+    num_efas: int
+    """EFA interfaces at most; 0: it has none."""
+    num_cards: int
+
+
+def find_hardware(account: Account, name: str) -> Hardware:
+    try:
+        found = account.call("ec2", "describe_instance_types", InstanceTypes=[name])["InstanceTypes"][0]
+    except AwsError as refused:
+        if refused.code not in ("InvalidInstanceType", "InvalidParameterValue"):
+            raise
+        raise UsageError(
+            f"--type: there is no instance type {name!r} in {account.region}",
+            next_step="correct it, or give another --region; aws.amazon.com/ec2/instance-types has all types",
+        ) from refused
+    network, gpus = found["NetworkInfo"], found.get("GpuInfo", {}).get("Gpus", [])
+    archs = found["ProcessorInfo"]["SupportedArchitectures"]
+    return Hardware(
+        name=name,
+        arch="arm64" if "arm64" in archs else "x86_64",
+        num_vcpus=found["VCpuInfo"]["DefaultVCpus"],
+        num_gpus=sum(gpu["Count"] for gpu in gpus),
+        gpu=gpus[0]["Name"] if gpus else "",
+        num_efas=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", int(network.get("EfaSupported", False))),
+        num_cards=network.get("MaximumNetworkCards", 1),
+    )
+
+
+def zones_with(account: Account, instance_type: str) -> list[str]:
+    offered = account.all(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": [instance_type]}],
+    )
+    if not offered:
+        raise UsageError(
+            f"{account.region} does not offer {instance_type}", next_step="give another --region or another --type"
+        )
+    return sorted(offer["Location"] for offer in offered)
+
+
+def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: str) -> str:
+    """Raise if the nodes are more than the account may run now; a sentence about the quota."""
+    if (code := _quota_code(hardware.name, market)) is None:
+        return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
+    quota = account.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
+    used, needed, limit = _used_vcpus(account, code), hardware.num_vcpus * num_nodes, int(quota["Value"])
+    described = f"quota {quota['QuotaName']!r}: {limit} vCPUs, {used} in use"
+    if used + needed > limit:
+        raise AwsError(
+            f"{plural(num_nodes, 'instance')} of {hardware.name} need {needed} vCPUs; {described}",
+            next_step="ask for more, which may take days: https://console.aws.amazon.com/servicequotas/home/services/"
+            f"ec2/quotas/{code}?region={account.region}; or give fewer --nodes or another --type",
+            code="QuotaExceeded",
+        )
+    return f"{described}, {needed} needed"
+
+
+def _quota_code(instance_type: str, market: str) -> str | None:
+    if (found := re.match(r"([a-z]+)(\d*)", instance_type)) is None:
+        return None
+    letters, number = found[1], int(found[2] or 0)
+    family = "standard" if letters in _STANDARD else letters
+    family = {"gr": "g", "vt": "g"}.get(family, family)
+    if family == "p" and market == "spot" and number >= 5:
+        family = f"p{number}"
+    return _QUOTAS.get((family, market))
+
+
+def _used_vcpus(account: Account, code: str) -> int:
+    """Of the instances that count towards the same quota."""
+    states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    reservations = account.all("ec2", "describe_instances", "Reservations", Filters=states)
+    return sum(
+        cpus["CoreCount"] * cpus["ThreadsPerCore"]
+        for reservation in reservations
+        for one in reservation["Instances"]
+        if _quota_code(one["InstanceType"], one.get("InstanceLifecycle", "on-demand")) == code
+        for cpus in [one["CpuOptions"]]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    id: str
+    root_device: str
+    size_gib: int
+    """Of its root disk, at least; 0: unknown."""
+
+
+def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
+    if ami is None:
+        arch = hardware.arch if hardware.num_gpus else _UBUNTU_ARCHS[hardware.arch]
+        name = (_DLAMI if hardware.num_gpus else _UBUNTU).format(arch=arch)
+        ami = str(account.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
+    images = account.call("ec2", "describe_images", ImageIds=[ami])["Images"]
+    if not images:
+        raise UsageError(f"there is no image {ami} in {account.region}", next_step="correct --ami, or leave it out")
+    if images[0].get("Architecture", hardware.arch) != hardware.arch:
+        what = f"{ami} is for {images[0]['Architecture']}, and {hardware.name} is {hardware.arch}"
+        raise UsageError(what, next_step="give an --ami of the same architecture, or leave it out")
+    root_device = images[0].get("RootDeviceName") or "/dev/sda1"
+    disks = [disk for disk in images[0].get("BlockDeviceMappings", ()) if disk.get("DeviceName") == root_device]
+    size_gib = disks[0].get("Ebs", {}).get("VolumeSize", 0) if disks else 0
+    return Image(id=ami, root_device=root_device, size_gib=size_gib)
+
+
+def ordinary_zones(account: Account) -> set[str]:
+    """Those of the region itself. Local and Wavelength Zones are elsewhere, cost more, and have no EFS."""
+    zones = account.call("ec2", "describe_availability_zones")["AvailabilityZones"]
+    return {zone["ZoneName"] for zone in zones if zone.get("ZoneType", ORDINARY) == ORDINARY}
+
+
+def default_zone(zones: Sequence[str], spot_prices: Mapping[str, float], instance_type: str) -> str:
+    """The cheapest, or the first, of the ordinary zones that offer the type."""
+    if not zones:
+        raise UsageError(
+            f"only Local Zones offer {instance_type}, and they are used only if --zone names one",
+            next_step="give another --region or --type, or such a zone as --zone",
+        )
+    return min(zones, key=lambda zone: (spot_prices.get(zone, float("inf")), zone))
+
+
+def check_zone(zones: Sequence[str], zone: str, instance_type: str) -> str:
+    if zone not in zones:
+        what = f"{zone} does not offer {instance_type}; {join_names(zones)} do"
+        raise UsageError(what, next_step="give one of these as --zone (or a subnet in it), or another --type")
+    return zone

@@ -1,0 +1,131 @@
+"""Drumline as it is installed here, as wheels for the nodes: no package index has it, and whoever took its names there
+could run code as root on every node."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline.base.errors import UsageError
+
+PACKAGES = {"drumline": "drumline", "drumline-lint": "drumline_lint"}
+"""The distributions, and the package of each."""
+EXTRAS = ("aws", "storage")
+"""What nodes need beside the core: they end themselves, and copy data and checkpoints."""
+TAG = "py3-none-any"
+WHEEL = f"Wheel-Version: 1.0\nGenerator: drumline\nRoot-Is-Purelib: true\nTag: {TAG}\n"
+COPIED_METADATA = ("METADATA", "entry_points.txt")
+# The same files give the same bytes, so that a node knows what it has installed already.
+FILE_TIME = (1980, 1, 1, 0, 0, 0)
+PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+EXTRA_MARKER = re.compile(r"""\bextra == ["']([^"']*)["']""")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    name: str
+    content: bytes
+
+
+def build_wheels() -> list[Wheel]:
+    """One for each distribution, from the files of this installation; also of an editable one."""
+    return [_build_wheel(distribution, package) for distribution, package in PACKAGES.items()]
+
+
+def _build_wheel(distribution: str, package: str) -> Wheel:
+    installed = _installed(distribution)
+    stem = f"{package}-{installed.version}"
+    contents = dict(_package_files(package))
+    for name in COPIED_METADATA:
+        path = _metadata_folder(installed) / name
+        if path.is_file():
+            contents[f"{stem}.dist-info/{name}"] = path.read_bytes()
+    contents[f"{stem}.dist-info/WHEEL"] = WHEEL.encode()
+    record = [_record_line(name, content) for name, content in contents.items()]
+    record.append(f"{stem}.dist-info/RECORD,,\n")
+    contents[f"{stem}.dist-info/RECORD"] = "".join(record).encode()
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            entry = zipfile.ZipInfo(name, FILE_TIME)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    return Wheel(f"{stem}-{TAG}.whl", file.getvalue())
+
+
+def _installed(distribution: str) -> importlib.metadata.Distribution:
+    """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the path: what setuptools
+    left there when it built, without the metadata of a wheel."""
+    for installed in importlib.metadata.distributions(name=distribution):
+        if (_metadata_folder(installed) / "METADATA").is_file():
+            return installed
+    raise UsageError(
+        f"this installation of {distribution} cannot be copied: no {distribution}-*.dist-info has its METADATA",
+        next_step=f"install {distribution} again with pip 23 or newer",
+    )
+
+
+def _metadata_folder(installed: importlib.metadata.Distribution) -> Path:
+    stem = f"{PACKAGES[installed.name]}-{installed.version}"
+    return Path(str(installed.locate_file(f"{stem}.dist-info")))
+
+
+def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()
+
+
+def _record_line(name: str, content: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return f"{name},sha256={digest},{len(content)}\n"
+
+
+def pack(wheels: list[Wheel]) -> bytes:
+    """As one archive, for a node's stdin."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for wheel in wheels:
+            entry = tarfile.TarInfo(wheel.name)
+            entry.size = len(wheel.content)
+            archive.addfile(entry, io.BytesIO(wheel.content))
+    return file.getvalue()
+
+
+def third_party_requirements() -> list[str]:
+    """What drumline needs from a package index, with the extras of a node: at the versions that are installed here."""
+    requirements = {}
+    for distribution in PACKAGES:
+        for line in _installed(distribution).requires or ():
+            requirement = line.partition(";")[0]
+            match = PROJECT_NAME.match(requirement)
+            if is_for_nodes(line) and match is not None and match[0] not in PACKAGES:
+                requirements[match[0]] = requirement.strip()
+    return [_pinned(name, requirement) for name, requirement in requirements.items()]
+
+
+def is_for_nodes(line: str) -> bool:
+    """Whether a requirement is one of the core, or of an extra that nodes have."""
+    extras = EXTRA_MARKER.findall(line)
+    return not extras or any(extra in EXTRAS for extra in extras)
+
+
+def _pinned(name: str, requirement: str) -> str:
+    """`torch==2.13.0`. A suffix such as +cpu belongs to another index than that of the nodes."""
+    try:
+        return f"{name}=={importlib.metadata.version(name).partition('+')[0]}"
+    except importlib.metadata.PackageNotFoundError:
+        return requirement

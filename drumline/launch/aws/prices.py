@@ -1,0 +1,127 @@
+"""What things cost: on demand from AWS's price list, spot from the current market. What is not found stays unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from drumline.base.text import join_names
+from drumline.launch.aws.account import Account
+
+HOURS_A_DAY = 24
+HOURS_A_MONTH = 730
+"""As AWS converts prices by the month."""
+# In the price list: the service, the unit, and what else identifies a product.
+_PRODUCTS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "instance": (
+        "AmazonEC2",
+        "Hrs",
+        {
+            "operatingSystem": "Linux",
+            "tenancy": "Shared",
+            "preInstalledSw": "NA",
+            "capacitystatus": "Used",
+            "marketoption": "OnDemand",
+        },
+    ),
+    "disk": ("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"}),
+    "address": ("AmazonVPC", "Hrs", {"group": "VPCPublicIPv4Address"}),
+    "nat": ("AmazonEC2", "Hrs", {"productFamily": "NAT Gateway"}),
+    "volume": ("AmazonEFS", "GB-Mo", {"storageClass": "General Purpose"}),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One part of the bill: the price of a unit for an hour, and how many there are."""
+
+    what: str
+    unit_price: float | None
+    """Now; None: unknown."""
+    units: float = 1.0
+    highest_price: float | None = None
+    """What it may become; None: unknown, as that of a spot instance without a limit."""
+    ends_with_nodes: bool = True
+    """Otherwise it is paid until `down`."""
+
+    @property
+    def an_hour(self) -> float | None:
+        return None if self.unit_price is None else self.unit_price * self.units
+
+    @property
+    def most_an_hour(self) -> float | None:
+        return None if self.highest_price is None else self.highest_price * self.units
+
+
+def fixed_cost(what: str, price: float | None, units: float = 1.0, *, ends_with_nodes: bool = True) -> Cost:
+    """Of the price list: it stays as it is."""
+    return Cost(what, price, units, highest_price=price, ends_with_nodes=ends_with_nodes)
+
+
+def total(amounts: Iterable[float | None]) -> float | None:
+    """None where a part is unknown."""
+    parts = list(amounts)
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
+    """All parts together: now, and until the end. A part without a price is named."""
+    unknown = [cost.what for cost in costs if cost.unit_price is None]
+    hour = total(cost.an_hour for cost in costs)
+    if hour is None:
+        rest = sum(cost.an_hour or 0 for cost in costs)
+        have = "has" if len(unknown) == 1 else "have"
+        yield f"together unknown: {join_names(unknown)} {have} no listed price; the rest is {dollars(rest)} an hour"
+    else:
+        yield f"together {dollars(hour)} an hour, {dollars(hour * HOURS_A_DAY)} a day"
+    most = total(cost.most_an_hour for cost in costs)
+    if most is not None:
+        yield f"until its end at most {dollars(most * hours)}"
+    elif hour is None:
+        yield "until its end unknown"
+    else:
+        now = dollars(hour * hours)
+        yield f"until its end unknown: spot prices change ({now} at the current price); --max-price limits them"
+
+
+def listed_price(account: Account, product: str, **attributes: str) -> float | None:
+    """The highest price of it in the region, in USD for an hour or (of a GB) a month; None: the list has none."""
+    service, unit, more = _PRODUCTS[product]
+    wanted = {**more, **attributes, "regionCode": account.region}
+    filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
+    products = account.all("pricing", "get_products", "PriceList", ServiceCode=service, Filters=filters)
+    return max((price for one in products for price in _prices(json.loads(one), unit)), default=None)
+
+
+def _prices(product: Any, unit: str) -> list[float]:
+    dimensions = [
+        dimension
+        for term in product.get("terms", {}).get("OnDemand", {}).values()
+        for dimension in term["priceDimensions"].values()
+        if dimension["unit"] == unit
+    ]
+    return [price for one in dimensions if (price := float(one["pricePerUnit"].get("USD", 0)))]
+
+
+def spot_prices(account: Account, instance_type: str) -> dict[str, float]:
+    """Of a spot instance for an hour, by zone, now."""
+    history = account.all(
+        "ec2",
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        InstanceTypes=[instance_type],
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=datetime.now(UTC),
+    )
+    newest = sorted(history, key=lambda entry: entry["Timestamp"])
+    return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in newest}
+
+
+def dollars(amount: float | None) -> str:
+    """The amount, or that it is unknown."""
+    if amount is None:
+        return "unknown"
+    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"

@@ -1,0 +1,144 @@
+"""A cluster's CloudFormation stack: find it, read it, and wait until it is deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from drumline.base.errors import UsageError, as_list
+from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.cluster_settings import STACK_PREFIX, ClusterSettings
+from drumline.launch.aws.prices import Cost, dollars, total
+
+TAG = "drumline:cluster"
+OWNER_TAG = "drumline:owner"
+NODES_PRICE_TAG = "drumline:nodes-usd-per-hour"
+STACK_PRICE_TAG = "drumline:stack-usd-per-hour"
+POLL_S = 5.0
+Progress = Callable[[str], None]
+Stack = Mapping[str, Any]
+
+
+def find_stack(account: Account, stack: str) -> Stack | None:
+    """By its name, or by its id after it was deleted."""
+    try:
+        return dict(account.call("cloudformation", "describe_stacks", StackName=stack)["Stacks"][0])
+    except AwsError as refused:
+        if refused.code == "ValidationError":  # AWS's code for a stack that does not exist
+            return None
+        raise
+
+
+def find_cluster(account: Account, settings: ClusterSettings) -> Stack | None:
+    """The stack of the cluster; a stack of that name that drumline did not make is refused."""
+    stack = find_stack(account, settings.stack)
+    if stack is None or is_cluster(stack):
+        return stack
+    raise UsageError(
+        f"the stack {settings.stack} in {account.region}, made {made_at(stack)}, is not a cluster of drumline: it has "
+        f"no tag {TAG}={settings.name}; it was left alone",
+        next_step="give another --name; if the stack is yours, delete it with the program that made it",
+    )
+
+
+def is_cluster(stack: Stack) -> bool:
+    """Whether drumline made it: it has our tag, with the name that it has itself."""
+    name = tags_of(stack).get(TAG)
+    return name is not None and bool(stack["StackName"] == f"{STACK_PREFIX}{name}")
+
+
+def owner_of(described: Mapping[str, Any]) -> str:
+    """Who made a stack or a volume."""
+    return tags_of(described).get(OWNER_TAG, "an unknown identity")
+
+
+def made_at(described: Mapping[str, Any]) -> str:
+    return f"{described['CreationTime'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
+
+
+def parameters_of(stack: Stack) -> dict[str, str]:
+    return {one["ParameterKey"]: str(one["ParameterValue"]) for one in stack.get("Parameters", ())}
+
+
+def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str, Any]]:
+    """Volumes that clusters (or this one) have made."""
+    volumes = account.all("efs", "describe_file_systems", "FileSystems")
+    return [one for one in volumes if (owner := tags_of(one).get(TAG)) and name in (None, owner)]
+
+
+def group_of(account: Account, stack: str) -> Mapping[str, Any]:
+    """Its Auto Scaling group, which has the same name."""
+    answer = account.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack])
+    groups = answer["AutoScalingGroups"]
+    if not groups:
+        raise AwsError(
+            f"the stack {stack} in {account.region} has no Auto Scaling group any more",
+            next_step=f"remove what is left: drumline aws down --name {stack.removeprefix(STACK_PREFIX)}",
+        )
+    return dict(groups[0])
+
+
+def newest_event(account: Account, stack: str) -> str:
+    events = account.call("cloudformation", "describe_stack_events", StackName=stack)["StackEvents"]
+    return f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}" if events else "waiting for AWS"
+
+
+def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None:
+    """An AwsError names each resource that AWS cannot delete."""
+    step = ""
+    while True:
+        described = find_stack(account, stack)
+        if described is None or described["StackStatus"] == "DELETE_COMPLETE":
+            return
+        if described["StackStatus"] == "DELETE_FAILED":
+            raise _not_deleted(account, stack)
+        if (event := newest_event(account, stack)) != step:
+            progress(step := event)
+        time.sleep(POLL_S)
+
+
+def _not_deleted(account: Account, stack: str) -> AwsError:
+    resources = account.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
+    left = [
+        f"{one['LogicalResourceId']} ({one.get('PhysicalResourceId')}): {one.get('ResourceStatusReason')}"
+        for one in resources
+        if one["ResourceStatus"] == "DELETE_FAILED"
+    ]
+    return AwsError(
+        as_list("AWS could not delete:", left),
+        next_step="remove what of yours uses it, such as an interface in its security group; then run down again",
+        code="DeleteFailed",
+    )
+
+
+def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
+    """What `status` needs: the most that an hour may cost; no tag where that is unknown."""
+    parts = {
+        NODES_PRICE_TAG: [cost.most_an_hour for cost in costs if cost.ends_with_nodes],
+        STACK_PRICE_TAG: [cost.most_an_hour for cost in costs if not cost.ends_with_nodes],
+    }
+    totals = {tag: total(amounts) for tag, amounts in parts.items()}
+    return {tag: f"{amount:.6f}" for tag, amount in totals.items() if amount is not None}
+
+
+def price_words(stack: Stack, now: datetime) -> str:
+    """What the cluster has cost at most since it was made: its nodes until their end, and the rest until now."""
+    tags = tags_of(stack)
+    if NODES_PRICE_TAG not in tags or STACK_PRICE_TAG not in tags:
+        return "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"
+    made = stack["CreationTime"]
+    end = parameters_of(stack).get("EndsAt")
+    nodes_until = now if end is None else min(now, datetime.fromisoformat(end))
+    nodes_price = float(tags[NODES_PRICE_TAG]) * _hours(nodes_until - made)
+    stack_price = float(tags[STACK_PRICE_TAG]) * _hours(now - made)
+    return f"at most {dollars(nodes_price + stack_price)}, beside EFS and traffic"
+
+
+def _hours(time: timedelta) -> float:
+    return time.total_seconds() / 3600

@@ -1,0 +1,150 @@
+"""`down`: remove what `up` made, keep a volume with its data unless asked, and prove that nothing billable is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.base.text import file_size
+from drumline.launch.aws import stack as stacks
+from drumline.launch.aws.account import Account, AwsError
+from drumline.launch.aws.cluster_settings import ClusterSettings
+from drumline.launch.aws.prices import dollars, listed_price
+from drumline.launch.aws.stack import TAG, kept_volumes
+
+# Whatever of these has the cluster's tag is on the bill: operation, list in its answer, id, and states that are free.
+_BILLED = (
+    ("instance", "describe_instances", "Reservations", "InstanceId", ("terminated", "shutting-down")),
+    ("disk", "describe_volumes", "Volumes", "VolumeId", ("deleting",)),
+    ("address", "describe_addresses", "Addresses", "AllocationId", ()),
+    ("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId", ("deleted", "deleting", "failed")),
+)
+_DELETE_ATTEMPTS = 2
+_LAST_CHECKS = 12
+
+
+@dataclass(frozen=True)
+class Billed:
+    """Something of a cluster that costs money."""
+
+    kind: str
+    id: str
+    size: int = 0
+
+
+def take_down(
+    account: Account, settings: ClusterSettings, progress: stacks.Progress, *, delete_data: bool
+) -> list[Billed]:
+    """What is kept. The same again, or after an `up` that was killed, does what is left to do."""
+    stack = stacks.find_cluster(account, settings)
+    if stack is not None:
+        _delete_stack(account, str(stack["StackId"]), progress)
+    never_came_up = stack is not None and stack["StackStatus"] == "CREATE_IN_PROGRESS"
+    for volume in kept_volumes(account, settings.name):
+        if delete_data or (never_came_up and _is_newer(volume, stack)):
+            _delete_volume(account, str(volume["FileSystemId"]), progress)
+    return _kept(account, settings.name, progress)
+
+
+def finish_rollback(
+    account: Account, settings: ClusterSettings, stack: stacks.Stack, progress: stacks.Progress
+) -> list[Billed]:
+    """Wait until AWS has deleted a stack that could not be created, and delete a volume that it kept all the same. What
+    is kept; an AwsError names what is still on the bill."""
+    stacks.wait_until_deleted(account, str(stack["StackId"]), progress)
+    for volume in kept_volumes(account, settings.name):
+        if "CreationTime" in stack and _is_newer(volume, stack):
+            _delete_volume(account, str(volume["FileSystemId"]), progress)
+    return _kept(account, settings.name, progress)
+
+
+def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: bool) -> list[str]:
+    """What `down` would remove and another identity made, with who and when."""
+    stack = stacks.find_cluster(account, settings)
+    removed = [] if stack is None else [(f"the cluster {settings.name}", stack)]
+    if delete_data:
+        volumes = kept_volumes(account, settings.name)
+        removed += [(f"the volume {volume['FileSystemId']}, with its data,", volume) for volume in volumes]
+    if not removed:
+        return []
+    identity = account.identity()
+    return [
+        f"{what} was made by {stacks.owner_of(described)} at {stacks.made_at(described)}, and you are {identity}"
+        for what, described in removed
+        if stacks.owner_of(described) != identity
+    ]
+
+
+def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed]:
+    """What is left, which may only be the volume. A disk ends a moment after its instance."""
+    for _ in range(_LAST_CHECKS):
+        left = list(billed(account, name))
+        if not (named := ", ".join(f"{one.kind} {one.id}" for one in left if one.kind != "volume")):
+            return left
+        progress(f"waiting for {named}")
+        time.sleep(stacks.POLL_S)
+    next_step = "run down again in a minute; if they stay, delete them in the EC2 console"
+    raise AwsError(f"still on the bill of {name}: {named}", next_step=next_step)
+
+
+def _is_newer(volume: Mapping[str, Any], stack: stacks.Stack | None) -> bool:
+    """Whether it was made for this stack; if that never came up it has no data."""
+    return stack is not None and bool(volume["CreationTime"] >= stack["CreationTime"])
+
+
+def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> None:
+    """Twice if need be: interfaces of instances that have just ended may still block a security group."""
+    for attempt in range(1, _DELETE_ATTEMPTS + 1):
+        account.call("cloudformation", "delete_stack", StackName=stack)
+        try:
+            stacks.wait_until_deleted(account, stack, progress)
+            return
+        except AwsError as refused:
+            if refused.code != "DeleteFailed" or attempt == _DELETE_ATTEMPTS:
+                raise
+
+
+def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> None:
+    targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
+    for target in targets:
+        account.call("efs", "delete_mount_target", MountTargetId=target["MountTargetId"])
+    while targets:
+        progress(f"waiting for the mount targets of {volume}")
+        time.sleep(stacks.POLL_S)
+        targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
+    account.call("efs", "delete_file_system", FileSystemId=volume)
+
+
+def billed(account: Account, name: str) -> Iterator[Billed]:
+    """All that has the cluster's tag and costs money, asked from each service itself."""
+    tag = [{"Name": f"tag:{TAG}", "Values": [name]}]
+    for kind, operation, what, key, free in _BILLED:
+        filters = {"Filter" if operation == "describe_nat_gateways" else "Filters": tag}
+        if operation == "describe_addresses":
+            found = list(account.call("ec2", operation, **filters)[what])
+        else:
+            found = account.all("ec2", operation, what, **filters)
+        if kind == "instance":
+            found = [one for reservation in found for one in reservation["Instances"]]
+        yield from (Billed(kind, str(one[key])) for one in found if _state(one) not in free)
+    for one in kept_volumes(account, name):
+        if one["LifeCycleState"] not in ("deleting", "deleted"):
+            yield Billed("volume", str(one["FileSystemId"]), int(one["SizeInBytes"]["Value"]))
+
+
+def _state(described: Mapping[str, Any]) -> str:
+    state = described.get("State", "")
+    return str(state["Name"] if isinstance(state, Mapping) else state)
+
+
+def kept_lines(account: Account, settings: ClusterSettings, kept: list[Billed]) -> Iterator[str]:
+    for one in kept:
+        size = f"{file_size(one.size)}, as EFS last counted" if one.size else "size not counted yet"
+        month = listed_price(account, "volume")
+        cost = "whose price is unknown" if month is None else f"which costs {dollars(month)} for a GB a month"
+        yield f"kept the volume {one.id} ({size}), {cost}; up uses it again"
+        yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"
+    things = "no instance, disk, address or NAT gateway"
+    yield f"nothing else of {settings.name} is on the bill: {things} has its tag in {account.region}"

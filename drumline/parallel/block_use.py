@@ -1,0 +1,310 @@
+"""Which blocks of a sharded model a pass calls, and whose gradients it reduces: ranks gather a block together when they
+call it, and reduce its gradients together, so a rank that leaves one out makes the others wait, or mixes up their data.
+
+Before the first step the ranks compare what they call. After that each rank compares its passes with the first, and
+raises before it would enter a collective of its own. With `--dist.find_unused_parameters` a pass may differ, if all
+ranks leave out the same blocks in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.base.errors import UnusedParametersError, UsageError
+from drumline.base.text import by_rank, join_names
+from drumline.parallel.block_agreement import BlockAgreement, BlockCall
+from drumline.parallel.wrap import FIND_UNUSED, FIND_UNUSED_WITH_DDP, NAMED
+from drumline.rank.collectives import broadcast_json, gather_json
+from drumline.rank.sealed_store import SealedStore
+
+# torch 2.13 renamed this function, and warns about the old name, which earlier versions need.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+NO_MORE = "no other block"
+THE_MODEL = "the model"
+"""The text for the block with an empty name."""
+
+
+class BlockUse:
+    """What the passes of a sharded model use. `sharded`: the modules that hold shards, by name; the model itself has an
+    empty name. `mode`: `--dist.mode`."""
+
+    def __init__(self, sharded: Mapping[str, nn.Module], *, mode: str, finds_unused: bool) -> None:
+        self._mode = mode
+        self._finds_unused = finds_unused
+        self._parameters = _parameters_by_module(sharded)
+        self._is_learned = False
+        self._gather: Callable[[str], list[list[str]]] | None = None
+        """Hosts and blocks of all ranks; None: they are not compared."""
+        self._pass_number = 0
+        self._agreement: BlockAgreement | None = None
+        """None: every pass must be like the first."""
+        self._called = FirstCalls()
+        self._reduced = FirstCalls()
+        self._sizes: dict[str, set[int]] = {name: set() for name in sharded}
+        for name, module in sharded.items():
+            # Before the hook with which torch gathers the block.
+            module.register_forward_pre_hook(partial(self._before_block, name), prepend=True)
+            if not finds_unused:
+                module.set_custom_reduce_scatter(CheckedReduceScatter(self, name))  # type: ignore[operator]
+
+    @contextmanager
+    def compared(self, host: str, device: torch.device) -> Iterator[None]:
+        """Collective: in it the ranks compare each block that they call. `host`: this rank's."""
+        self._gather = lambda name: gather_json([host, name], device=device)
+        try:
+            yield
+            self._compare(NO_MORE)
+        finally:
+            self._gather = None
+
+    def learn(self) -> None:
+        """From now on every pass must use what the latest one has used."""
+        self._is_learned = True
+        self._called.fix_order()
+        self._reduced.fix_order()
+
+    def agree_in(
+        self, store: SealedStore, *, rank: int, host: str, world_size: int, timeout_s: float, device: torch.device
+    ) -> None:
+        """Collective: from now on a pass may call other blocks than the first, if all ranks call the same."""
+        name = broadcast_json(secrets.token_hex(8), device=device)
+        self._agreement = BlockAgreement(
+            store.under(f"blocks/{name}"),
+            rank=rank,
+            host=host,
+            world_size=world_size,
+            timeout_s=timeout_s,
+            reached=lambda: (self._pass_number, self._called.position),
+        )
+
+    def close(self) -> None:
+        if self._agreement is not None:
+            self._agreement.close()
+
+    def begin_pass(self) -> None:
+        self._called.position = 0
+        self._reduced.position = 0
+
+    def end_forward(self) -> None:
+        """Raise if the forward pass has left out the last blocks."""
+        if not torch.is_grad_enabled():
+            return
+        if self._is_learned and (missing := self._called.next_name()) is not None:
+            if self._agreement is None:
+                raise self._left_out(missing)
+            self._agree(None, self._agreement)
+        self._pass_number += 1
+
+    def end_step(self) -> None:
+        """Raise if the backward pass has left out the gradients that are reduced last."""
+        if self._is_learned and (missing := self._reduced.next_name()) is not None:
+            raise _unused(self._parameters[missing])
+
+    def before_reduction(self, name: str, size: int) -> None:
+        """The gradients of this module, so many numbers, are about to be reduced."""
+        if not self._is_learned:
+            self._reduced.add(name)
+            self._sizes[name].add(size)
+            return
+        if not self._reduced.visit(name):
+            missing = self._reduced.next_name()
+            raise _unused(self._parameters[name if missing is None else missing])
+        if size not in self._sizes[name]:
+            reduced = _reduced_parameters()
+            unused = [] if reduced is None else [param for param in self._parameters[name] if param not in reduced]
+            raise _unused(unused)
+
+    def _before_block(self, name: str, *_: Any) -> None:
+        if self._gather is not None:
+            self._compare(name)
+        if not torch.is_grad_enabled():
+            return
+        if not self._is_learned:
+            self._called.add(name)
+        elif not self._called.visit(name):
+            if self._agreement is not None:
+                self._agree(name, self._agreement)
+                self._called.skip_to(name)
+                return
+            missing = self._called.next_name()
+            raise self._left_out(missing) if name in self._called and missing is not None else self._added(name)
+
+    def _agree(self, name: str | None, agreement: BlockAgreement) -> None:
+        """Collective for the ranks whose pass differs from the first: raise if those of other ranks do not."""
+        call = BlockCall(
+            number=self._pass_number,
+            position=self._called.position,
+            block=name,
+            expected=self._called.next_name(),
+            rank=agreement.rank,
+            host=agreement.host,
+        )
+        peer = agreement.different_call(call)
+        if peer is not None:
+            raise self._different_blocks(call, peer)
+
+    def _different_blocks(self, call: BlockCall, peer: BlockCall) -> UnusedParametersError:
+        # The rank that is further has called there what the first pass called.
+        place = min(call.place, peer.place)
+        expected = call.expected if call.place == place else peer.expected
+        own_block = call.block if call.place == place else expected
+        peer_block = peer.block if peer.place == place else expected
+        block = min(own_block, peer_block, key=self._called.place_of)
+        assert block is not None
+        own_text = "calls" if block == own_block else "does not call"
+        peer_text = "does not call" if block == own_block else "calls"
+        names = join_names(self._parameters.get(block, []), most=NAMED) or "none of its own"
+        return UnusedParametersError(
+            f"the loss {own_text} {_block_text(block)} (parameters: {names}), and rank {peer.rank} on {peer.host} "
+            f"{peer_text} it in the same batch; with --dist.mode {self._mode} ranks gather a block together when they "
+            "call it",
+            next_step=_call_advice("the same blocks on every rank"),
+        )
+
+    def _compare(self, name: str) -> None:
+        assert self._gather is not None
+        calls = self._gather(name)
+        if any(called != name for _, called in calls):
+            hosts = [host for host, _ in calls]
+            blocks = [called or THE_MODEL for _, called in calls]
+            raise UsageError(
+                f"ranks call different blocks in the same batch, and with --dist.mode {self._mode} they gather each "
+                f"block together: {by_rank(blocks, hosts)}",
+                next_step=_call_advice("the same blocks on every rank"),
+            )
+
+    def _left_out(self, name: str) -> UnusedParametersError:
+        return UnusedParametersError(
+            f"the loss does not call {_block_text(name)}, which it called in the first step; with --dist.mode "
+            f"{self._mode} ranks gather a block together when they call it",
+            next_step=_call_advice("it in every batch") + _advice_for_all_ranks("leave it out"),
+        )
+
+    def _added(self, name: str) -> UnusedParametersError:
+        return UnusedParametersError(
+            f"the loss calls {_block_text(name)}, which it did not call in the first step; with --dist.mode "
+            f"{self._mode} ranks gather a block together when they call it",
+            next_step=_call_advice("it in every batch") + _advice_for_all_ranks("call it"),
+        )
+
+
+class FirstCalls:
+    """The order in which blocks are first called in a pass; they may be called again at any time."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        """The number of blocks that were called in this pass."""
+        self._order: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def add(self, name: str) -> None:
+        if name not in self._order:
+            self._order.append(name)
+
+    def fix_order(self) -> None:
+        self._places = {name: place for place, name in enumerate(self._order)}
+
+    def visit(self, name: str) -> bool:
+        """Whether this block may be called now: not before one that was called earlier in the first pass."""
+        place = self._places.get(name, len(self._order))
+        if place == self.position < len(self._order):
+            self.position += 1
+        return place < self.position
+
+    def place_of(self, name: str | None) -> int:
+        """Those that the first pass did not call come first, the end of a pass (None) last."""
+        return len(self._order) if name is None else self._places.get(name, -1)
+
+    def skip_to(self, name: str) -> None:
+        """All ranks call this block now, and leave out those before it; one that the first pass did not call changes
+        nothing."""
+        self.position = max(self.position, self.place_of(name) + 1)
+
+    def next_name(self) -> str | None:
+        return self._order[self.position] if self.position < len(self._order) else None
+
+
+class CheckedReduceScatter:
+    """torch's own, for one module, and the check before it."""
+
+    def __init__(self, use: BlockUse, name: str) -> None:
+        self._use = use
+        self._name = name
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        self._use.before_reduction(self._name, input_tensor.numel())
+        return _reduce_scatter(output=output_tensor, input=input_tensor, op=op, group=group, async_op=async_op)
+
+
+def can_find_unused() -> bool:
+    """Whether this torch reduces zeros for the unused parameters of a sharded model."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+
+
+def unused_advice() -> str:
+    """What to do about parameters of a sharded model that not every batch uses."""
+    return FIND_UNUSED if can_find_unused() else FIND_UNUSED_WITH_DDP
+
+
+def _unused(names: list[str]) -> UnusedParametersError:
+    return UnusedParametersError(
+        f"the loss does not use these parameters: {join_names(names, most=NAMED) or 'unknown'}",
+        next_step=unused_advice(),
+    )
+
+
+def _block_text(name: str) -> str:
+    return f"the block {name}" if name else THE_MODEL
+
+
+def _call_advice(blocks: str) -> str:
+    return (
+        f"call {blocks} (multiply the output by 0 where it is not needed), or use --dist.mode ddp with "
+        "--dist.find_unused_parameters"
+    )
+
+
+def _advice_for_all_ranks(action: str) -> str:
+    if not can_find_unused():
+        return ""
+    return f"; if all ranks {action} in the same steps, --dist.find_unused_parameters is enough"
+
+
+def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """The trained parameters that each of these modules shards itself, by their names in the model."""
+    names: dict[str, list[str]] = {}
+    taken: set[str] = set()
+    # An inner module before the one that holds it.
+    for name, module in sorted(sharded.items(), key=lambda item: -len(item[0])):
+        trained = [parameter for parameter, value in module.named_parameters(name) if value.requires_grad]
+        names[name] = [parameter for parameter in trained if parameter not in taken]
+        taken.update(trained)
+    return names
+
+
+def _reduced_parameters() -> set[str] | None:
+    """The parameters whose gradients torch is about to reduce, which only its calling function knows; None: unknown."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if "fsdp_params" in frame.f_locals:
+            return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
+        frame = frame.f_back
+    return None

@@ -1,0 +1,225 @@
+"""The blocks of a model: the modules that are sharded, and whose activations are computed again, one by one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from drumline.base.errors import UsageError, did_you_mean
+from drumline.base.text import join_names
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+"""They have no forward pass of their own."""
+PLAIN = (nn.Sequential, *CONTAINERS)
+"""Their class does not say what is in them."""
+INNER_SHARE = 0.8
+"""Blocks inside larger ones (in the stages of a network) are taken if they hold this part of what the larger ones
+hold."""
+FURTHER_SHARE = 0.1
+"""Another class (the decoder's beside the encoder's) is taken too if it holds this part of what the first one holds."""
+EXPERT = "expert"
+"""In a module's name or class: an expert is called for some samples, and perhaps not on every rank."""
+
+
+def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """By name, an inner block before the one that holds it. `wrap`: classes by name, or a number of parameters from
+    which on a module is a block; by default the modules that repeat in the model's lists and hold most parameters."""
+    if not wrap:
+        chosen = _repeated(model)
+    elif len(wrap) == 1 and wrap[0].isdecimal():
+        chosen = _by_size(model, int(wrap[0]))
+    else:
+        chosen = _by_class(model, set(wrap))
+        if unknown := set(wrap) - {type(module).__name__ for module in chosen.values()}:
+            classes = {type(module).__name__ for module in model.modules() if _size(module)}
+            name = min(unknown)
+            raise UsageError(
+                f"--dist.wrap: {type(model).__name__} has no module of class {name!r}: "
+                f"{did_you_mean(name, sorted(classes))}",
+                next_step="name classes of the model's modules, or give a number of parameters",
+            )
+    # A parameter that a module outside the block has, too, is sharded with the rest of the model (tied weights).
+    everywhere = _uses(model)
+    return {
+        name: block
+        for name, block in chosen.items()
+        if all(everywhere[parameter] == count for parameter, count in _uses(block).items())
+    }
+
+
+def describe_blocks(blocks: Iterable[nn.Module]) -> str:
+    """`12 x Block`, `6 x DecoderLayer and 6 x EncoderLayer`; `none`."""
+    counts = Counter(_class_name(block) for block in blocks)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return join_names(f"{count} x {name}" for name, count in ordered) or "none"
+
+
+def is_sharded_block(module: nn.Module) -> bool:
+    """Whether the module holds shards: `fully_shard` has changed its class."""
+    return hasattr(module, "set_requires_gradient_sync")
+
+
+def _class_name(block: nn.Module) -> str:
+    name = type(block).__name__
+    return name.removeprefix("FSDP") if is_sharded_block(block) else name
+
+
+@dataclass
+class _Candidate:
+    """Modules that may be the blocks: all of one class, or those of one list of plain `nn.Sequential`."""
+
+    modules: dict[str, nn.Module]
+
+    def __post_init__(self) -> None:
+        self.sizes = {id(value): value.numel() for module in self.modules.values() for value in module.parameters()}
+        self.size = sum(self.sizes.values())
+
+    def holds(self, candidate: _Candidate) -> bool:
+        """Whether each of its modules is inside one of these."""
+        prefixes = tuple(f"{name}." for name in self.modules)
+        return all(name.startswith(prefixes) for name in candidate.modules)
+
+    def overlaps(self, candidate: _Candidate) -> bool:
+        return not self.sizes.keys().isdisjoint(candidate.sizes)
+
+
+def _repeated(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that repeat in lists, by class: those that hold the most parameters, and further classes beside them.
+    Without lists those that repeat anywhere, otherwise one in a list. Single layers only where there is nothing larger:
+    to compute a layer's activations again saves nothing."""
+    names = {id(module): name for name, module in model.named_modules()}
+    members = _members_of_lists(model, names)
+    larger = [member for member in members if not _is_layer(member)]
+    candidates = (
+        _by_kind(model, larger) + _plain_lists(model, names)
+        or _by_kind(model, _larger_anywhere(model))
+        or _by_kind(model, larger, least=1)
+    )
+    blocks = _choose(candidates) if candidates else []
+    layers = _by_kind(model, [member for member in members if _is_layer(member)])
+    largest_layers = max(layers, key=lambda candidate: candidate.size, default=None)
+    if largest_layers is not None and _outside(largest_layers, blocks) > sum(block.size for block in blocks):
+        return _inside_out(model, [largest_layers])
+    return _inside_out(model, blocks)
+
+
+def _members_of_lists(model: nn.Module, names: dict[int, str]) -> list[nn.Module]:
+    members = {
+        id(member): member
+        for parent in model.modules()
+        if isinstance(parent, PLAIN)
+        for member in parent.children()
+        if _size(member) and not _is_expert(names[id(member)], member)
+    }
+    return list(members.values())
+
+
+def _larger_anywhere(model: nn.Module) -> list[nn.Module]:
+    """The modules that are larger than a layer, in a list or not."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if module is not model
+        and not isinstance(module, PLAIN)
+        and not _is_layer(module)
+        and not _is_expert(name, module)
+        and _size(module)
+    ]
+
+
+def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
+    first = max(candidates, key=lambda candidate: candidate.size)
+    while inner := [
+        candidate
+        for candidate in candidates
+        if candidate is not first and first.holds(candidate) and candidate.size >= INNER_SHARE * first.size
+    ]:
+        first = max(inner, key=lambda candidate: candidate.size)
+    chosen = [first]
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.size):
+        is_apart = not any(candidate.overlaps(block) for block in chosen)
+        if is_apart and candidate.size >= FURTHER_SHARE * first.size:
+            chosen.append(candidate)
+    return chosen
+
+
+def _by_kind(model: nn.Module, members: Iterable[nn.Module], *, least: int = 2) -> list[_Candidate]:
+    """All modules of each class that one of these has, if there are so many. A plain container says nothing."""
+    kinds = {type(member) for member in members if type(member) not in PLAIN}
+    modules: dict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
+    for name, module in model.named_modules():
+        if type(module) in kinds and module is not model and _size(module) and not _is_expert(name, module):
+            modules[type(module)][name] = module
+    return [_Candidate(named) for named in modules.values() if len(named) >= least]
+
+
+def _plain_lists(model: nn.Module, names: dict[int, str]) -> list[_Candidate]:
+    """The members of each list that are plain `nn.Sequential`, if there are several."""
+    candidates = []
+    for parent in model.modules():
+        if not isinstance(parent, PLAIN):
+            continue
+        members: dict[str, nn.Module] = {
+            names[id(member)]: member
+            for member in parent.children()
+            if type(member) is nn.Sequential and _size(member) and not _is_expert(names[id(member)], member)
+        }
+        if len(members) > 1:
+            candidates.append(_Candidate(members))
+    return candidates
+
+
+def _outside(layers: _Candidate, blocks: list[_Candidate]) -> int:
+    """The parameters of these layers that are in no block."""
+    inside = {parameter for candidate in blocks for parameter in candidate.sizes}
+    return sum(size for parameter, size in layers.sizes.items() if parameter not in inside)
+
+
+def _inside_out(model: nn.Module, candidates: list[_Candidate]) -> dict[str, nn.Module]:
+    chosen = {name for candidate in candidates for name in candidate.modules}
+    return {name: module for name, module in reversed(list(model.named_modules())) if name in chosen}
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """A single layer, as torch.nn has them; a class of the user's may compute with its own parameters."""
+    return next(module.children(), None) is None and type(module).__module__.startswith("torch.")
+
+
+def _is_expert(name: str, module: nn.Module) -> bool:
+    return EXPERT in name.lower() or EXPERT in type(module).__name__.lower()
+
+
+def _by_class(model: nn.Module, names: set[str]) -> dict[str, nn.Module]:
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if module is not model and type(module).__name__ in names and _size(module)
+    }
+    return dict(reversed(modules.items()))
+
+
+def _by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
+    """From the inside out: modules whose parameters that are in no smaller block reach this number. An embedding is
+    left to its model, which may use its weight elsewhere, as an output layer for example."""
+    blocks: dict[str, nn.Module] = {}
+    taken: set[int] = set()
+    for name, module in reversed(list(model.named_modules())):
+        if module is model or isinstance(module, (*CONTAINERS, nn.Embedding)):
+            continue
+        sizes = {id(value): value.numel() for value in module.parameters() if id(value) not in taken}
+        if sum(sizes.values()) >= least:
+            blocks[name] = module
+            taken |= sizes.keys()
+    return blocks
+
+
+def _size(module: nn.Module) -> int:
+    return sum(value.numel() for value in module.parameters())
+
+
+def _uses(root: nn.Module) -> Counter[int]:
+    """How many modules have each parameter."""
+    return Counter(id(value) for module in root.modules() for value in module._parameters.values() if value is not None)

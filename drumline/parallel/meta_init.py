@@ -1,0 +1,114 @@
+"""`--dist.meta_init`: gives memory and initial values to the modules of a model that was built on the meta device, one
+module at a time on the CPU. Random numbers depend on the seed and the module's name only, so the weights are the same
+on every rank and for every sharding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drumline.base.errors import UsageError
+from drumline.rank.tensor_hash import text_hash
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def check_can_initialize(model: nn.Module) -> None:
+    """Refuse a model with a module that cannot be initialized by itself."""
+    for name, module in model.named_modules():
+        if _tensors_of(module) and _method_of(module) is None:
+            raise UsageError(
+                f"--dist.meta_init cannot initialize {name or 'the model'} ({type(module).__name__}): it has "
+                "parameters or buffers of its own, and no reset_parameters() or init_weights()",
+                next_step="add such a method, which sets the tensors of this module, or leave --dist.meta_init off",
+            )
+
+
+class ModuleInit:
+    """Initializes the modules of one model; each once."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._done: set[int] = set()
+        # The old parameter is kept, so that no other object gets its id.
+        self._made: dict[int, tuple[Tensor, nn.Parameter]] = {}
+
+    def __call__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Initialize these modules, by name, unless that was done before."""
+        for name, module in modules:
+            if id(module) not in self._done and _tensors_of(module):
+                self._initialize(name, module)
+            self._done.add(id(module))
+
+    def _initialize(self, name: str, module: nn.Module) -> None:
+        initialize = _method_of(module)
+        assert initialize is not None
+        tied: list[tuple[nn.Parameter, Tensor]] = []
+        for key, old in module._parameters.items():
+            if old is None:
+                continue
+            if id(old) in self._made:  # another module has initialized it
+                new = self._made[id(old)][1]
+                tied.append((new, new.detach().clone()))
+            else:
+                new = nn.Parameter(_unset_like(old), requires_grad=old.requires_grad)
+                self._made[id(old)] = (old, new)
+            module._parameters[key] = new
+        for key, buffer in module._buffers.items():
+            module._buffers[key] = None if buffer is None else _unset_like(buffer)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(text_hash(f"{self._seed} {name}") & (2**63 - 1))
+            initialize()
+            for parameter, before in tied:
+                parameter.copy_(before)
+        _check_all_set(name, module, getattr(initialize, "__name__", "init_weights"))
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    """Those that belong to the module itself, and not to one inside it."""
+    return [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+
+
+def _unset_like(old: Tensor) -> Tensor:
+    """Memory on the CPU for this tensor, in which `_is_unset` finds what was never written."""
+    new = torch.empty_like(old, device="cpu", requires_grad=False)
+    if new.is_floating_point() or new.is_complex():
+        return new.fill_(math.nan)
+    bits = new.view(_BITS[new.element_size()])
+    bits.fill_(_unset_bits(bits))
+    return new
+
+
+def _unset_bits(bits: Tensor) -> int:
+    """A value that hardly any model has. A bool is 0 or 1."""
+    return torch.iinfo(bits.dtype).max - 90
+
+
+def _is_unset(tensor: Tensor) -> bool:
+    """Whether some of it was not written; of integers of 8 bits, which may have any value, whether nothing was."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool((tensor.float() if tensor.element_size() == 1 else tensor).isnan().any())
+    bits = tensor.view(_BITS[tensor.element_size()])
+    unset = bits == _unset_bits(bits)
+    has_any_value = tensor.dtype in (torch.int8, torch.uint8)
+    return tensor.numel() > 0 and bool(unset.all() if has_any_value else unset.any())
+
+
+def _check_all_set(name: str, module: nn.Module, method: str) -> None:
+    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and _is_unset(tensor):
+            full_name = f"{name}.{key}".lstrip(".")
+            raise UsageError(
+                f"--dist.meta_init: {type(module).__name__}.{method}() does not set {full_name}, or sets it to NaN",
+                next_step="set all parameters and buffers of the module in it, or leave --dist.meta_init off",
+            )
+
+
+def _method_of(module: Any) -> Callable[[], Any] | None:
+    found = getattr(module, "init_weights", None) or getattr(module, "reset_parameters", None)
+    return found if callable(found) else None

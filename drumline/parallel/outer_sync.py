@@ -1,0 +1,384 @@
+"""`--dist.sync`: replicas that train alone and synchronize every H steps, for links that are too slow for every step.
+
+All replicas keep a copy of the weights that they share: those of the last round. In a round each sends how far its own
+weights are from them; the mean of that is a gradient for the outer optimizer (`local`: rate 1 and no momentum, which is
+the mean of the weights), which changes the shared weights on every rank alike. The model may be sent in parts, each
+with rounds of its own, and while training continues: then a rank keeps the steps that it has taken meanwhile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.base.errors import UsageError, log
+from drumline.config.schema import DistConfig, sync_interval
+from drumline.parallel.delta_sum import DeltaSum, Wire
+from drumline.parallel.wrap import LiveBuffers
+from drumline.rank.group import make_group
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncPlan:
+    """When replicas synchronize, and how."""
+
+    every: int
+    """The steps between two rounds of a part."""
+    parts: int = 1
+    overlap: int = 0
+    """For how many steps training continues while a part is sent."""
+    lr: float = 1.0
+    momentum: float = 0.0
+    wire: Wire = "fp32"
+
+    def is_due(self, part: int, step: int) -> bool:
+        """Whether a round of this part begins after this step. The last part's is after every H steps."""
+        return (step - (part + 1) * self.every // self.parts) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaGroups:
+    """Which ranks train a replica together, and which of them synchronize it with the others."""
+
+    members: tuple[int, ...]
+    """The ranks of this rank's replica, which reduce their gradients in every step. The first is its leader."""
+    leaders: tuple[int, ...]
+    """Of all replicas."""
+    within: dist.ProcessGroup | None
+    """The members; None if there is one."""
+    across: dist.ProcessGroup | None
+    """The leaders; None on the other ranks."""
+    weight: float
+    """The fraction of all ranks that are in this replica."""
+
+    @property
+    def index(self) -> int:
+        """The number of this rank's replica."""
+        return self.leaders.index(self.members[0])
+
+    def from_leader(self, tensor: Tensor) -> Tensor:
+        """Collective inside a replica: its leader's tensor, in place."""
+        if self.within is not None:
+            dist.broadcast(tensor, self.members[0], self.within)
+        return tensor
+
+
+def make_replica_groups(
+    replicas: Sequence[Sequence[int]], *, timeout_s: float, may_grow: bool = False
+) -> ReplicaGroups | None:
+    """Collective: the groups of these replicas, each given by its ranks; None if there is one replica only, unless
+    others may join it."""
+    if len(replicas) < 2 and not may_grow:
+        return None
+    ordered = sorted(tuple(sorted(one)) for one in replicas)
+    leaders = tuple(one[0] for one in ordered)
+    across = make_group(leaders, timeout_s=timeout_s)
+    withins = [make_group(one, timeout_s=timeout_s) if len(one) > 1 else None for one in ordered]
+    rank = dist.get_rank()
+    ((members, within),) = [pair for pair in zip(ordered, withins, strict=True) if rank in pair[0]]
+    weight = len(members) / dist.get_world_size()
+    return ReplicaGroups(members=members, leaders=leaders, within=within, across=across, weight=weight)
+
+
+class SyncedPart:
+    """Some of the parameters: the weights that replicas share, the outer momentum, and a round in progress."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: SyncPlan, groups: ReplicaGroups) -> None:
+        self.parameters, self._plan, self._groups = dict(parameters), plan, groups
+        self._tensors = [one.detach() for one in parameters.values()]
+        self._dtype = reduce(torch.promote_types, (one.dtype for one in self._tensors), torch.float32)
+        self.shared = self.own()
+        self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
+        self.sum = None if groups.across is None else DeltaSum(self.shared, plan.wire, groups.across)
+        self.began_at: int | None = None
+        """The step of the round in progress."""
+        self.begun = self.shared.new_empty(0)
+        """This rank's own weights when it began."""
+        self.finished_at = 0
+        """The step after which the latest round began that has ended."""
+
+    def start(self, step: int, weight: float | None = None) -> None:
+        """Collective: send how far the own weights are from the shared ones. `weight`: of this replica in the mean."""
+        self.began_at, self.begun = step, self.own()
+        if self.sum is not None:
+            self.sum.start((self.shared - self.begun).mul_(self._groups.weight if weight is None else weight))
+
+    def advance(self) -> None:
+        """Collective: half of the way."""
+        if self.sum is not None:
+            self.sum.advance()
+
+    def finish(self, step: int) -> None:
+        """Collective: change the shared weights; the own ones become them, plus the steps that were taken meanwhile."""
+        total = torch.empty_like(self.shared) if self.sum is None else self.sum.take()
+        gradient = self._groups.from_leader(total)
+        if self.momentum is not None:
+            self.momentum.mul_(self._plan.momentum).add_(gradient)
+            gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
+        self.shared.sub_(gradient, alpha=self._plan.lr)
+        if self.began_at != step:
+            torch._foreach_add_(self._tensors, self._like_own(self.shared - self.begun))
+        else:
+            self.use_shared()
+        self.finished_at = self.began_at or 0
+        self.began_at, self.begun = None, self.shared.new_empty(0)
+
+    def use_shared(self) -> None:
+        """The own weights become the shared ones."""
+        self.put_back(self.by_name(self.shared).values())
+
+    def keep(self) -> list[Tensor]:
+        """A copy of the own weights."""
+        return [one.clone() for one in self._tensors]
+
+    def put_back(self, kept: Iterable[Tensor]) -> None:
+        torch._foreach_copy_(self._tensors, list(kept))
+
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a vector with the shapes of the parameters."""
+        pieces = torch.split(flat, [one.numel() for one in self._tensors])
+        pairs = zip(self.parameters, pieces, self._tensors, strict=True)
+        return {name: piece.view(one.shape) for name, piece, one in pairs}
+
+    def _like_own(self, flat: Tensor) -> list[Tensor]:
+        views = self.by_name(flat).values()
+        return [view.to(one.dtype) for view, one in zip(views, self._tensors, strict=True)]
+
+    def own(self) -> Tensor:
+        """A copy of the own weights, as one vector."""
+        return torch.cat([one.reshape(-1).to(self._dtype) for one in self._tensors])
+
+
+class OuterSync:
+    """Synchronizes a model with its replicas, in rounds."""
+
+    def __init__(self, model: nn.Module, plan: SyncPlan, groups: ReplicaGroups, *, sends_buffers: bool) -> None:
+        """`sends_buffers`: all ranks take rank 0's in each round."""
+        self.plan, self.groups = plan, groups
+        own = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))  # they are meant to differ across ranks
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad and name not in own}
+        self._parts = [SyncedPart(some, plan, groups) for some in split_evenly(trained, plan.parts)]
+        self._buffers, self._sends_buffers = LiveBuffers(model), sends_buffers
+        self._shared_buffers = self._buffers.keep()
+        self.is_shared = True
+        """Whether the model has the shared weights and buffers now."""
+
+    @torch.no_grad()
+    def after_step(self, step: int, *, is_last: bool) -> None:
+        """Collective: begin and end the rounds that are due after this step; after the last one all parts have one."""
+        self.is_shared, overlap = False, self.plan.overlap
+        for part in self._parts:
+            if part.began_at is not None and (is_last or step == part.began_at + overlap):
+                self._finish(part, step)
+            elif part.began_at is not None and 2 * (step - part.began_at) >= overlap:
+                part.advance()
+        # A part may still be on its way after a resume with another H: its next round then begins later.
+        due = [
+            part
+            for number, part in enumerate(self._parts)
+            if part.began_at is None and (is_last or self.plan.is_due(number, step))
+        ]
+        for part in due:
+            part.start(step)
+        if is_last or not overlap:
+            for part in due:
+                self._finish(part, step)
+            self.is_shared = len(due) == len(self._parts) and (self._sends_buffers or not self._buffers)
+
+    def _finish(self, part: SyncedPart, step: int) -> None:
+        """Collective. The buffers are sent first: a node may be lost meanwhile, and what follows the part's own end
+        would be done on some ranks only, though the round is not repeated."""
+        is_last_part = part is self._parts[-1]
+        if is_last_part and self._sends_buffers:
+            self._buffers.broadcast()
+        part.finish(step)
+        if is_last_part:
+            self._shared_buffers = self._buffers.keep(self._shared_buffers)
+
+    @contextmanager
+    def shared_weights(self) -> Iterator[None]:
+        """In it the model has the shared weights and buffers, as evaluations and checkpoints do; then its own again."""
+        if self.is_shared:
+            yield
+            return
+        with torch.no_grad():
+            own, buffers = [part.keep() for part in self._parts], self._buffers.keep()
+            for part in self._parts:
+                part.use_shared()
+            self._buffers.put_back(self._shared_buffers)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for part, kept in zip(self._parts, own, strict=True):
+                    part.put_back(kept)
+                self._buffers.put_back(buffers)
+
+    def replica_tensors(self) -> dict[str, Tensor]:
+        """What must be the same on all ranks, not copied; in a round their own weights too."""
+        found = self.outer_state()
+        for part in self._parts:
+            found |= {f"shared/{name}": one for name, one in part.by_name(part.shared).items()}
+            found |= part.parameters if self.is_shared else {}
+        if self._sends_buffers:
+            found |= {f"buffer/{number}": one for number, one in enumerate(self._shared_buffers)}
+        return found
+
+    # A group of replicas that changes: the next one continues from what each rank has in memory.
+
+    @property
+    def finished_at(self) -> list[int]:
+        """For each part, the step of its latest round: replicas with the same ones have the same shared weights."""
+        return [part.finished_at for part in self._parts]
+
+    def pending(self, step: int, *, is_last: bool) -> list[int]:
+        """The parts whose round after this step, or an earlier one, has not ended."""
+        return [
+            number
+            for number, part in enumerate(self._parts)
+            if part.began_at is not None or (part.finished_at < step and (is_last or self.plan.is_due(number, step)))
+        ]
+
+    def own_state(self) -> dict[str, Any]:
+        """What this replica has to itself, without what is being sent, on the host. Not collective."""
+        return {
+            "weights": [part.own().cpu() for part in self._parts],
+            "begun": [None if part.began_at is None else part.begun.cpu() for part in self._parts],
+            "buffers": [one.cpu().clone() for one in self._buffers.now()],
+            "finished_at": self.finished_at,
+        }
+
+    @torch.no_grad()
+    def load_own_state(self, own: Mapping[str, Any] | None, finished_at: Sequence[int]) -> None:
+        """Continue with what a replica had to itself (None: a new one, with the shared weights), where the latest
+        rounds of all are these. For one that it did not see the end of, it keeps the steps since then."""
+        for number, part in enumerate(self._parts):
+            if own is not None:
+                weights, begun = own["weights"][number].to(part.shared), own["begun"][number]
+                if own["finished_at"][number] < finished_at[number]:
+                    weights = part.shared if begun is None else weights + (part.shared - begun.to(part.shared))
+                part.put_back(part.by_name(weights).values())
+            part.finished_at = finished_at[number]
+        if own is not None:
+            pairs = zip(own["buffers"], self._buffers.now(), strict=True)
+            self._buffers.put_back([one.to(now.device) for one, now in pairs])
+        self.is_shared = False
+
+    @torch.no_grad()
+    def repeat(self, pending: Sequence[int], step: int, *, weight: float, is_last: bool) -> None:
+        """Collective: begin these parts' rounds anew, and end them if training does not continue meanwhile."""
+        due = [self._parts[number] for number in pending]
+        for part in due:
+            part.start(step, weight)
+        for part in due if is_last or not self.plan.overlap else ():
+            self._finish(part, step)
+
+    # Checkpoints: the model's file has the shared weights.
+
+    def outer_state(self) -> dict[str, Tensor]:
+        """What all replicas share beside the weights: the momentum, and the weights where those of the model have fewer
+        digits. Not copied."""
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            if part.momentum is not None:
+                found |= {f"momentum/{name}": one for name, one in part.by_name(part.momentum).items()}
+            shared = part.by_name(part.shared).items()
+            found |= {f"weight/{name}": one for name, one in shared if one.dtype != part.parameters[name].dtype}
+        return found
+
+    def load_outer_state(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from the weights and buffers that the model has now, which are the shared ones."""
+        with torch.no_grad():
+            for part in self._parts:
+                for name, one in part.by_name(part.shared).items():
+                    one.copy_(saved.get(f"weight/{name}", part.parameters[name]))
+                momentum = {} if part.momentum is None else part.by_name(part.momentum)
+                for name, one in momentum.items():
+                    one.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
+        self._shared_buffers, self.is_shared = self._buffers.keep(self._shared_buffers), True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collective: what this replica has to itself, not copied. It waits for what is being sent."""
+        for part in self._parts:
+            if part.began_at is not None and part.sum is not None:
+                part.sum.settle()
+        weights = {name: one for part in self._parts for name, one in part.parameters.items()}
+        return {
+            "layout": self._layout(),
+            "weights": {} if self.is_shared else weights,
+            "buffers": [] if self.is_shared else self._buffers.now(),
+            "rounds": [
+                {"began_at": part.began_at, "begun": part.begun, "sum": part.sum and part.sum.state_dict()}
+                for part in self._parts
+            ],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the state of a replica. With other parts or replicas the rounds in progress begin anew."""
+        self.is_shared = not state["weights"]
+        if not self.is_shared:
+            for part in self._parts:
+                part.put_back([state["weights"][name] for name in part.parameters])
+            self._buffers.put_back(state["buffers"])
+        if state["layout"] == self._layout():
+            for part, saved in zip(self._parts, state["rounds"], strict=True):
+                part.began_at, part.begun = saved["began_at"], saved["begun"].to(part.begun, copy=True)
+                if part.sum is not None:
+                    part.sum.load_state_dict(saved["sum"], has_result=part.began_at is not None)
+        elif dist.get_rank() == 0:
+            log.warning(
+                "the replicas, or dist.sync_parts, dist.sync_overlap or dist.outer_dtype, changed since the "
+                "checkpoint: what was being sent, and what rounding has left out, is lost"
+            )
+
+    def _layout(self) -> list[Any]:
+        """What a round in progress depends on."""
+        names = [list(part.parameters) for part in self._parts]
+        return [len(self.groups.leaders), self.plan.wire, self.plan.overlap, names]
+
+
+def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> OuterSync:
+    """Of the model on its device."""
+    kind = settings.sync.partition(":")[0]
+    match kind:
+        case "local":
+            outer_lr = 1.0
+            outer_momentum = 0.0
+        case "diloco":
+            outer_lr = settings.outer_lr
+            outer_momentum = settings.outer_momentum
+        case _:
+            raise AssertionError(f"dist.sync {settings.sync} has no rounds")
+    plan = SyncPlan(
+        every=sync_interval(settings.sync) or 1,
+        parts=settings.sync_parts,
+        overlap=settings.sync_overlap,
+        lr=outer_lr,
+        momentum=outer_momentum,
+        wire=settings.outer_dtype,
+    )
+    return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)
+
+
+def split_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
+    """Consecutive parameters in so many parts, of about the same number of elements."""
+    if count > len(parameters):
+        raise UsageError(
+            f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
+            next_step=f"set it to {len(parameters)} or less",
+        )
+    ends, names, cuts = list(accumulate(one.numel() for one in parameters.values())), list(parameters), [0]
+    for number in range(1, count):
+        cut = bisect_left(ends, ends[-1] * number / count) + 1
+        cuts.append(min(max(cut, cuts[-1] + 1), len(names) - count + number))  # each part has a parameter
+    return [{name: parameters[name] for name in names[low:high]} for low, high in pairwise([*cuts, len(names)])]

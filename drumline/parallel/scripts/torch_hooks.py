@@ -1,0 +1,156 @@
+"""Observes a script by wrapping functions of torch when the script imports it. Wrapped functions return the same
+values, and nothing is attached to the script's own objects."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any, cast
+
+from drumline.base.terminal import print_message
+from drumline.parallel.scripts.script_recorder import ScriptRecorder
+from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase
+
+
+def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
+    """Begin when the script has imported torch."""
+    call_after_torch(lambda: _wrap_torch(activity, recorder), "ranks are not compared")
+
+
+def call_after_torch(loaded: Callable[[], None], without: str) -> None:
+    """Call back when the script has imported torch. `without`: what is missing if the call fails."""
+    after = _AfterTorch(loaded, without)
+    if "torch" in sys.modules:
+        after.call_back()
+    else:
+        sys.meta_path.insert(0, after)
+
+
+class _AfterTorch(MetaPathFinder):
+    """Finds no module; calls back when torch has been loaded."""
+
+    def __init__(self, loaded: Callable[[], None], without: str) -> None:
+        self._loaded, self._without = loaded, without
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self.call_back()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def call_back(self) -> None:
+        try:
+            self._loaded()
+        except Exception as error:
+            # A failure of the watchdog must not stop the script.
+            print_message(f"{self._without}: this version of torch cannot be observed: {type(error).__name__}: {error}")
+
+
+def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
+    """`activity`: records which phase the main thread is in, for finding stragglers."""
+    import torch
+    from torch._C._distributed_c10d import Work
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    is_compiling, main_thread = torch.compiler.is_compiling, threading.main_thread().ident
+    phase, num_backward = int(Phase.BETWEEN), 0
+    activity.mark(phase)
+
+    def is_observed() -> bool:
+        return not is_compiling() and threading.get_ident() == main_thread
+
+    def enter(following: int) -> int:
+        """Returns the phase that was left."""
+        nonlocal phase
+        before, phase = phase, following
+        activity.mark(following)
+        return before
+
+    def begin_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_observed():
+            recorder.modules.optimizers.add(optimizer)
+            enter(OPTIMIZER)
+
+    def end_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_observed():
+            enter(Phase.BETWEEN)
+
+    def begin_backward() -> None:
+        nonlocal num_backward
+        # Here and not in forward, which may be compiled.
+        num_backward += 1
+        activity.begin_step(num_backward)
+        with contextlib.suppress(Exception):
+            recorder.modules.begin_backward()
+
+    def timed(entered: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
+        def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not is_observed():
+                return call(*args, **kwargs)
+            if before is not None:
+                before()
+            last = enter(entered)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                enter(last)
+
+        return wrapper
+
+    def build(call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
+        call(module, *args, **kwargs)
+        recorder.record_facts()
+        with contextlib.suppress(Exception):
+            recorder.modules.add(module)
+
+    def iterate(call: Callable[..., Any], loader: Any) -> Any:
+        recorder.record_loader(loader, sys._getframe(2))
+        return call(loader)
+
+    wrap_method(DistributedDataParallel, "__init__", build)
+    wrap_method(DistributedDataParallel, "forward", timed(FORWARD))
+    wrap_method(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
+    # A rank waits for the others here, as in backward.
+    wrap_method(Work, "wait", timed(BACKWARD))
+    wrap_method(DataLoader, "__iter__", iterate)
+    wrap_method(_BaseDataLoaderIter, "__next__", timed(DATA))
+    register_optimizer_step_pre_hook(begin_optimizer)
+    register_optimizer_step_post_hook(end_optimizer)
+
+
+def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by `wrapper(method, *its arguments)`."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(method, *args, **kwargs)
+
+    if isinstance(method, FunctionType):
+        # torch.compile recognizes torch's own functions, which it does not trace, by their file.
+        code = method.__code__
+        inner = cast(FunctionType, wrapped)
+        inner.__code__ = inner.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+    setattr(owner, name, wrapped)

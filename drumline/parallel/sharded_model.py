@@ -1,0 +1,205 @@
+"""`--dist.mode zero1|fsdp|hsdp`: a model whose parameters, gradients and optimizer state are sharded over ranks by
+torch's `fully_shard`. Between steps every parameter is a DTensor of which a rank holds some rows.
+
+- `fsdp`: a block's parameters are gathered for its forward pass, freed, and gathered again for its backward pass.
+- `hsdp`: the same inside groups of ranks; the groups are replicas of each other.
+- `zero1`: parameters are gathered once a step and stay whole until its backward pass ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.base.errors import UsageError
+from drumline.parallel.block_use import BlockUse, can_find_unused
+from drumline.parallel.blocks import describe_blocks, find_blocks, is_sharded_block
+from drumline.parallel.shards import own_parts
+from drumline.parallel.wrap import Applied
+from drumline.rank.group import keep_group, set_timeout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingPlan:
+    """How a model is sharded."""
+
+    mode: Literal["zero1", "fsdp", "hsdp"]
+    num_shards: int
+    """Ranks that hold one copy of the model together."""
+    wrap: tuple[str, ...] = ()
+    """As for `find_blocks`."""
+    dtype: torch.dtype | None = None
+    """In which parameters are gathered and gradients reduced; None: their own."""
+    offloads: bool = False
+    """Shards and optimizer state are in the host's memory."""
+    finds_unused: bool = False
+    timeout_s: float = 600.0
+
+
+class ShardedModel(Applied):
+    """A sharded model; called as `Applied` is."""
+
+    def __init__(self, model: nn.Module, mesh: Any, plan: ShardingPlan, device: torch.device) -> None:
+        super().__init__(model)
+        self.plan, self.mesh, self.device = plan, mesh, device
+        sharded = {name: module for name, module in model.named_modules() if is_sharded_block(module)}
+        self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
+        # A forward pass without a backward pass would leave parameters gathered, and the optimizer changes the shards.
+        model.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.reshard())
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.use.begin_pass()
+        result = super().forward(function, *arguments)
+        self.use.end_forward()
+        return result
+
+    def describe_blocks(self) -> str:
+        """What is gathered at a time, for people."""
+        blocks = [module for module in self.model.modules() if is_sharded_block(module) and module is not self.model]
+        return describe_blocks(blocks) if blocks else "the whole model at once, which has no blocks (--dist.wrap)"
+
+    @property
+    def replica_group(self) -> Any:
+        """The ranks that hold the same shards; None: there are no others."""
+        return self.mesh.get_group("replicate") if self.plan.mode == "hsdp" else None
+
+    def replica_ranks(self) -> list[list[int]]:
+        """All ranks, by the shard that they hold."""
+        columns: list[list[int]] = self.mesh.mesh.reshape(-1, self.plan.num_shards).T.tolist()
+        return columns
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In it a backward pass is not the last one of its step. zero1 adds up gradients on each rank; the others,
+        which have no memory for whole gradients, in shards. Gradients that are reduced in a type of their own are
+        reduced in every pass, and added up in the type of the shards: bf16 would lose small ones."""
+        is_zero1, root = self.plan.mode == "zero1", self._root
+        self._set_sync(False)
+        try:
+            if is_zero1:
+                root.set_reshard_after_backward(False)
+            yield
+        finally:
+            self._set_sync(True)
+            if is_zero1:
+                root.set_reshard_after_backward(True)
+
+    def _set_sync(self, is_on: bool) -> None:
+        if self.plan.dtype is not None:
+            return
+        match self.plan.mode:
+            case "zero1":
+                self._root.set_requires_gradient_sync(is_on)
+            case "hsdp":
+                self._root.set_requires_all_reduce(is_on)
+            case "fsdp":
+                pass
+            case _:
+                assert_never(self.plan.mode)
+
+    def reshard(self) -> None:
+        """Free what is gathered of the parameters."""
+        for module in self.model.modules():
+            if is_sharded_block(module):
+                module.reshard()  # type: ignore[operator]
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], most: float) -> Tensor:
+        """Collective: scale the gradients so that their norm over all shards is at most this; returns the norm."""
+        parts = own_parts(one.grad for one in parameters if one.grad is not None)
+        square = torch.zeros((), dtype=torch.float64, device=self.device)
+        if parts:
+            square += torch.stack(torch._foreach_norm(parts)).double().square().sum()
+        dist.all_reduce(square, group=self.mesh.get_group("shard"))
+        norm = square.sqrt()
+        if parts:
+            scale = (most / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(parts, scale.to(parts[0]))
+        return norm
+
+    @property
+    def _root(self) -> Any:
+        return self.model
+
+
+def shard_model(
+    model: nn.Module,
+    plan: ShardingPlan,
+    device: torch.device,
+    *,
+    prepare: Callable[[Iterable[tuple[str, nn.Module]]], None] | None = None,
+) -> ShardedModel:
+    """Collective: shard a model that is on the CPU, block by block. `prepare` is called with the modules of each block
+    by name, before it is sharded, for a model whose parameters have no memory yet."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    check_parameters(model)
+    mesh = _make_mesh(plan, device)
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(plan.dtype, plan.dtype, cast_forward_inputs=False),
+        "offload_policy": CPUOffloadPolicy() if plan.offloads else OffloadPolicy(),
+    }
+    blocks = find_blocks(model, plan.wrap)
+    is_zero1 = plan.mode == "zero1"
+    for name, block in blocks.items():
+        if prepare is not None:
+            prepare((f"{name}.{inner}".rstrip("."), module) for inner, module in block.named_modules())
+        fully_shard(block, reshard_after_forward=not is_zero1, **options)
+    if prepare is not None:
+        prepare(model.named_modules())
+    # The backward pass begins with what no block holds.
+    fully_shard(model, reshard_after_forward=not blocks and not is_zero1, **options)
+    if plan.finds_unused:
+        _reduce_unused(model)
+    return ShardedModel(model, mesh, plan, device)
+
+
+def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape: dict[str, int] = {"shard": plan.num_shards}
+    if plan.mode == "hsdp":
+        shape = {"replicate": dist.get_world_size() // plan.num_shards, **shape}
+    mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    for group in mesh.get_all_groups():
+        set_timeout(plan.timeout_s, group)
+        keep_group(group)
+    return mesh
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Refuse parameters that `fully_shard` cannot shard."""
+    named, kind = dict(model.named_parameters()), type(model).__name__
+    trained = {one.dtype for one in named.values() if one.requires_grad}
+    if not trained:
+        raise UsageError(f"{kind} has no parameter that can be trained")
+    if len(trained) > 1:
+        types = ", ".join(sorted(map(str, trained)))
+        raise UsageError(
+            f"a sharded model needs trained parameters of one type, and {kind} has {types}",
+            next_step="convert the model to one type, or use --dist.mode ddp",
+        )
+    for name, one in named.items():
+        if one.dim() == 0:
+            raise UsageError(
+                f"the parameter {name} has no dimension that could be sharded",
+                next_step="give it the shape [1], or use --dist.mode ddp",
+            )
+        if not one.is_contiguous():
+            one.data = one.data.contiguous()
+
+
+def _reduce_unused(model: Any) -> None:
+    if not can_find_unused():
+        raise UsageError(
+            f"torch {torch.__version__} cannot find unused parameters of a sharded model",
+            next_step="use torch 2.13 or newer, or --dist.mode ddp",
+        )
+    model.set_reduce_scatter_unused_params(True)

@@ -1,0 +1,1 @@
+"""One process of a job: its rendezvous with the others, the process group, collectives, and how it fails."""

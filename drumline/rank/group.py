@@ -1,0 +1,253 @@
+"""A rank's device, its backend, and the process group, from the rendezvous of ranks to the exit of the process.
+
+There are two timeouts. The start may take as long as the slowest node needs; a collective in training may not take much
+longer than a step. So the group is created with the start timeout, and then gets the train timeout.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drumline.base.errors import PreflightError, UsageError, log
+from drumline.base.topology import Topology
+from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
+from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
+from drumline.rank.rendezvous.rank_store import open_store
+from drumline.rank.rendezvous.reachability import check_reachability
+
+QUIET_S = 0.02
+LEAVE_S, RELEASE_S = 30.0, 2.0
+# NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the same collective; but
+# a new batch shape, or a failed capture, may happen on one rank only.
+NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
+CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2
+_made_groups: list[dist.ProcessGroup] = []
+_left_groups: list[dist.ProcessGroup] = []
+
+
+def choose_device(wanted: str, *, local_rank: int) -> torch.device:
+    """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by default."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UsageError(
+            f"the device is {wanted!r}: it takes auto, cpu or cuda",
+            next_step="give one of them; with cuda each rank of a machine takes a GPU of its own",
+        )
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 0:
+        raise PreflightError(
+            "dist.device is 'cuda', but torch sees no GPU here",
+            next_step="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --dist.device cpu",
+        )
+    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that they differ.
+    index = 0 if num_gpus == 1 else local_rank
+    if index >= num_gpus:
+        raise PreflightError(
+            f"local rank {local_rank} has no GPU of its own: this host has {num_gpus}",
+            next_step=f"start at most {num_gpus} ranks on this host, or use --dist.device cpu",
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
+    """NCCL's identity of a rank, which must be unique: the GPU's UUID, and the host that NCCL_HOSTID names. Ranks with
+    different host names may share a GPU, as in tests on one GPU."""
+    uuid, host = str(torch.cuda.get_device_properties(device).uuid), environment.get("NCCL_HOSTID")
+    return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
+
+
+def choose_backend(wanted: str, *, device: torch.device) -> str:
+    """NCCL between GPUs, gloo between CPUs, unless set."""
+    backend = wanted if wanted != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    if backend == "nccl" and device.type != "cuda":
+        raise PreflightError(
+            "dist.backend is 'nccl', but this rank computes on the CPU",
+            next_step="use --dist.backend gloo, or --dist.device cuda on a machine with GPUs",
+        )
+    return backend
+
+
+def join_group(
+    topology: Topology,
+    *,
+    backend: str,
+    device: torch.device,
+    start_timeout_s: float,
+    train_timeout_s: float,
+    facts: Mapping[str, Mapping[str, Any]],
+    environment: Mapping[str, str],
+    service: NodeService | None = None,
+    live: LiveNodes | None = None,
+) -> Rendezvous:
+    """Collective: join all other ranks. The returned store still works when the group is broken.
+
+    `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's network.
+    `service`: what else runs once on each node. `live`: the nodes, where those that are left continue without a lost
+    one; then raises Redirected if they train already.
+    """
+    is_next = live is not None and bool(live.latest.members)
+    if live is not None:
+        live.facts, start_timeout_s = facts, JOIN_S if is_next else start_timeout_s
+    deadline = time.monotonic() + start_timeout_s
+    store = open_store(topology, timeout_s=start_timeout_s, check=None if live is None else live.check_finished)
+    if live is not None and is_next:
+        store = store.under(f"group-{live.latest.generation}")
+    try:
+        rendezvous = join_rendezvous(
+            store,
+            topology,
+            deadline=deadline,
+            timeout_s=start_timeout_s,
+            facts=facts,
+            gpu=nccl_gpu(device, environment) if backend == "nccl" else None,
+            environment=environment,
+            service=service,
+            check=None if live is None else live.check_start,
+        )
+        if len(rendezvous.nodes) > 1:
+            rendezvous = check_reachability(
+                rendezvous, topology, environment, backend=backend, deadline=deadline, service=service
+            )
+    except dist.DistStoreError as error:
+        what = f"not all of the {topology.world_size} ranks continued the start within {start_timeout_s:g} s"
+        raise PreflightError(what, next_step="read the other ranks' output") from error
+    except dist.DistError as error:
+        what = f"rank 0, which runs the store, exited before all {topology.world_size} ranks had joined"
+        raise PreflightError(what, next_step="read rank 0's output") from error
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", rendezvous.store.raw),
+        rank=topology.rank,
+        world_size=topology.world_size,
+        timeout=timedelta(seconds=start_timeout_s),
+        device_id=device if backend == "nccl" else None,
+    )
+    # The first collective makes the connections, so it is part of the start.
+    dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
+    set_timeout(train_timeout_s)
+    if live is not None:
+        live.begin(rendezvous)
+    return rendezvous
+
+
+def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup | None:
+    """Collective over all ranks: a group of these, until `leave_group`; None on the others."""
+    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+    if dist.get_rank() not in ranks:
+        return None
+    keep_group(made)
+    return made
+
+
+def keep_group(group: dist.ProcessGroup) -> None:
+    """Let `leave_group` abort this group, too."""
+    if group is not dist.distributed_c10d._get_default_group() and group not in _made_groups:
+        _made_groups.append(group)
+
+
+def set_timeout(seconds: float, group: dist.ProcessGroup | None = None) -> None:
+    """How long a collective of this group may take; by default of the group of all ranks."""
+    # Public from torch 2.15 on, where the private name prints a warning.
+    set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_it(timedelta(seconds=seconds), group)
+
+
+def leave_group(*, broken: bool = False) -> bool:
+    """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang. False: it takes longer
+    than `LEAVE_S`, as it does while a CUDA graph with a collective exists. An error of torch is raised; for a broken
+    group it is logged."""
+    if not dist.is_initialized():
+        return True
+    groups = [dist.distributed_c10d._get_default_group(), *_made_groups]
+    _made_groups.clear()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    errors: list[Exception] = []
+
+    def destroy() -> None:
+        try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            if broken:
+                for group in groups:
+                    with contextlib.suppress(RuntimeError):
+                        group.abort()
+            dist.destroy_process_group()
+        except Exception as error:
+            errors.append(error)
+
+    destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
+    destroying.start()
+    destroying.join(LEAVE_S)
+    # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished a collective needs
+    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the objects are kept; where groups break and
+    # the process continues, until the next one is left, when nothing happens in them any more. They are released in a
+    # thread: each is 3 threads and 5 descriptors. Models that refer to themselves hold them, too.
+    time.sleep(QUIET_S)
+    before = list(_left_groups) if broken else []
+    _left_groups[:] = [*(() if broken else _left_groups), *groups]
+    if before:
+        releasing = threading.Thread(target=_release, args=(before,), name="drumline-release", daemon=True)
+        releasing.start()
+        releasing.join(RELEASE_S)
+    for error in errors:
+        if not broken:
+            raise error
+        log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
+    return not destroying.is_alive()
+
+
+def _release(groups: list[dist.ProcessGroup]) -> None:
+    gc.collect()
+    groups.clear()
+
+
+def collective_counter() -> Callable[[], int]:
+    """A function that returns how many collectives this rank has begun in the default group; without a group, 0. It is
+    private to torch. Keep the function: finding it takes longer than calling it."""
+    count: Callable[[], int] = lambda: 0  # noqa: E731
+    if dist.is_initialized():
+        count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
+    return count
+
+
+# The exit of the process
+
+
+def limit_exit(limit_s: float, *, failed: bool) -> None:
+    """Limit Python's exit to `limit_s` seconds. After that the process ends with code 1 if `failed` or if an exception
+    ended the script, otherwise with 0; a process that exits in time keeps its own code."""
+    atexit.register(_start_timer, limit_s, failed, os.getpid())
+
+
+def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
+    if os.getpid() != pid:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    code = int(failed or getattr(sys, "last_value", None) is not None)
+    # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not get the GIL again.
+    libc = ctypes.CDLL(None)
+    function = ctypes.cast(libc._exit, ctypes.c_void_p).value
+    event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)  # `struct sigevent` of Linux on 64 bits
+    timer, seconds = ctypes.c_void_p(), int(limit_s)
+    if libc.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:
+        once = (ctypes.c_long * 4)(0, 0, seconds, int((limit_s - seconds) * 1e9))
+        libc.timer_settime(timer, 0, ctypes.byref(once), None)

@@ -1,0 +1,177 @@
+"""A group of nodes that train together, and their stores: the first rank of each node runs one, and all know them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from drumline.base.background import in_background
+from drumline.base.topology import Topology
+from drumline.rank.rendezvous.rank_store import host_store
+from drumline.rank.sealed_store import SealedStore, document
+from drumline.rank.tcp_store import break_dead_connections, open_tcp_store
+
+CONNECT_S = 3.0
+# A host that loses its power closes no connection: without an answer for so long it is lost.
+SILENT_S = 15
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    number: int
+    """As the launcher counts; it keeps it when it joins again."""
+    host: str
+    address: str
+    port: int
+    """Of its store."""
+    process: str
+    """Tells this start of its ranks from any other."""
+
+    def __str__(self) -> str:
+        return f"node {self.number} ({self.host})"
+
+    def probe(self) -> str:
+        """Whether something listens there: `open`, or `refused` by its host. `silent`: the host is lost, or a network
+        is cut; then the node may still train."""
+        try:
+            socket.create_connection((self.address, self.port), timeout=CONNECT_S).close()
+        except ConnectionError:
+            return "refused"
+        except OSError:
+            return "silent"
+        return "open"
+
+
+@dataclass(eq=False)
+class Redirected(Exception):  # noqa: N818  # no error
+    """The job that this rank would start runs already, without its node."""
+
+    text: bytes
+
+
+class RunIsOver(Exception):  # noqa: N818  # no error
+    """The run that this rank would start or join has finished without its node."""
+
+
+@dataclass(eq=False)
+class NodesChanged(BaseException):
+    """Not an error: the group is left, and the next one continues from `kept`, what this rank has in memory."""
+
+    kept: Any
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Who trains together, as the lowest of the nodes that were left decided; and the change since the group before."""
+
+    generation: int
+    members: tuple[LiveNode, ...]
+    lost: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+
+    def longest_change_s(self, patience_s: float) -> float:
+        """Until a node has left this group, has waited for others, and knows of each that does not answer."""
+        return 2 * (patience_s + SILENT_S * len(self.members))
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: bytes) -> NodeGroup | None:
+        found = document(text, generation=int, members=list, lost=list, joined=list) or {"members": [None]}
+        with contextlib.suppress(TypeError):
+            members = tuple(LiveNode(**one) for one in found["members"])
+            return cls(found["generation"], members, tuple(found["lost"]), tuple(found["joined"]))
+        return None
+
+
+def answered(call: Callable[[], T]) -> T:
+    """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its connections, and a
+    call to its store would wait forever; it waits on in a thread."""
+    return in_background(call, name="drumline-ask").result(timeout=SILENT_S)
+
+
+class NodeStores:
+    """The stores of all nodes, as one rank uses them."""
+
+    OVER, REDIRECT, FACTS = "over", "redirect", "facts"
+    """In a store: the run has ended; which nodes train already; and what with."""
+
+    def __init__(self, given: Topology) -> None:
+        self._given = given
+        self.process = given.node_start or secrets.token_hex(8)
+        self.own: SealedStore | None = None
+        """The store of this node."""
+        self.card = LiveNode(given.rank // given.local_world_size, given.host, "", 0, self.process)
+        """This node, once its first rank, which is this one, has a store."""
+        self.gone: set[str] = set()
+        """Starts of nodes that another start has followed, or that do not answer although their host does."""
+        self._others: dict[str, SealedStore] = {}
+        self._announcing: Future[None] | None = None
+
+    def host(self, address: str, port: int, *, timeout_s: float) -> None:
+        base, port = host_store(address, port, timeout_s=timeout_s)
+        self.own = SealedStore(base, self._given.secret)
+        self.card = replace(self.card, address=address, port=port)
+        self.own.set("process", self.process)
+
+    def host_for(self, peer: LiveNode, *, timeout_s: float) -> None:
+        """At the address by which this node reaches that one; the first node's is at its endpoint."""
+        if self.own is None and self.card.number == 0:
+            self.host(self._given.master_addr, self._given.master_port, timeout_s=timeout_s)
+        elif self.own is None:
+            with socket.create_connection((peer.address, peer.port), timeout=CONNECT_S) as connection:
+                address = str(connection.getsockname()[0])
+            self.host(address, 0, timeout_s=timeout_s)
+
+    def connect(self, member: LiveNode) -> SealedStore | None:
+        """The store of a node; None: the node is lost, or was started again."""
+        if member.process in self.gone:
+            return None
+        if member.probe() != "open":  # first: a store that has lost its connection prints torch's own stack
+            self._others.pop(member.process, None)
+            return None
+        try:
+            return answered(partial(self._open, member))
+        except (OSError, RuntimeError) as error:
+            self.gone |= {member.process} if isinstance(error, TimeoutError) else set()
+            self._others.pop(member.process, None)
+            return None
+
+    def _open(self, member: LiveNode) -> SealedStore | None:
+        if (store := self._others.get(member.process)) is None:
+            base = open_tcp_store(member.address, member.port, timeout_s=CONNECT_S)
+            break_dead_connections(member.port, after_s=SILENT_S)
+            store = self._others[member.process] = SealedStore(base, self._given.secret)
+        if store.peek("process") != member.process.encode():
+            self.gone.add(member.process)
+            return None
+        return store
+
+    def redirect_first_node(self, group: NodeGroup) -> None:
+        """A first node that was started again finds nobody at its own endpoint: redirect it to the run. In a thread:
+        one that is stopped takes the connection, and never answers."""
+        if self._announcing is None or self._announcing.done():
+            self._announcing = in_background(partial(self._announce, group), name="drumline-announce")
+
+    def _announce(self, group: NodeGroup) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            where = self._given.master_addr, self._given.master_port
+            socket.create_connection(where, timeout=CONNECT_S).close()
+            store = SealedStore(open_tcp_store(*where, timeout_s=CONNECT_S), self._given.secret)
+            store.set(self.REDIRECT, group.encode())
+
+    def lobby(self, own: SealedStore) -> list[LiveNode]:
+        """The nodes that wait to join, in the store of the one that decides."""
+        count = self._given.world_size // self._given.local_world_size
+        found = filter(None, (own.peek(f"lobby/{number}") for number in range(count)))  # it may be deleted meanwhile
+        cards = (document(text, number=int, host=str, address=str, port=int, process=str) for text in found)
+        return [LiveNode(**card) for card in cards if card is not None]

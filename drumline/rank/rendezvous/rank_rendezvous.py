@@ -1,0 +1,349 @@
+"""The rendezvous of ranks: each publishes in the store who it is and what it is about to run, and rank 0 compares it.
+
+torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that are here. So rank 0
+opens each rendezvous in a namespace of its own, and a rank believes it only when its own name is on the list.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import blake3
+
+from drumline.base.errors import PreflightError
+from drumline.base.job_secret import SECRET_ENV, new_secret
+from drumline.base.terminal import print_message
+from drumline.base.text import named_ranks, number_ranges
+from drumline.base.topology import Topology
+from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
+from drumline.net.interfaces import outward_address
+from drumline.net.key_exchange import KeyPair
+from drumline.rank.rendezvous.rank_store import Decision, announce, follow, outcome, value_of
+from drumline.rank.sealed_store import SealedStore, check_secret, document
+from drumline.watch.fact_differences import Facts, check_differences
+
+FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
+DECISION_GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROCESSES = Path("/proc/self/ns/pid")
+CURRENT, JOINED = "rendezvous", "decision/joined"
+CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
+Card = Mapping[str, Any]
+"""What a rank publishes of itself."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """All ranks of one start."""
+
+    store: SealedStore
+    """The part of the store that is theirs alone."""
+    nodes: tuple[tuple[int, ...], ...]
+    """The ranks of each node; the first of them acts for it."""
+    hosts: tuple[str, ...]
+    """The host of each node."""
+    addresses: tuple[str | None, ...]
+    """By which other nodes reach each one; None: it is the host of rank 0's store, or unknown."""
+    services: tuple[Mapping[str, Any], ...]
+    """What the `NodeService` of each node returned; empty where there is none."""
+
+    def node_of(self, rank: int) -> int:
+        return next(node for node, ranks in enumerate(self.nodes) if rank in ranks)
+
+
+class NodeService(Protocol):
+    """What else runs once on each node. All ranks get what it returns; its PreflightError is raised on every rank."""
+
+    def prepare(self) -> Mapping[str, Any]:
+        """On local rank 0, before the rendezvous."""
+
+    def listen(self, rendezvous: Rendezvous) -> Mapping[str, Any]:
+        """On the first rank of each of several nodes, after it: only then are their addresses known."""
+
+
+def join_rendezvous(
+    store: SealedStore,
+    topology: Topology,
+    *,
+    deadline: float,
+    timeout_s: float,
+    facts: Facts | None = None,
+    gpu: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    service: NodeService | None = None,
+    check: Callable[[SealedStore], None] | None = None,
+) -> Rendezvous:
+    """Collective: wait until every rank has joined, and compare what they are about to run.
+
+    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use. `check`: called often
+    while it waits; what it raises ends that.
+    """
+    rank = _Joining(store, topology, timeout_s, facts or {}, check)
+    rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
+    if service is not None and topology.local_rank == 0:
+        rank.card["service"] = outcome(service.prepare, host=topology.host)
+    is_first = topology.rank == 0
+    decision = rank.lead(deadline) if is_first else rank.follow_rank_0(deadline)
+    value = follow(rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1 if is_first else 0)
+    if value["world_size"] != topology.world_size:
+        raise PreflightError(
+            f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
+            f"{topology.rank} on {topology.host}",
+            next_step="start every node with the same number of nodes and ranks",
+        )
+    return Rendezvous(
+        store=rank.sealed_part(decision),
+        nodes=tuple(map(tuple, value["nodes"])),
+        hosts=tuple(value["hosts"]),
+        addresses=tuple(value["addresses"]),
+        services=tuple(value["services"]),
+    )
+
+
+class _Joining:
+    """What one rank does to join."""
+
+    def __init__(
+        self,
+        store: SealedStore,
+        topology: Topology,
+        timeout_s: float,
+        facts: Facts,
+        check: Callable[[SealedStore], None] | None,
+    ) -> None:
+        self.store, self.topology, self.timeout_s = store, topology, timeout_s
+        self.check = check or (lambda store: None)
+        self.facts = json.dumps(facts, sort_keys=True)
+        self.name = secrets.token_hex(4)
+        """Tells this process, in this start, from any other."""
+        self.keys = KeyPair() if store.secret is None else None
+        self.secret = new_secret() if store.secret is None else store.secret
+        self.card: dict[str, Any] = {
+            "name": self.name,
+            "host": topology.host,
+            "machine": this_machine(),
+            "local_rank": topology.local_rank,
+            "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
+            "public": self.keys and self.keys.public,
+        }
+        self.part, self.namespace = store, ""
+        """The part of the store that belongs to this rendezvous, once it is known."""
+        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
+        self.pause_s = FIRST_POLL_S
+
+    def lead(self, deadline: float) -> Decision:
+        """On rank 0: open the rendezvous, wait for all, and decide."""
+        opened = json.dumps({"namespace": self.name, "host": self.topology.host})
+        self.store.set(CURRENT, opened)
+        self._enter(self.name)
+        everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
+        while not self.part.check(everyone) and time.monotonic() <= deadline:
+            current = self.store.compare_set(CURRENT, "", opened)
+            if current != opened.encode() and (other := document(current, host=str)):
+                raise _duplicate(self.topology, other["host"])
+            self.check(self.store)
+            self._wait()
+        cards = self._cards()
+        names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
+        keys = None
+        if self.keys is not None:  # ranks were given no secret: they get one for this start, wrapped for each of them
+            others = {rank: card.get("public") for rank, card in cards.items() if rank > 0}
+            wrapped = {
+                rank: self.keys.wrap(self.secret, public, self.namespace, str(rank)) for rank, public in others.items()
+            }
+            keys = {"public": self.keys.public, "wrapped": wrapped}
+        return announce(self.part, JOINED, self._decide, names=names, keys=keys)
+
+    def follow_rank_0(self, deadline: float) -> Decision:
+        """On the other ranks: enter whatever rendezvous is the current one, until one has this rank on its list."""
+        other = None
+        while True:
+            self.check(self.store)
+            if current := document(self.store.peek(CURRENT) or b"", namespace=str):
+                self._enter(current["namespace"])
+                if found := self.part.peek(JOINED):
+                    decision: Decision = json.loads(found)
+                    other, host = decision["names"].get(str(self.topology.rank), (None, ""))
+                    if other == self.name or (other is None and "what" not in decision):
+                        return decision
+            check_secret(self.store, "rank 0")
+            if time.monotonic() > deadline + (DECISION_GRACE_S if self.namespace else 0):
+                if other:
+                    raise _duplicate(self.topology, host)
+                raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
+            self._wait()
+
+    def sealed_part(self, decision: Decision) -> SealedStore:
+        """The part of the store, in which from now on only ranks of this start are believed."""
+        if self.keys is None:
+            return self.part
+        if (rank := self.topology.rank) > 0:
+            keys = decision["keys"]
+            secret = self.keys.wrap(str(keys["wrapped"].get(str(rank))), keys["public"], self.namespace, str(rank))
+            if secret is None:
+                raise PreflightError(
+                    f"rank {rank} on {self.topology.host} could not read the secret of this start from rank 0: it runs "
+                    "another version, or another process wrote it",
+                    next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
+                )
+            self.secret = secret
+        return self.part.resealed(self.secret)
+
+    def _enter(self, namespace: str) -> None:
+        if namespace != self.namespace:
+            self.part, self.namespace = self.store.under(namespace), namespace
+            self.part.set(f"facts/{self.topology.rank}", self.facts)
+            self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
+
+    def _decide(self) -> dict[str, Any]:
+        cards = self._cards()
+        ranks = range(self.topology.world_size)
+        if len(cards) < len(ranks):
+            raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
+        if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
+            texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
+            check_differences([document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks])
+        _refuse_shared_gpus(cards)
+        nodes = group_by_node(cards)
+        firsts = [cards[node[0]] for node in nodes]
+        return {
+            "world_size": len(ranks),
+            "nodes": nodes,
+            "hosts": [card["host"] for card in firsts],
+            "addresses": [card.get("address") for card in firsts],
+            "services": [value_of(card.get("service", {"value": {}})) for card in firsts],
+        }
+
+    def _cards(self) -> dict[int, dict[str, Any]]:
+        """What each rank that has joined published."""
+        ranks = {f"card/{rank}": rank for rank in range(self.topology.world_size)}
+        cards = {ranks[key]: document(text, **CARD) for key, text in self.part.there(list(ranks)).items()}
+        return {rank: card for rank, card in cards.items() if card is not None}
+
+    def _wait(self) -> None:
+        if self.notice.is_due():
+            hosts = self._hosts()
+            text = waiting_for(self.topology, hosts)
+            # Once on each host, and after that from one rank alone.
+            is_first = self.topology.rank == min(hosts, default=1)
+            if text and (is_first or (self.topology.local_rank == 0 and self.notice.count == 1)):
+                print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
+        time.sleep(self.pause_s)
+        self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
+
+    def _hosts(self) -> dict[int, str]:
+        """The host of each rank that has joined; of none while there is no rendezvous."""
+        return {rank: card["host"] for rank, card in self._cards().items()} if self.namespace else {}
+
+
+def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
+    """Two ranks on one GPU would wait for each other in NCCL."""
+    first: dict[str, int] = {}
+    for rank, card in cards.items():
+        other = first.setdefault(str(card["gpu"]), rank) if card.get("gpu") else rank
+        if other != rank:
+            raise PreflightError(
+                f"ranks {other} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",
+                next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
+                "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
+            )
+
+
+def _duplicate(topology: Topology, host: str) -> PreflightError:
+    if topology.rank > 0 and host == topology.host:
+        return PreflightError(
+            f"rank 0 joined an earlier rank {topology.rank} on {host}, and did not restart",
+            next_step="stop what is left of the earlier start; look at rank 0's own output",
+        )
+    return PreflightError(
+        f"there are two ranks {topology.rank}: one on {host}, and this one on {topology.host}",
+        next_step="give every node its own --node-rank (NODE_RANK), and every rank its own RANK",
+    )
+
+
+# Who is missing. `hosts`: of the ranks that have joined.
+
+
+def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
+    """What a rank reports while it waits; empty when all are here."""
+    # Without rank 0 nobody knows who else is here.
+    missing = [rank for rank in range(topology.world_size) if rank not in hosts] if hosts else [0]
+    who = f"rank {topology.rank} on {topology.host}"
+    return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
+
+
+def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) -> PreflightError:
+    """The start timeout is over, and only these ranks are here."""
+    if not hosts:
+        return PreflightError(
+            f"{_named([0], {}, topology)}, which opens the rendezvous, did not start within {timeout_s:g} s",
+            next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
+        )
+    missing = [rank for rank in range(topology.world_size) if rank not in hosts]
+    by_host = defaultdict(list)
+    for rank, host in hosts.items():
+        by_host[host].append(rank)
+    here = ", ".join(f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items())
+    return PreflightError(
+        f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
+        f"missing {_named(missing, hosts, topology)}; here: {here}",
+        next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
+    )
+
+
+def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> str:
+    """`rank 3 (node-a), ranks 4-7 (node 1)`: by node, where all have as many ranks as this one."""
+    size = topology.local_world_size
+    if topology.world_size % size or size == topology.world_size:
+        return named_ranks(missing)
+    names = {rank // size: host for rank, host in hosts.items()} | dict(enumerate(topology.node_names))
+    by_node = defaultdict(list)
+    for rank in missing:
+        by_node[rank // size].append(rank)
+    return ", ".join(f"{named_ranks(ranks)} ({names.get(node, f'node {node}')})" for node, ranks in by_node.items())
+
+
+# Which ranks share a node. A host's name alone does not show that: containers on two machines may have the same one,
+# and two launchers on one machine do. So ranks are grouped by the machine (and process namespace) that they see, then
+# each group is split by its local ranks.
+
+
+def this_machine() -> str:
+    """The same for two processes if they see each other in /proc."""
+    try:
+        return f"{BOOT.read_text(encoding='utf-8').strip()}/{PROCESSES.stat().st_ino}"
+    except OSError:  # not Linux, or hidden: then the host's name must do
+        return ""
+
+
+def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
+    """The ranks of each node, that with the lowest local rank first. Nodes are in the order of their lowest ranks."""
+    machines = defaultdict(list)
+    for rank, card in sorted(cards.items()):
+        machines[card["host"], card["machine"]].append(rank)
+    local_ranks = {rank: int(card["local_rank"]) for rank, card in cards.items()}
+    return sorted((node for ranks in machines.values() for node in _split(ranks, local_ranks)), key=min)
+
+
+def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Ranks of one machine: as many nodes as there are ranks with its lowest local rank."""
+    by_local = defaultdict(list)
+    for rank in ranks:
+        by_local[local_ranks[rank]].append(rank)
+    lowest = min(by_local)
+    nodes = {first: [first] for first in by_local.pop(lowest)}
+    # torchrun numbers a node's ranks consecutively; srun may distribute them round robin.
+    first_of = {rank: rank - local_ranks[rank] + lowest for rank in ranks}
+    are_consecutive = set(first_of.values()) <= nodes.keys()
+    firsts = list(nodes)
+    for _, same in sorted(by_local.items()):
+        for position, rank in enumerate(same):
+            nodes[first_of[rank] if are_consecutive else firsts[position % len(firsts)]].append(rank)
+    return [tuple(node) for node in nodes.values()]

@@ -1,0 +1,228 @@
+"""Whether each host can reach every other where data will go, tried before there is a group.
+
+The store is one port on one host, and open. Data takes other ports, on the network that the backend chooses: where
+those are closed, the group would wait without a message. The first rank of each node listens on that network and probes
+all others: milliseconds when all is well, seconds when a firewall drops packets, and not the start timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from drumline.base.errors import PreflightError, as_list, log
+from drumline.base.text import join_names
+from drumline.base.topology import Topology
+from drumline.net.dial import ProbeListener, ProbeTarget, explained_closed, probe_hosts
+from drumline.net.interfaces import (
+    GLOO_VARIABLE,
+    NCCL_VARIABLE,
+    gloo_interface,
+    interface_towards,
+    interfaces,
+    nccl_interface,
+)
+from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous
+from drumline.rank.rendezvous.rank_store import Decision, agree, outcome, value_of
+from drumline.rank.sealed_store import SealedStore
+
+VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
+UNKNOWN_NETWORK = "NAME_OF_THE_NETWORK"
+MAX_LINES = 8
+CLOCK_WARNING_S = 1.0
+
+
+def check_reachability(
+    rendezvous: Rendezvous,
+    topology: Topology,
+    environment: Mapping[str, str],
+    *,
+    backend: str,
+    deadline: float,
+    service: NodeService | None = None,
+) -> Rendezvous:
+    """Collective: raise the same on every rank if data cannot go between two hosts. Returns the rendezvous with what
+    the service of each node returns when it listens."""
+    store, firsts = rendezvous.store, [ranks[0] for ranks in rendezvous.nodes]
+    with contextlib.ExitStack() as on_exit:
+        if topology.rank in firsts:
+            served = outcome(lambda: service.listen(rendezvous) if service else {}, host=topology.host)
+            if listener := _listen(store, topology, environment, backend, served):
+                on_exit.callback(listener.close)
+            _probe_others(store, topology, firsts, deadline)
+        found = agree(
+            store,
+            topology,
+            "decision/reachability",
+            lambda: _examine(store, firsts, backend, deadline),
+            deadline=deadline,
+        )
+    for text in found["warnings"] if topology.rank == 0 else ():
+        log.warning(text)
+    services = zip(rendezvous.services, found["services"], strict=True)
+    return replace(rendezvous, services=tuple({**prepared, **listens} for prepared, listens in services))
+
+
+def _listen(
+    store: SealedStore, topology: Topology, environment: Mapping[str, str], backend: str, served: Decision
+) -> ProbeListener | None:
+    """Listen on this host, and publish where; None where the backend has no network to use."""
+    found = interfaces()
+    chosen = (nccl_interface if backend == "nccl" else gloo_interface)(found, environment)
+    towards = interface_towards(found, topology.master_addr)
+    fact: dict[str, Any] = {
+        "host": topology.host,
+        "named": environment.get(VARIABLES.get(backend, "")),
+        "source": towards and towards.address,
+        "networks": [one.name for one in found],
+        "service": served,
+    }
+    listener = None
+    with contextlib.suppress(OSError):  # an address may just be removed; the others must know of it all the same
+        if chosen is not None and chosen.address is not None:
+            listener = ProbeListener(chosen.address)
+            target = ProbeTarget(
+                topology.rank, topology.host, chosen.name, chosen.address, listener.port, listener.token
+            )
+            fact["target"] = asdict(target)
+    store.set(f"listener/{topology.rank}", json.dumps(fact))
+    return listener
+
+
+def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int], deadline: float) -> None:
+    facts = _read(store, "listener", firsts, deadline)
+    others = [fact for rank, fact in facts.items() if rank != topology.rank]
+    results = probe_hosts([ProbeTarget(**fact["target"]) for fact in others if "target" in fact])
+    # The network that leads to the store is one that works; on the store's own host, the one that leads back.
+    sources = [topology.master_addr, *(fact["source"] for fact in others if fact["source"])]
+    working = next(filter(None, (interface_towards(interfaces(), source) for source in sources)), None)
+    found = {"failed": results.failed, "clocks": results.clocks, "working": working and working.name}
+    store.set(f"probed/{topology.rank}", json.dumps(found))
+
+
+def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> dict[str, Any]:
+    """On rank 0: the warnings, and what the services of all nodes returned."""
+    facts, probed = _read(store, "listener", firsts, deadline), _read(store, "probed", firsts, deadline)
+    for rank, fact in facts.items():
+        if "target" not in fact:
+            raise _no_network(fact, probed[rank]["working"], backend)
+    targets = {rank: ProbeTarget(**fact["target"]) for rank, fact in facts.items()}
+    closed = [
+        ClosedPath(targets[source], targets[int(rank)], reason, probed[int(rank)]["working"])
+        for source, result in probed.items()
+        for rank, reason in result["failed"].items()
+    ]
+    hosts = {rank: fact["host"] for rank, fact in facts.items()}
+    ahead = {int(rank): seconds for rank, seconds in probed[firsts[0]]["clocks"].items()}
+    warnings = [*check_closed_paths(closed, backend=backend), *clock_warnings(hosts, ahead)]
+    return {"warnings": warnings, "services": [value_of(fact["service"]) for fact in facts.values()]}
+
+
+def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
+    variable, networks = VARIABLES.get(backend, ""), ", ".join(fact["networks"])
+    why = f"{variable} is {fact['named']}, which fits" if fact["named"] else f"without {variable} it takes"
+    return PreflightError(
+        f"{fact['host']} has no network for {backend}: {why} none of {networks} that is up and has an address",
+        next_step=f"export {variable}={working or UNKNOWN_NETWORK} on {fact['host']}",
+    )
+
+
+def _read(store: SealedStore, kind: str, ranks: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+    keys = [f"{kind}/{rank}" for rank in ranks]
+    store.wait(keys, timedelta(seconds=max(1.0, deadline - time.monotonic())))
+    return {rank: json.loads(text) for rank, text in zip(ranks, store.multi_get(keys), strict=True)}
+
+
+# What a closed path means
+
+
+@dataclass(frozen=True)
+class ClosedPath:
+    """One host could not reach another."""
+
+    source: ProbeTarget
+    target: ProbeTarget
+    reason: str
+    working: str | None = None
+    """The network of the target that leads to the other hosts, as far as it is known."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self.target.address).is_loopback
+
+    @property
+    def is_wrong_network(self) -> bool:
+        return self.working not in (None, self.target.interface)
+
+    def is_needed(self, backend: str) -> bool:
+        """gloo has the host with the larger address connect to the other one, and never the other way round."""
+        if backend != "gloo":
+            return True
+        mine, theirs = map(ipaddress.ip_address, (self.source.address, self.target.address))
+        return mine.version != theirs.version or int(mine) >= int(theirs)
+
+
+def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[str]:
+    """Raise for paths that the backend needs; warnings about the others."""
+    needed = [path for path in closed if path.is_needed(backend)]
+    if lines := _lines(needed):
+        more = [f"and {len(lines) - MAX_LINES} more of this kind"] if len(lines) > MAX_LINES else []
+        shown = [*lines[:MAX_LINES], *more]
+        what = shown[0] if len(shown) == 1 else as_list("data cannot go between these hosts:", shown)
+        raise PreflightError(what, next_step="; ".join(_fixes(needed, backend)))
+    return [f"{line}. {backend} does not need this path, as the addresses are now" for line in _lines(closed)]
+
+
+def _lines(paths: Sequence[ClosedPath]) -> list[str]:
+    """One for each host that cannot be reached for one reason, with all who tried."""
+    groups = defaultdict(list)
+    for path in paths:
+        groups[path.target.rank, path.reason].append(path)
+    return [_line(group[0], join_names([path.source.host for path in group])) for group in groups.values()]
+
+
+def _line(path: ClosedPath, who: str) -> str:
+    target, why = path.target, explained_closed(path.reason)
+    where = f"{target.address} ({target.interface})"
+    if path.is_loopback:
+        return f"{target.host} takes data on its loopback, {where}, where {who} cannot reach it"
+    if path.is_wrong_network:
+        return (
+            f"{target.host} takes data on the wrong network, {where}, where {who} cannot reach it: port {target.port}: "
+            f"{why}; {path.working} is the one that leads to the other hosts"
+        )
+    return f"{who} cannot reach {target.host}'s data port {target.port} at {where}: {why}"
+
+
+def _fixes(paths: Sequence[ClosedPath], backend: str) -> list[str]:
+    hosts: dict[str, dict[str, None]] = defaultdict(dict)
+    for path in paths:
+        if path.is_loopback or path.is_wrong_network:
+            fix = f"export {VARIABLES.get(backend, GLOO_VARIABLE)}={path.working or UNKNOWN_NETWORK} on"
+        else:
+            fix = "open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on"
+        hosts[fix][path.target.host] = None
+    return [f"{fix} {join_names(names)}" for fix, names in hosts.items()]
+
+
+def clock_warnings(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> list[str]:
+    """`ahead`: by how many seconds each host's wall clock is ahead of that of the first host."""
+    off = [
+        f"{hosts[rank]} is {abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} {hosts[min(hosts)]}"
+        for rank, seconds in sorted(ahead.items())
+        if abs(seconds) >= CLOCK_WARNING_S
+    ]
+    if not off:
+        return []
+    return [
+        f"wall clocks differ: {join_names(off)}. Drumline does not depend on them, but times in logs do, and plain "
+        "torchrun loses nodes whose clocks differ by more than some seconds. Try: synchronize them by NTP "
+        "(sudo chronyc makestep)"
+    ]

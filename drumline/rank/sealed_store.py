@@ -1,0 +1,202 @@
+"""A store whose values are accepted only if a process of this job wrote them.
+
+PyTorch's store accepts keys and values from anyone who reaches its port. Here each value carries a keyed hash over its
+key and itself, under the secret of the job. A value without a valid hash counts as absent, and is reported once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from drumline.base.errors import PreflightError
+from drumline.base.job_secret import SECRET_ENV, derived
+from drumline.base.terminal import print_message
+from drumline.base.untrusted import parse_json
+
+SEALED = b"sealed "
+HASH_LETTERS = 64
+POLL_S = 0.05
+# A process that writes faster than that can block the store, but it cannot forge values.
+MOST_TRIES = 100
+FOREIGN_WAIT = timedelta(seconds=5)
+MAX_BYTES = 1 << 24
+ABSENT = "nothing is here"
+
+
+class SealedStore:
+    """The used part of `dist.Store`'s interface. Without a secret, values are not sealed."""
+
+    def __init__(
+        self, store: dist.Store, secret: str | None, prefix: str = "drumline", foreign: set[str] | None = None
+    ) -> None:
+        self._base, self.secret, self.prefix = store, secret, prefix
+        self.raw: dist.Store = dist.PrefixStore(prefix, store)
+        """The same part of the store without seals, for torch's process groups."""
+        self._key = None if secret is None else bytes.fromhex(derived(secret, "store"))
+        self.foreign: set[str] = set() if foreign is None else foreign
+        """Keys with a value that this job has not written; all parts of a store share this set."""
+
+    def under(self, prefix: str) -> SealedStore:
+        return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.foreign)
+
+    def clone(self) -> SealedStore:
+        """A copy with a separate connection."""
+        base: dist.Store = self._base.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
+        return SealedStore(base, self.secret, self.prefix, self.foreign)
+
+    def resealed(self, secret: str) -> SealedStore:
+        """The same part of the store, under another secret."""
+        return SealedStore(self._base, secret, self.prefix, self.foreign)
+
+    @property
+    def timeout(self) -> timedelta:
+        limit: timedelta = self.raw.timeout  # type: ignore[attr-defined]  # torch has it, its types do not
+        return limit
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.raw.set_timeout(timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.raw.set(key, self._seal(key, value))  # type: ignore[arg-type]  # bytes as well
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        sealed = [self._seal(key, value) for key, value in zip(keys, values, strict=True)]
+        self.raw.multi_set(list(keys), sealed)  # type: ignore[attr-defined]  # torch has it, its types do not
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits until all exist, up to the store's timeout; less long for a foreign value."""
+        return self._read(keys, min(self.timeout, FOREIGN_WAIT)) if keys else []
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        limit = timeout or self.timeout
+        deadline = time.monotonic() + limit.total_seconds()
+        self.raw.wait(list(keys), limit)
+        self._read(keys, timedelta(seconds=max(0.0, deadline - time.monotonic())))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self.peek_all(keys) is not None
+
+    def peek(self, key: str) -> bytes | None:
+        """The current value; None: this job has not written one. Never blocks: another client may delete a value that
+        `check` has just seen, and `get` would wait for it."""
+        found = self.raw.compare_set(key, ABSENT, ABSENT)  # the answer for a key that does not exist
+        return None if found == ABSENT.encode() else self._open(key, found)
+
+    def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """All current values; None if one is missing."""
+        if len(keys) > 1 and not self.raw.check(list(keys)):  # one question while some are missing
+            return None
+        found = [value for key in keys if (value := self.peek(key)) is not None]
+        return found if len(found) == len(keys) else None
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """As torch's: returns the value afterwards. A foreign value is replaced."""
+        sealed = self._seal(key, desired)
+        found = self.raw.compare_set(key, self._seal(key, expected) if expected else b"", sealed)  # type: ignore[arg-type]
+        for _ in range(MOST_TRIES):
+            if (opened := self._open(key, found)) is not None:
+                return opened
+            found = self.raw.compare_set(key, found, sealed)  # type: ignore[arg-type]
+        raise dist.DistStoreError(f"a process outside this job keeps writing to {self.prefix}/{key}")
+
+    def add(self, key: str, amount: int) -> int:
+        """A counter that is not sealed: anyone who reaches the store can change it."""
+        return self.raw.add(key, amount)
+
+    def append(self, key: str, text: str) -> None:
+        """A text that is not sealed either."""
+        self.raw.append(key, text)  # type: ignore[attr-defined]  # torch has it, its types do not
+
+    def hint(self, key: str) -> bytes:
+        """What was appended, not authenticated; empty if nothing was."""
+        found: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
+        return b"" if found == ABSENT.encode() else found
+
+    def delete_key(self, key: str) -> bool:
+        return self.raw.delete_key(key)
+
+    def there(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The values of those keys that exist; two requests to the store if all do."""
+        if not self.raw.check(list(keys)):
+            keys = [key for key in keys if self.raw.check([key])]
+        opened = map(self._open, keys, self._found(keys) if keys else ())
+        return {key: value for key, value in zip(keys, opened, strict=True) if value is not None}
+
+    def _read(self, keys: Sequence[str], patience: timedelta) -> list[bytes]:
+        deadline = time.monotonic() + patience.total_seconds()
+        while True:
+            opened = dict(zip(keys, map(self._open, keys, self._found(keys)), strict=True))
+            values = [value for value in opened.values() if value is not None]
+            if len(values) == len(opened):
+                return [value for key in keys if (value := opened[key]) is not None]
+            if time.monotonic() > deadline:
+                wrong = [f"{self.prefix}/{key}" for key in opened if opened[key] is None]
+                raise dist.DistStoreError(f"no value of this job is at {', '.join(wrong)}")
+            time.sleep(POLL_S)
+
+    def _found(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
+
+    def _hash(self, key: str, value: bytes) -> bytes:
+        assert self._key is not None
+        return hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256).hex().encode()
+
+    def _seal(self, key: str, value: str | bytes) -> bytes:
+        plain = value.encode() if isinstance(value, str) else value
+        return plain if self._key is None else SEALED + self._hash(key, plain) + plain
+
+    def _open(self, key: str, found: bytes) -> bytes | None:
+        """None for a foreign value."""
+        is_sealed, end = found.startswith(SEALED), len(SEALED) + HASH_LETTERS
+        if self._key is None and not is_sealed:
+            return found
+        if self._key and is_sealed and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:])):
+            return found[end:]
+        self._report(key)
+        return None
+
+    def _report(self, key: str) -> None:
+        if not self.foreign:
+            where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
+            print_message(
+                f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
+                f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, find out who else reaches "
+                "that port"
+            )
+        self.foreign.add(f"{self.prefix}/{key}")
+
+
+def check_secret(store: SealedStore, who: str) -> None:
+    """Raise if `who` writes sealed values and this process has no secret to check them with."""
+    if store.secret is None and store.foreign:
+        raise PreflightError(
+            f"{SECRET_ENV} is set for {who}, and not on {socket.gethostname()}",
+            next_step="set it to one value on all nodes, or on none",
+        )
+
+
+def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, Any] | None:
+    """A JSON object that has these fields, of these types; None for anything else."""
+    if len(text) > MAX_BYTES:
+        return None
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return None
+    # bool is a subclass of int.
+    fits = isinstance(found, dict) and all(
+        isinstance(found.get(name), kind) and (kind is not int or type(found[name]) is int)
+        for name, kind in kinds.items()
+    )
+    return found if fits else None

@@ -1,0 +1,183 @@
+"""The watch folder of a node and the socket of its sidecar: made by the node's first rank, and carried to all ranks by
+their rendezvous."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from drumline.base.errors import PreflightError
+from drumline.base.job_secret import new_secret
+from drumline.base.rank_environment import WITHOUT_WATCH, WatchSettings, sidecar_secret
+from drumline.base.topology import Topology
+from drumline.config.schema import WatchConfig
+from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
+from drumline.watch.watch_folder import DIAGNOSIS, MEMORY, PREFIX, hold, make_memory_folder
+
+if TYPE_CHECKING:
+    from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
+
+
+class NodeWatch:
+    """A `NodeService`, and a context: what it made is removed when an error leaves that."""
+
+    def __init__(
+        self, topology: Topology, watch: WatchConfig, given: WatchSettings, *, run: Path | None, continues: bool = False
+    ) -> None:
+        self.rank, self._given = topology.rank, given.folder
+        self._folder: Path | None = None
+        self._lock: int | None = None
+        self.listener: socket.socket | None = None
+        self._alone = SidecarOptions(
+            folder="",
+            owns_folder=given.folder is None,
+            node=0,
+            host=topology.host,
+            ranks=(0,),
+            world_size=topology.world_size,
+            run=None if run is None else str(run.absolute()),
+            on_hang=watch.on_hang,
+            continues=continues,
+            hang_s=watch.hang_s,
+            lost_s=watch.lost_s,
+            launcher_link=given.launcher_link,
+            slow_factor=watch.slow_factor,
+            ras=given.ras,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        if kind is not None and self.listener is not None:
+            self.listener.close()
+        if kind is not None and self._folder is not None and self._given is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def prepare(self) -> dict[str, Any]:
+        self._folder = make_watch_folder(self._given)
+        with contextlib.suppress(OSError):  # of a node that was lost, and that this group continues without
+            (self._folder / DIAGNOSIS).unlink()
+        if self._given is None:
+            with contextlib.suppress(OSError):  # if this rank is killed while it waits, the next job removes the folder
+                self._lock = hold(self._folder)
+        return {"folder": str(self._folder)}
+
+    def listen(self, rendezvous: Rendezvous) -> dict[str, Any]:
+        address = sidecar_address(rendezvous.node_of(self.rank), rendezvous.addresses)
+        self.listener = listen_for_sidecars(address)
+        return {"address": address, "port": self.listener.getsockname()[1]}
+
+    def options(self, rendezvous: Rendezvous | None) -> SidecarOptions:
+        """For this node's sidecar, after the rendezvous; None: there is a single rank."""
+        if rendezvous is None:
+            return replace(self._alone, folder=self.prepare()["folder"], secret=new_secret())
+        node, store, services = rendezvous.node_of(self.rank), rendezvous.store, rendezvous.services
+        # Where no rank of this node has local rank 0, nobody has made one.
+        other = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
+        return replace(
+            self._alone,
+            folder=str(self._folder or make_watch_folder(Path(services[node].get("folder", other)))),
+            secret=sidecar_secret(store.secret, store.prefix) or "",
+            peers=tuple(
+                Peer(number, rendezvous.hosts[number], service["address"], service["port"])
+                for number, service in enumerate(services)
+                if number != node
+            ),
+            node=node,
+            ranks=rendezvous.nodes[node],
+        )
+
+
+def options_from_launcher(
+    given: WatchSettings, topology: Topology, *, node: int
+) -> tuple[SidecarOptions, socket.socket | None]:
+    """For ranks that have no rendezvous of ours. The other nodes' names come with their first messages."""
+    assert given.folder is not None
+    first = topology.rank - topology.local_rank
+    peers = [Peer(number, address, address, port) for number, (address, port) in enumerate(given.nodes)]
+    several = len(peers) > 1
+    options = SidecarOptions(
+        folder=str(given.folder),
+        owns_folder=False,
+        node=node,
+        host=topology.host,
+        ranks=tuple(range(first, first + topology.local_world_size)),
+        world_size=topology.world_size,
+        run=None if given.run is None else str(given.run.absolute()),
+        on_hang=given.on_hang,
+        hang_s=given.hang_s,
+        lost_s=given.lost_s,
+        launcher_link=given.launcher_link,
+        secret=given.secret or "",
+        peers=tuple(peer for peer in peers if peer.node != node) if several else (),
+        ras=given.ras,
+    )
+    return options, listen_for_sidecars(*given.nodes[node]) if several and topology.local_rank == 0 else None
+
+
+def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
+    """Where this node's sidecar listens, given the addresses by which nodes are reached. The host of rank 0's store
+    takes the one that leads to any other; when no other has one either, all nodes are on one machine."""
+    if (own := addresses[node]) is not None:
+        return own
+    found = interfaces()
+    others = (address for address in addresses if address and not ipaddress.ip_address(address).is_loopback)
+    towards = (interface_towards(found, address) for address in others)
+    return next((one.address for one in towards if one is not None and one.address), LOOPBACK)
+
+
+def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
+    """`port`: where a launcher tells the others to connect; else any that is free."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=128)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise PreflightError(
+            f"the watchdog cannot listen at {address}{f' port {port}' if port else ''}: {why}",
+            next_step=f"check that the network of this address is up; or train without the watchdog: {WITHOUT_WATCH}",
+        ) from error
+
+
+def make_watch_folder(given: Path | None) -> Path:
+    """The one that the launcher gave, made where it is not there yet; else a new one. Never one that others can use."""
+    if given is None:
+        try:
+            return make_memory_folder()
+        except OSError as error:
+            raise PreflightError(
+                f"no folder for the watchdog can be made in {MEMORY} or the temporary folder: {error.strerror}",
+                next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without "
+                f"the watchdog: {WITHOUT_WATCH}",
+            ) from error
+    problem = ""
+    try:
+        given.mkdir(mode=0o700, exist_ok=True)
+        found = given.lstat()  # a link would lead to wherever its owner likes
+        if not stat.S_ISDIR(found.st_mode):
+            problem = "is not a folder"
+        elif found.st_uid != os.geteuid():
+            problem = f"belongs to user {found.st_uid}, and this is user {os.geteuid()}"
+        elif found.st_mode & 0o077:
+            problem = f"is open to others (mode {stat.S_IMODE(found.st_mode):o}, 700 is needed)"
+    except OSError as error:
+        problem = f"cannot be made: {error.strerror}"
+    if problem:
+        raise PreflightError(
+            f"the watch folder {given} {problem}",
+            next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
+        )
+    return given

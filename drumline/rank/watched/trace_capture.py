@@ -1,0 +1,311 @@
+"""torch.profiler over some steps of one rank: the trace, and the facts that it lacks, as files of a profile."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from drumline.base.startup import quiet_profiler
+from drumline.base.text import MIB
+from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
+from drumline.rank.collectives import gather_json, gather_on_main
+from drumline.runs.profile_files import (
+    DATA_MARK,
+    END_MARK,
+    MERGED_FILE,
+    PROFILE_FILE,
+    STEP_MARK,
+    JobFacts,
+    RankFacts,
+    facts_path,
+    trace_path,
+    write_facts,
+)
+
+T = TypeVar("T")
+_END = object()
+MOST_SYNC_LINES = 10_000
+FEWEST_TIMED = 3
+"""Steps without the profiler that are compared with those with it."""
+SYNCHRONIZES = "called a synchronizing CUDA operation"
+TORCH = str(Path(torch.__file__).parent)
+
+
+class TraceCapture:
+    """Call `begin_step` at the start of every step until `is_done`. Steps before the first one that is profiled are
+    timed, to know what profiling costs; in the last of them the profiler warms up."""
+
+    def __init__(
+        self, steps: range, folder: Path, *, rank: int, world_size: int, local_world_size: int, host: str, job: JobFacts
+    ) -> None:
+        self._steps, self._folder = steps, folder
+        self._rank, self._world_size, self._local_world_size = rank, world_size, local_world_size
+        self._host, self._job = host, job
+        self._profiler: Any = None
+        self._range: Any = None
+        self._number = 0
+        self._timed_from: tuple[int, float] | None = None
+        self._unprofiled_s: float | None = None
+        self._loading_s = [0.0, 0.0]
+        """While the loop waited for batches: wall time and CPU time."""
+        self._sync_lines: SyncLines | None = None
+        self.modules: list[torch.nn.Module] = []
+        """Where DDP's buckets are looked for."""
+        self.left_out: list[int] = []
+        """Steps after which the loop did something else than train."""
+        self._backend = "none"
+        self.is_recording = self.is_done = self._is_written = False
+
+    def begin_step(self, number: int) -> None:
+        """Step `number`, counted from 0, begins here."""
+        first = self._steps.start
+        self._number = number
+        if self.is_recording:
+            self._range.__exit__(None, None, None)
+            if number < self._steps.stop:
+                self._mark_step()
+            else:
+                self._stop()
+        elif number == first:
+            self._start()
+        elif number == first - 1:
+            self._prepare()
+        elif number == 1:  # the first step compiles, allocates and connects
+            self._timed_from = (number, self._now())
+
+    def marked(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; waiting for each is a range in the trace."""
+        source = iter(batches)
+        while True:
+            began = (time.perf_counter(), time.process_time())
+            with record_function(DATA_MARK):
+                batch: Any = next(source, _END)
+            self._loading_s = [
+                total + clock() - at
+                for total, clock, at in zip(self._loading_s, (time.perf_counter, time.process_time), began, strict=True)
+            ]
+            if batch is _END:
+                return
+            yield batch
+
+    def finish(self) -> None:
+        """The last step has ended: stop, if steps are being profiled."""
+        if self.is_recording:
+            self._number += 1
+            self._range.__exit__(None, None, None)
+            self._stop()
+
+    def collect(self, device: torch.device) -> None:
+        """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders are shared. A rank
+        that could not write its files calls it too: rank 0 removes what an earlier profile left of them. OSError is
+        raised only after the last collective, so that no rank waits for another."""
+        failure: OSError | None = None
+        for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
+            files = gather_json((path.name, file_version(path) if self._is_written else None), device=device)
+            is_seen = gather_json([file_version(path.parent / name) == found for name, found in files], device=device)[
+                0
+            ]
+            content = b""
+            try:
+                if self._is_written and not is_seen[self._rank]:
+                    content = path.read_bytes()
+            except OSError as error:
+                failure = error
+            sizes = gather_json(len(content), device=device)
+            sent = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+            parts = gather_on_main(sent, sizes, device=device)
+            for (name, _), is_current, part in zip(files, is_seen, parts, strict=False):
+                try:
+                    if part.numel():
+                        replace_bytes(path.parent / name, part.numpy().tobytes())
+                    elif not is_current:
+                        (path.parent / name).unlink(missing_ok=True)
+                except OSError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    @property
+    def _is_gpu(self) -> bool:
+        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+    def _now(self) -> float:
+        self._synchronize()
+        return time.perf_counter()
+
+    def _synchronize(self) -> None:
+        if self._is_gpu:
+            torch.cuda.synchronize()
+
+    def _prepare(self) -> None:
+        quiet_profiler()
+        if self._timed_from is not None:
+            number, began = self._timed_from
+            if self._number - number >= FEWEST_TIMED:
+                self._unprofiled_s = (self._now() - began) / (self._number - number)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
+        self._profiler = profile(activities=activities, acc_events=True)
+        self._profiler.prepare_trace()
+
+    def _start(self) -> None:
+        if self._profiler is None:
+            self._prepare()
+        self._backend = dist.get_backend() if dist.is_initialized() else "none"  # a script may leave it before its end
+        self._synchronize()
+        self._profiler.start_trace()
+        self.is_recording = True
+        if self._is_gpu:
+            self._sync_lines = SyncLines()
+            self._sync_lines.start()
+        self._mark_step()
+
+    def _mark_step(self) -> None:
+        self._range = record_function(f"{STEP_MARK}{self._number}")
+        self._range.__enter__()
+
+    def _stop(self) -> None:
+        self.is_recording, self.is_done = False, True
+        with record_function(END_MARK):
+            self._synchronize()
+        self._profiler.stop_trace()
+        if self._sync_lines is not None:
+            self._sync_lines.stop()
+        self._write()
+        self._profiler = None
+
+    # Files
+
+    def _write(self) -> None:
+        make_own_folder(self._folder)
+        if self._rank == 0:  # of earlier steps
+            for name in (PROFILE_FILE, MERGED_FILE):
+                (self._folder / name).unlink(missing_ok=True)
+        target = trace_path(self._folder, self._rank)
+        plain = target.with_suffix(".plain")
+        self._profiler.export_chrome_trace(str(plain))
+        try:
+            with (
+                plain.open("rb") as source,
+                replacing(target) as file,
+                gzip.open(file, "wb", compresslevel=1) as packed,
+            ):
+                shutil.copyfileobj(source, packed, 1 << 20)
+        finally:
+            plain.unlink()
+        write_facts(self._folder, self._facts())
+        self._is_written = True
+
+    def _facts(self) -> RankFacts:
+        data, job = ddp_data(self.modules), self._job
+        if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
+            job = replace(job, bucket_cap_mb=cap / MIB)
+        return RankFacts(
+            rank=self._rank,
+            world_size=self._world_size,
+            host=self._host,
+            device=torch.cuda.get_device_name() if self._is_gpu else "cpu",
+            backend=self._backend,
+            first_step=self._steps.start,
+            num_steps=self._number - self._steps.start,
+            bucket_bytes=bucket_bytes(data),
+            unprofiled_step_s=self._unprofiled_s,
+            cores=len(os.sched_getaffinity(0)) / self._local_world_size,
+            loading_cores=self._loading_s[1] / self._loading_s[0] if self._loading_s[0] else None,
+            left_out=tuple(self.left_out),
+            sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
+            job=job,
+        )
+
+
+class SyncLines:
+    """Records the source lines of what makes the host wait for a CUDA device: torch warns after an operation that does,
+    and its functions that wait are wrapped. A profile with stacks would cost far more."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str]] = []
+        """Unix time in ns, just after the call, and the line."""
+        self._show_warning = warnings.showwarning
+        self._waits = [(owner, owner.synchronize) for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
+
+    def start(self) -> None:
+        self._mode = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is a prototype
+            torch.cuda.set_sync_debug_mode("warn")
+        warnings.filterwarnings("always", message=f".*{SYNCHRONIZES}")
+        self._filter = warnings.filters[0]
+        warnings.showwarning = self._on_warning  # type: ignore[assignment]
+        for owner, wait in self._waits:
+            setattr(owner, "synchronize", self._noting(wait))  # noqa: B010 - a module or a class
+
+    def stop(self) -> None:
+        """All is as before `start`."""
+        torch.cuda.set_sync_debug_mode(self._mode)
+        if self._filter in warnings.filters:  # the script may have replaced them, or added some
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        with warnings.catch_warnings():  # leaving it discards what Python has cached of the filters
+            pass
+        warnings.showwarning = self._show_warning
+        for owner, wait in self._waits:
+            setattr(owner, "synchronize", wait)  # noqa: B010
+
+    def _noting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(wait)
+        def synchronize(*args: Any, **kwargs: Any) -> Any:
+            result = wait(*args, **kwargs)
+            self._note(sys._getframe(1))
+            return result
+
+        return synchronize
+
+    def _on_warning(self, message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+        if SYNCHRONIZES in str(message):
+            self._note(sys._getframe(1))
+        else:
+            self._show_warning(message, category, filename, lineno, *more)
+
+    def _note(self, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__, warnings.__file__)):
+            frame = frame.f_back
+        if frame is not None and len(self.found) < MOST_SYNC_LINES:
+            self.found.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+
+
+def file_version(path: Path) -> list[int] | None:
+    """Tells a file from an earlier one of the same name, as JSON; None: there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
+    """What the first DDP module reports of itself; empty: not known."""
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            with suppress(Exception):  # torch calls it unstable
+                return dict(module._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+    return {}
+
+
+def bucket_bytes(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """The sizes of DDP's buckets, in the order in which they are reduced; empty: not known."""
+    sizes = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
+    return tuple(int(size) for size in sizes.split(",") if size.strip().isdigit())

@@ -1,0 +1,185 @@
+"""What slows a step down and what to change, from the numbers of a profile: the most expensive bottleneck first, each
+with a prediction, its band and how it was derived. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+
+from drumline.base.text import latency, plural
+from drumline.report.profile.bottleneck import (
+    CRITICAL_SHARE,
+    MIN_GAIN,
+    OWN_PARTS,
+    USUAL_CORES,
+    Advice,
+    is_gpu,
+    is_script,
+    of_step,
+    slow_rank,
+)
+from drumline.report.profile.communication_advice import communication_rules, other_collectives_rules
+from drumline.runs.profile_result import ProfileResult
+
+MAX_WORKERS, WORKERS_PER_CORE = 16, 4
+MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
+HALF_KERNELS = re.compile(r"fp?16|float16|half|_h\d*gemm", re.IGNORECASE)  # already in bf16 or fp16
+BF16_SPEEDS = (3.0, 8.0, 1.2)  # of such kernels, as times of fp32: usual, most, least
+
+
+def advise(result: ProfileResult) -> tuple[Advice, ...]:
+    """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck first."""
+    result = _without_profiler(result)
+    rules = (_data, _ranks, communication_rules, other_collectives_rules, _device_idles, _fp32)
+    found = [replace(advice, step_s=result.step_s) for rule in rules for advice in rule(result)]
+    worth = [one for one in found if one.saved_s[0] > MIN_GAIN * result.step_s]
+    return tuple(sorted(worth, key=lambda one: -one.cost_s))
+
+
+def _without_profiler(result: ProfileResult) -> ProfileResult:
+    """On a GPU the profiler takes time from the host that launches kernels, so the device waits longer: the step and
+    its gaps without that time."""
+    gaps, unprofiled_s = result.parts_s["gaps"], result.unprofiled_step_s
+    if not is_gpu(result) or unprofiled_s is None:
+        return result
+    extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
+    return replace(result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra})
+
+
+def _data(result: ProfileResult) -> Iterator[Advice]:
+    """Several processes make several batches at once, as far as there are cores for what loading computes; the rest of
+    the step remains."""
+    step_s, waited = result.step_s, result.parts_s["data"]
+    if waited < MIN_GAIN * step_s:
+        return
+    rest, workers = step_s - waited, int(result.settings.get("data.workers", "0"))
+    load_s = workers * step_s if workers else waited
+    cores, load = result.cores_per_rank or USUAL_CORES, result.loading_cores
+    waits_for_storage = load is not None and load < 0.5
+    most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if waits_for_storage else cores)))
+    wanted = min(most, math.ceil(1.2 * load_s / max(rest, 1e-9)))
+
+    def saved(load: float) -> float:
+        computing = 0.0 if is_gpu(result) else rest
+        return step_s - max(rest, load_s / wanted, (computing + load * load_s) / cores)
+
+    text = f"a rank waits {of_step(result, waited)} for its batch" + (
+        f", which {plural(workers, 'worker')} load" if workers else ""
+    )
+    likely = saved(1.0 if load is None else min(1.0, load))
+    settings: dict[str, str] | None = {"data.workers": str(wanted)}
+    most_s, remedy = saved(0.0) if load is None else likely + 0.1 * (step_s - likely), ""
+    derivation = f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
+    if wanted <= workers or likely < MIN_GAIN * step_s:
+        on = f"{cores:.3g} core{'' if cores == 1 else 's'} a rank"  # ranks may share a core
+        settings, remedy = None, f"more workers bring nothing on {on}: store samples decoded and resized"
+        likely = waited
+    elif is_script(result):  # how many workers it has is not known
+        settings, remedy = None, f"raise num_workers of the DataLoader, up to {most}"
+    if settings is None:
+        most_s, derivation = waited, "the step without the wait at best"
+    yield Advice(
+        bottleneck="data",
+        text=text,
+        remedy=remedy,
+        settings=settings,
+        cost_s=waited,
+        saved_s=(likely, most_s, 0.8 * likely if settings else 0.0),
+        derivation=derivation,
+    )
+
+
+def _ranks(result: ProfileResult) -> Iterator[Advice]:
+    """One rank for which the others wait, or ranks that are late in turn."""
+    if len(result.ranks) < 2:
+        return
+    waiting = result.parts_s["waiting_for_rank"]
+    found = slow_rank(result)
+    if found is None:
+        late = max(result.ranks, key=lambda one: one.critical_steps)
+        whom, remedy = "one another, and not always for the same rank", "give ranks batches of about the same cost"
+        if late.critical_steps >= CRITICAL_SHARE * result.num_steps:
+            whom = f"rank {late.rank} on {late.host}, whose own work takes no longer"
+            remedy = "it joins collectives late: look for what else uses its device and its cores"
+        yield Advice(
+            bottleneck="uneven_ranks",
+            text=f"ranks wait {of_step(result, waiting)} for {whom}",
+            remedy=f"{remedy}, and use hosts without other jobs",
+            cost_s=waiting,
+            saved_s=(waiting / 2, waiting, 0.0),
+            derivation="without any of the wait at best",
+        )
+        return
+    slow, cost, waited = found
+    others = [one for one in result.ranks if one is not slow]
+    usual = {part: median(one.parts_s[part] for one in others) for part in OWN_PARTS}
+    part = max(OWN_PARTS, key=lambda name: slow.parts_s[name] - usual[name])
+    yield Advice(
+        bottleneck="slow_rank",
+        text=f"rank {slow.rank} on {slow.host} {OWN_PARTS[part]} {latency(slow.parts_s[part])} a step, the others "
+        f"{latency(usual[part])}: they wait {of_step(result, cost)} for it",
+        remedy="look there for other jobs, thermal limits and slow storage (drumline doctor --hosts compares hosts); "
+        "if its hardware is slower, --data.balance auto gives it fewer samples",
+        cost_s=cost,
+        saved_s=(cost, waited, cost / 2),
+        derivation=f"if it took as long as the others; all wait for it in {slow.critical_steps} of "
+        f"{plural(result.num_steps, 'step')}",
+    )
+
+
+def _device_idles(result: ProfileResult) -> Iterator[Advice]:
+    """A GPU idles while the host prepares its next kernels: a host that never waits for the device runs ahead of it,
+    and a captured graph needs no host."""
+    if not is_gpu(result):
+        return
+    step_s, gaps = result.step_s, result.parts_s["gaps"]
+    idle = gaps + result.parts_s["host_sync"]
+    # Torch itself waits for events, in DDP's own timers: nobody can change that.
+    syncs = [one for one in result.syncs if (one.source, one.call) != ("unknown", "cudaEventSynchronize")]
+    blocked = sum(sync.seconds for sync in syncs)
+    gained = min(idle, blocked)
+    can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
+    if gained > max(MIN_GAIN * step_s, idle / 4):
+        lines = ", ".join(f"{one.source} ({one.call}, {one.calls:.3g} times)" for one in syncs[:3])
+        yield Advice(
+            bottleneck="host_sync",
+            text=f"the device is idle {of_step(result, idle)}, and the host waits for it at {lines}",
+            remedy="leave numbers on the device there, and read them every so many steps",
+            cost_s=idle,
+            saved_s=(gained, idle, max(idle - gaps, gained / 3)),
+            derivation=f"the device is busy for {latency(step_s - idle)} and the host for "
+            f"{latency(step_s - blocked)}: the longer remains",
+        )
+    elif result.settings.get("train.step") not in ("graph", "compiled_graph") and can_capture:
+        compiled = 'capture the step: torch.compile(mode="reduce-overhead")'
+        yield Advice(
+            bottleneck="launches",
+            text=f"the device waits {of_step(result, gaps)} for the host to launch kernels",
+            remedy=compiled if is_script(result) else "",
+            settings=None if is_script(result) else {"train.step": "graph"},
+            cost_s=gaps,
+            saved_s=(0.8 * gaps, gaps, gaps / 2),
+            derivation="a captured step has few gaps between its kernels",
+        )
+
+
+def _fp32(result: ProfileResult) -> Iterator[Advice]:
+    """No bottleneck, so it is last."""
+    if not is_gpu(result) or result.precision not in (None, "fp32"):
+        return
+    products = [one for one in result.kernels if MATRIX_KERNELS.search(one.name)]
+    seconds = sum(one.seconds for one in products if not HALF_KERNELS.search(one.name))
+    usual, most, least = (seconds * (1 - 1 / speed) for speed in BF16_SPEEDS)
+    yield Advice(
+        bottleneck="fp32",
+        text=f"matrix products and convolutions compute {of_step(result, seconds)}",
+        remedy="in fp32, use torch.autocast(dtype=torch.bfloat16)" if is_script(result) else "compare the losses",
+        settings=None if is_script(result) else {"train.precision": "bf16"},
+        cost_s=0.0,
+        saved_s=(usual, most, least),
+        derivation=f"they are {BF16_SPEEDS[2]:g} to {BF16_SPEEDS[1]:g} times as fast in bf16",
+    )

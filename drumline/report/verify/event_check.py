@@ -1,0 +1,234 @@
+"""Checks the events of all ranks: none is missing or damaged, and each start resumes from a step that was reached.
+
+Event numbers show a gap, but not a lost end. A lost end shows in what all ranks do together: the mean in a `train` or
+`evaluation` event is summed over all ranks, so if one rank has reported it, every other one has reported the previous
+one. A line of the ledger is gathered from all ranks, so each has reported what was due by that step; and rank 0 reports
+each save before the next begins. A kill may come just before an event is written: if a lost event and one that was
+never written look the same, nothing is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from drumline.base.text import plural
+from drumline.report.verify.event_files import Attempt, RankEvents, SeenEvent, read_rank
+from drumline.report.verify.ledger_history import History
+from drumline.report.verify.section import Section
+
+NAME = re.compile(r"rank-(\d{5}|[1-9]\d{5,})\.jsonl")
+MOST_NAMED = 5
+Ranks = dict[int, RankEvents]
+Group = dict[int, Attempt]
+"""One attempt of the job, by rank."""
+Key = tuple[int | None, int | None]
+"""World size, and the step that it resumed from."""
+
+
+@dataclass(frozen=True)
+class EventSummary:
+    """What the other checks need from the events."""
+
+    num_events: int
+    has_started: bool
+    """Whether any rank reported its start, which it does after environment.json is written."""
+    has_rank_0: bool
+    """Whether rank 0's events could be read."""
+    saves: list[SeenEvent]
+    """All saves and resumes of rank 0. The latest one's checkpoint is kept until a newer one is complete."""
+
+    @property
+    def has_saved(self) -> bool:
+        return any(event.kind == "checkpoint" for event in self.saves)
+
+
+def check_events(
+    folder: Path, section: Section, *, history: History | None, hosts: dict[int, str], is_at_work: bool
+) -> EventSummary:
+    """Read all event files. `history`: the ledger, for comparison; `hosts`: by rank, of the latest start."""
+    found = {}
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        if (named := NAME.fullmatch(path.name)) is None:
+            section.note(f"{folder.name}/{path.name}", "is not named like a rank's file, and was not read")
+        else:
+            found[int(named[1])] = read_rank(path, int(named[1]), section)
+    _check_no_file_is_missing(folder.name, found, section, hosts)
+    readable = {rank: events for rank, events in found.items() if events.is_readable}
+    if 0 in readable:
+        _check_resumes(found[0], section, set() if history is None else history.saved_steps)
+        _check_attempts(readable, section, history, is_at_work=is_at_work)
+    count = sum(events.num_events for events in found.values())
+    attempts = found[0].attempts if 0 in found else []
+    section.counts = {"ranks": len(found), "events": count, "attempts": len(attempts)}
+    section.summary = f"{plural(count, 'event')} of {plural(len(found), 'rank')} in {plural(len(attempts), 'attempt')}"
+    section.summary += "" if section.problems else ", none missing"
+    return EventSummary(
+        num_events=count,
+        has_started=any(attempt.world_size for rank in found.values() for attempt in rank.attempts),
+        has_rank_0=0 in readable,
+        saves=[event for attempt in attempts for event in attempt.events if event.kind in ("checkpoint", "resume")],
+    )
+
+
+def _check_no_file_is_missing(folder: str, found: Ranks, section: Section, hosts: dict[int, str]) -> None:
+    sizes = [attempt.world_size for rank in found.values() for attempt in rank.attempts]
+    world_size = max((size for size in sizes if size is not None), default=len(hosts))
+    shared = {hosts.get(rank) for rank in found}
+    absent = (rank for rank in range(world_size) if rank not in found)
+    for rank in islice(absent, MOST_NAMED):
+        where, host = f"{folder}/rank-{rank:05d}.jsonl", hosts.get(rank)
+        if host is not None and host not in shared and 0 in found:
+            section.note(where, f"is missing: rank {rank} ran on {host}, and may have written it there")
+        else:
+            section.problem(where, f"is missing: the run had {plural(world_size, 'rank')}")
+
+
+def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> None:
+    """A run may resume only from a step that was reached, or is in the ledger (killed between a save and its event)."""
+    reached = 0
+    for attempt in events.attempts:
+        for event in attempt.events:
+            if event.kind == "resume" and event.step > reached and event.step not in saved:
+                what = f"resumes at step {event.step:,}, but the events above reach only step {reached:,}"
+                section.problem(f"{events.where}, line {event.line}", what)
+            reached = max(reached, event.step)
+
+
+# Lost ends of attempts
+
+
+def _check_attempts(found: Ranks, section: Section, history: History | None, *, is_at_work: bool) -> None:
+    """Compare the ranks with the ledger and then, if that finds nothing, with each other."""
+    groups = [{0: attempt} for attempt in _started(found[0])]
+    for rank in sorted(found.keys() - {0}):
+        theirs, mine = [group for group in groups if _has_rank(group[0], rank)], _started(found[rank])
+        for left, right in _pairs([_key(group[0]) for group in theirs], list(map(_key, mine))):
+            theirs[left][rank] = mine[right]
+    reported = set() if history is None else _check_against_ledger(found, groups, section, history)
+    if not is_at_work:
+        _check_counts(found, section)
+    # While a job is running, files that are read later are ahead.
+    for group in groups[: len(groups) - is_at_work]:
+        for rank in group:
+            if id(group[rank]) not in reported and (what := _lacks(rank, group)) is not None:
+                _report(found[rank], group[rank], section, what)
+
+
+def _started(events: RankEvents) -> list[Attempt]:
+    return [attempt for attempt in events.attempts if attempt.world_size is not None]
+
+
+def _has_rank(attempt: Attempt, rank: int) -> bool:
+    return (attempt.world_size or 0) > rank
+
+
+def _key(attempt: Attempt) -> Key:
+    return attempt.world_size, attempt.resumed
+
+
+def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
+    """The positions of matching entries: in order if both sides have the same number and all agree; otherwise those
+    whose key is unique on both sides."""
+    if len(left) == len(right) and all(map(_agree, left, right)):
+        return [(place, place) for place in range(len(left))]
+    num_left, num_right = Counter(left), Counter(right)
+    place_of = {key: place for place, key in enumerate(right)}
+    return [(place, place_of[key]) for place, key in enumerate(left) if num_left[key] == num_right[key] == 1]
+
+
+def _agree(left: Key, right: Key) -> bool:
+    """Whether world size and step agree; an attempt that was killed early, or lost its end, has no step."""
+    return left[0] == right[0] and (left[1] == right[1] or None in (left[1], right[1]))
+
+
+def _check_against_ledger(found: Ranks, groups: list[Group], section: Section, history: History) -> set[int]:
+    """Returns the ids of the attempts that were reported."""
+    reported = set()
+    num_saved = sum(map(bool, history.saves))
+    if num_saved > len(found[0].attempts):
+        counts = plural(len(found[0].attempts), "attempt"), plural(num_saved, "start")
+        section.problem(found[0].where, f"has {counts[0]}, but the ledger has {counts[1]} with saves")
+    starts: list[Key] = [(start.world_size, start.step or None) for start in history.starts]
+    for start, number in _pairs(starts, [_key(group[0]) for group in groups]):
+        saves, group = history.saves[start], groups[number]
+        for rank, attempt in group.items():
+            if saves and _falls_short(rank, group, saves):
+                _report(found[rank], attempt, section, f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}")
+                reported.add(id(attempt))
+    return reported
+
+
+def _falls_short(rank: int, group: Group, saves: list[int]) -> bool:
+    attempt = group[rank]
+    if rank == 0 and len(saves) > 1 and saves[-2] > max(attempt.steps_of("checkpoint"), default=-1):
+        return True
+    due = _due(group, saves[-1])
+    return due is not None and due > max(attempt.steps_of("train"), default=0)
+
+
+def _due(group: Group, step: int) -> int | None:
+    """The last step up to this one at which all ranks have logged; None: unknown."""
+    totals = {attempt.total_steps for attempt in group.values()} - {None}
+    if step in totals:
+        return step
+    for attempt in group.values():
+        logged = [logged for logged in attempt.steps_of("train") if logged not in totals]
+        begin = attempt.resumed or 0
+        every = logged[-1] - logged[-2] if len(logged) > 1 else sum(logged) if begin == 0 else 0
+        if every > 0:
+            due = step // every * every
+            return due if due > begin else None
+    return None
+
+
+def _check_counts(found: Ranks, section: Section) -> None:
+    """An attempt that logged on one rank has started on all of them."""
+    for rank in sorted(found.keys() - {0}):
+        mine = _started(found[rank])
+        theirs = [one for one in _started(found[0]) if _has_rank(one, rank)]
+        for where, have, ranks, other, others in (
+            (found[rank].where, mine, "of it", 0, theirs),
+            (found[0].where, theirs, f"with rank {rank}", rank, mine),
+        ):
+            needed = sum(attempt.last_of("train") is not None for attempt in others)
+            if len(have) < needed:
+                attempts = f"{plural(len(have), 'attempt')} {ranks}"
+                section.problem(where, f"has {attempts}, but rank {other} has {needed} that took steps")
+
+
+def _lacks(rank: int, group: Group) -> str | None:
+    """What this rank must have reported, but has not, as a message."""
+    shared = {
+        other: [(event.step, event.kind) for event in attempt.events if event.kind in ("train", "evaluation")]
+        for other, attempt in group.items()
+    }
+    ahead = max(group, key=lambda other: (max(shared[other], default=(0, ""))[0], len(shared[other])))
+    needed, saved = shared[ahead], group[0].last_of("checkpoint")
+    # The last event counts only if all ranks took part in a later one.
+    is_past = saved is not None and bool(needed) and saved.step >= needed[-1][0]
+    if not is_past and group[ahead].last_of("end") is None:
+        needed = needed[:-1]
+    if needed and needed[-1] not in shared[rank] and needed[-1][0] >= max(shared[rank], default=(0, ""))[0]:
+        step, kind = needed[-1]
+        return f"{_stop(group[rank])}, but rank {ahead} has the {kind} event of step {step:,}"
+    if group[rank].last_of("end", "error") is not None:
+        return None
+    for other, attempt in group.items():
+        # Rank 0 ends last, because it saves; if it is killed in that save, only the others have reported their end.
+        end = attempt.last_of("end")
+        if end is not None and (other == 0 or (rank == 0 and end.step in group[0].steps_of("checkpoint"))):
+            return f"the end is missing, which rank {other} reported"
+    return None
+
+
+def _stop(attempt: Attempt) -> str:
+    # The last line may be a checkpoint event, which is written some steps after its own step.
+    return f"the events stop at step {max(event.step for event in attempt.events):,}"
+
+
+def _report(events: RankEvents, attempt: Attempt, section: Section, what: str) -> None:
+    section.problem(f"{events.where}, line {attempt.events[-1].line}", what)

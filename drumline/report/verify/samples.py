@@ -1,0 +1,313 @@
+"""Replays the sample ledger: every sample exactly once an epoch, over all restarts and world sizes.
+
+If the samples of all ranks form one global batch after another, one piece covers all these steps, and they are not
+checked one by one. Otherwise each rank has a piece for each step, so that the fault can be located.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from drumline.base.text import join_names, plural, span
+from drumline.report.verify.checkpoint_check import SavedPosition
+from drumline.report.verify.ledger_history import FILE, History, LedgerStart, StepRange, read_history
+from drumline.report.verify.section import Section
+from drumline.runs.ledger_entries import LedgerEntry
+
+MAX_IRREGULAR_PIECES = 100_000
+"""After this many irregular steps the rest is treated as regular: enough faults are known."""
+NAMED_FAULTS, NAMED_SAMPLES = 5, 5
+
+
+@dataclass(frozen=True)
+class EpochPiece:
+    """The positions [low, high) of an epoch, covered by steps from `first` on that take `stride` each."""
+
+    epoch: int
+    low: int
+    high: int
+    first: int
+    stride: int
+    is_regular: bool
+    """Whether the samples of all ranks form the global batch of every step."""
+    runs: tuple[tuple[int, LedgerEntry], ...]
+    """By rank."""
+    start: LedgerStart
+    line: int
+
+    @property
+    def last(self) -> int:
+        return self.step_at(self.high - 1)
+
+    @property
+    def where(self) -> str:
+        return f"{FILE}, line {self.line}"
+
+    def step_at(self, position: int) -> int:
+        return self.first + (position - self.low) // self.stride
+
+    def who(self, low: int, high: int) -> str:
+        """The steps and ranks that covered these positions."""
+        first, last = self.step_at(low), self.step_at(high - 1)
+        steps = range(first, min(last, first + 2) + 1)  # three consecutive steps include every rank
+        moved = [(rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps]
+        ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
+        named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return f"{span(first, last, 'step')} on {named}"
+
+
+class CoverageFault(NamedTuple):
+    """Positions [low, high) of an epoch that are missing or were covered twice."""
+
+    low: int
+    high: int
+    how: str
+
+
+def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]) -> History | None:
+    """Replay a ledger and compare it with the checkpoints; None: there is no ledger that can be read."""
+    try:
+        history = read_history(path, section)
+    except FileNotFoundError:
+        section.summary = "not recorded"
+        return None
+    except OSError as error:
+        section.problem(FILE, f"cannot be read: {error.strerror}")
+        section.summary = "cannot be read"
+        return None
+    for steps in history.ranges:
+        for first, runs in _blocks(steps):
+            if not any(run.high > run.low for run in runs):  # a valid run has no such step, and no piece includes it
+                section.problem(f"{FILE}, line {steps.line}", f"step {first:,} had no samples")
+    epochs: dict[int, list[EpochPiece]] = defaultdict(list)
+    pieces = list(pieces_of(history.ranges))
+    for piece in pieces:
+        epochs[piece.epoch].append(piece)
+    for epoch in sorted(epochs):
+        _check_epoch(epoch, epochs[epoch], section, is_last=epoch == max(epochs))
+    for left, right in pairwise([-1, *sorted(epochs)]):
+        if right > left + 1:
+            section.problem(FILE, f"{span(left + 2, right, 'epoch')} missing")
+    _check_positions(pieces, history, section, checkpoints)
+    num_lost = _count_lost(history, section)
+    _summarise_samples(pieces, history, section, num_lost)
+    return history
+
+
+# Pieces
+
+
+def pieces_of(ranges: list[StepRange]) -> Iterator[EpochPiece]:
+    """All pieces in the order of their steps."""
+    num_irregular = 0
+    for steps in ranges:
+        for first, runs in _blocks(steps):
+            if _makes_up_batches(runs) or num_irregular > MAX_IRREGULAR_PIECES:
+                low = min((run.low for run in runs if run.high > run.low), default=runs[0].low)
+                high = low + runs[0].stride * runs[0].steps
+                covered = runs[0].epoch, low, high, first, runs[0].stride
+                yield EpochPiece(*covered, True, tuple(enumerate(runs)), steps.start, steps.line)
+                continue
+            for number in range(runs[0].steps):
+                for rank, run in enumerate(run.slice(number, 1) for run in runs):
+                    if run.high > run.low:
+                        num_irregular += 1
+                        covered = run.epoch, run.low, run.high, first + number, run.high - run.low
+                        yield EpochPiece(*covered, False, ((rank, run),), steps.start, steps.line)
+
+
+def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
+    """Blocks of steps in which every rank has one entry: the first step, and the ranks' entries cut to the block."""
+    left = [list(runs) for runs in steps.ranks]
+    first = steps.first
+    while all(left):
+        count = min(runs[0].steps for runs in left)
+        yield first, [runs[0].slice(0, count) for runs in left]
+        for runs in left:
+            rest = runs[0].slice(count, runs[0].steps - count)
+            runs[:1] = [rest] if rest.steps else []
+        first += count
+
+
+def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
+    """Whether the entries form global batches. All advance in the same way, so it is enough to check the first step."""
+    if len({(run.epoch, run.stride) for run in runs}) > 1:
+        return False
+    batch_parts = sorted((run.low, run.high) for run in runs if run.high > run.low)
+    fits = all(left[1] == right[0] for left, right in pairwise(batch_parts))
+    return bool(batch_parts) and fits and batch_parts[-1][1] - batch_parts[0][0] == runs[0].stride
+
+
+# An epoch
+
+
+def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_last: bool) -> None:
+    """Each position exactly once: of a finished epoch all, of the last one those that were reached."""
+    num_problems = len(section.problems)
+    start = pieces[-1].start
+    ordered = sorted(pieces, key=lambda piece: (piece.low, piece.high))
+    reached = max(piece.high for piece in pieces)
+    end = reached if is_last or start.samples is None else start.samples
+    _check_order_stayed(epoch, ordered, section)
+    _report_faults(epoch, "missing", list(_gaps(ordered, end)), start, section)
+    _report_faults(epoch, "covered twice", list(_overlaps(ordered)), start, section)
+    if start.samples is not None and reached > start.samples:
+        what = f"epoch {epoch + 1} reaches position {reached - 1:,}, but there are {_describe_samples(start)}"
+        section.problem(ordered[-1].where, what)
+    if len(section.problems) == num_problems:
+        _check_steps(epoch, pieces, section)
+
+
+def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
+    starts = list(dict.fromkeys(piece.start for piece in pieces))
+    for before, now in pairwise(starts):
+        when, changed = f"before step {now.step + 1:,}", []
+        if before.samples != now.samples:
+            changed.append(f"{_describe_samples(before)} {when}, {_describe_samples(now)} after")
+        if before.seed != now.seed:
+            changed.append(f"the seed {before.seed} {when}, {now.seed} after")
+        for change in changed:
+            what = f"the order of epoch {epoch + 1} changed, so samples may be missing or repeated: {change}"
+            section.problem(f"{FILE}, line {now.line}", what)
+
+
+def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
+    reached, before = 0, "nothing before it"
+    for piece in pieces:
+        if piece.low > reached:
+            yield CoverageFault(reached, piece.low, f"{before}, then step {piece.step_at(piece.low):,}")
+        if piece.high > reached:
+            reached, before = piece.high, f"step {piece.last:,} ended there"
+    if reached < end:
+        yield CoverageFault(reached, end, before)
+
+
+def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
+    reached = pieces[0]
+    for piece in pieces[1:]:
+        if piece.low < reached.high:
+            low, high = piece.low, min(piece.high, reached.high)
+            yield CoverageFault(low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}")
+        if piece.high > reached.high:
+            reached = piece
+
+
+def _report_faults(epoch: int, kind: str, faults: list[CoverageFault], start: LedgerStart, section: Section) -> None:
+    for fault in faults[:NAMED_FAULTS]:
+        named = _named_samples(epoch, fault, start)
+        positions = span(fault.low, fault.high - 1, "position")
+        section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {kind}: {fault.how}")
+    if rest := faults[NAMED_FAULTS:]:
+        count = sum(fault.high - fault.low for fault in rest)
+        more = f"{plural(count, 'more position')} {kind}"
+        section.problem(FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}")
+
+
+def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
+    """The samples at some positions, by their index in the dataset; a stream has no index."""
+    if start.samples is None or fault.low >= start.samples:
+        return ""
+    import numpy as np
+
+    from drumline.data.draws import permute
+
+    high = min(fault.high, start.samples)
+    positions = np.arange(fault.low, min(high, fault.low + NAMED_SAMPLES), dtype=np.int64)
+    indices = permute(positions, length=start.samples, seed=start.seed, epoch=epoch).tolist()
+    rest = high - fault.low - len(indices)
+    more = f" and {rest:,} more" if rest else ""
+    return f" (sample{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}{more})"
+
+
+def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
+    """Each position was covered once; check that each step had its own global batch, in the right order."""
+    for piece in pieces:
+        if not piece.is_regular:
+            section.problem(piece.where, f"step {piece.first:,}: the ranks' samples are not one global batch")
+            return
+    for before, piece in pairwise(pieces):
+        if piece.low != before.high:
+            began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"
+            section.problem(piece.where, f"{began}, but step {before.last:,} ended at {before.high:,}")
+            return
+    for piece in pieces:
+        batch_size, samples = piece.start.batch_size, piece.start.samples
+        is_last_step = piece is pieces[-1] and piece.first == piece.last and samples in (None, piece.high)
+        if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
+            what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
+            section.problem(piece.where, what)
+
+
+def _describe_samples(start: LedgerStart) -> str:
+    return "an unknown number of samples" if start.samples is None else plural(start.samples, "sample")
+
+
+# All epochs
+
+
+def _check_positions(pieces: list[EpochPiece], history: History, section: Section, saves: list[SavedPosition]) -> None:
+    if beyond := [saved.step for saved in saves if saved.step > history.last_step]:
+        ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
+        have = "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
+        section.problem(FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}")
+    for saved in saves:
+        covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
+        if not covering:
+            continue
+        epoch, end = max((piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride) for piece in covering)
+        samples = covering[-1].start.samples
+        allowed = [(epoch, end)] if samples is None or end < samples else []
+        if samples is None or end >= samples:
+            allowed.append((epoch + 1, 0))
+        if (saved.epoch, saved.position) not in allowed:
+            (epoch, end), *_ = allowed
+            found = f"is at position {saved.position:,} of epoch {saved.epoch + 1}"
+            what = f"the checkpoint of step {saved.step:,} {found}, but the ledger at {end:,} of {epoch + 1}"
+            section.problem(FILE, what)
+
+
+def _count_lost(history: History, section: Section) -> int:
+    """The samples that were trained on, or assigned, and are in no weights: a node was lost, and others continued."""
+    total = 0
+    for start in history.starts:
+        for rank, first, last in start.lost:
+            count = 0
+            for steps in history.ranges:
+                for begin, runs in _blocks(steps) if rank < len(steps.ranks) and steps.start is not start else ():
+                    low, high = max(first, begin), min(last, begin + runs[rank].steps - 1)
+                    count += max(0, high - low + 1) * (runs[rank].high - runs[rank].low)
+            what = f"{plural(count, 'sample')} of {span(first, last, 'step')} were lost with rank {rank}"
+            section.note(f"{FILE}, line {start.line}", f"{what}, which the others continued without")
+            total += count
+    return total
+
+
+def _summarise_samples(pieces: list[EpochPiece], history: History, section: Section, num_lost: int) -> None:
+    for before, now in pairwise(history.starts):
+        if before.samples != now.samples:
+            sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"
+            section.note(f"{FILE}, line {now.line}", f"the dataset changed: {sizes}")
+    section.counts = {
+        "steps": history.last_step,
+        "positions": sum(piece.high - piece.low for piece in pieces),
+        "starts": len(history.starts),
+    }
+    if not pieces:
+        section.summary = "no step is recorded yet"
+        return
+    last = max(pieces, key=lambda piece: (piece.epoch, piece.high))
+    is_ended = last.high == last.start.samples
+    so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"
+    length = "a stream of unknown length" if last.start.samples is None else _describe_samples(last.start)
+    but = f" but for {plural(num_lost, 'sample')} lost with a node" if num_lost else ""
+    once = "" if section.problems else f", each exactly once{but}"
+    worlds = list(dict.fromkeys(start.world_size for start in history.starts))
+    section.summary = (
+        f"{plural(last.epoch + is_ended, 'epoch')} of {length}{so_far}{once}; {plural(history.last_step, 'step')} in "
+        f"{plural(len(history.starts), 'start')} on {join_names(worlds)} rank{'' if worlds == [1] else 's'}"
+    )

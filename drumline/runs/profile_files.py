@@ -1,0 +1,88 @@
+"""The files of a profile in a run folder, and what a rank writes beside its trace. No torch.
+
+profile/rank-NNNNN.trace.json.gz (torch.profiler's trace)  rank-NNNNN.json (facts that a trace lacks)
+merged.trace.json.gz (all ranks, or the first 64, for Perfetto)  profile.json (the result)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from drumline.base.typed_json import from_json
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+
+PROFILE_FOLDER, PROFILE_FILE, MERGED_FILE = "profile", "profile.json", "merged.trace.json.gz"
+STEP_MARK, END_MARK, DATA_MARK = "drumline.step#", "drumline.end", "drumline.data"
+"""The names of the ranges with which a trace is divided into steps: the last step lasts until the end mark."""
+
+MOST_RANKS_MERGED = 64
+"""More would not open in a browser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What a profile reports of its job; a script's is mostly unknown."""
+
+    task: str
+    batch_size: int | None = None
+    accumulate: int = 1
+    precision: str | None = None
+    bucket_cap_mb: float = 25.0
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What one rank knows about its trace."""
+
+    rank: int
+    world_size: int
+    host: str
+    device: str
+    """As in `cpu` or `NVIDIA H200`."""
+    backend: str
+    first_step: int
+    num_steps: int
+    bucket_bytes: tuple[int, ...] = ()
+    """The sizes of DDP's buckets, in the order in which they are reduced."""
+    unprofiled_step_s: float | None = None
+    """The mean of the steps before the first one that is profiled."""
+    cores: float | None = None
+    """CPU cores for this rank: its part of those that it may use."""
+    loading_cores: float | None = None
+    """How many of them were busy while the loop waited for a batch; None: not known."""
+    left_out: tuple[int, ...] = ()
+    """Profiled steps that an evaluation or a save followed: they are not counted."""
+    sync_lines: tuple[tuple[int, str], ...] = ()
+    """Unix time in ns and source line of calls that blocked the host until the device had finished."""
+    job: JobFacts
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.trace.json.gz"
+
+
+def facts_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.json"
+
+
+def where_to_look(run: Path, num_ranks: int) -> str:
+    """The line that names the file."""
+    ranks = "all ranks" if num_ranks <= MOST_RANKS_MERGED else f"the first {MOST_RANKS_MERGED} of {num_ranks} ranks"
+    return f"the trace of {ranks}: {run / PROFILE_FOLDER / MERGED_FILE} (open it in https://ui.perfetto.dev)"
+
+
+def write_facts(folder: Path, facts: RankFacts) -> None:
+    make_own_folder(folder)
+    replace_text(facts_path(folder, facts.rank), json.dumps(asdict(facts)))
+
+
+def read_facts(folder: Path, rank: int) -> RankFacts:
+    """Raises OSError for a missing file, ValueError for a damaged one."""
+    try:
+        return from_json(RankFacts, parse_json(read_regular(facts_path(folder, rank))))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,155 @@
+"""What a profile of some steps found, as the typed document RUN/profile/profile.json: `profile` writes it, and the
+words, the advice, `scale` and the report read it. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from drumline.base.errors import UsageError
+from drumline.base.typed_json import from_json
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.runs.profile_files import PROFILE_FILE as PROFILE_FILE
+from drumline.runs.profile_files import PROFILE_FOLDER as PROFILE_FOLDER
+
+PART_NAMES = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "waiting_for_rank": "waiting for a slower rank",
+    "data": "waiting for data",
+    "host_sync": "host waits for the device",
+    "gaps": "gaps (Python, launches)",
+}
+PARTS = tuple(PART_NAMES)
+"""What a step consists of: every instant of a rank belongs to one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSteps:
+    """The profiled steps of one rank."""
+
+    rank: int
+    host: str
+    step_s: tuple[float, ...]
+    """The length of each step."""
+    compute_s: tuple[float, ...]
+    """How long the rank computed in each step."""
+    parts_s: Mapping[str, float]
+    """The mean of each of PARTS over the steps."""
+    hidden_communication_s: float
+    """Communication while the rank computed: the mean over the steps."""
+    critical_steps: int
+    """In how many steps the others waited for this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One all-reduce of gradients, by its order in the step: means over steps and ranks."""
+
+    num_bytes: int
+    ready_s: float
+    """From the start of the step to the call, less the time in which the rank did not compute."""
+    backward_s: float
+    """The same, from the start of the last backward pass."""
+    reduce_s: float
+    """From the moment when the last rank joined to its end."""
+
+
+def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
+    """The bus bandwidth of the all-reduces of these buckets, as nccl-tests and `doctor` define it; 0: not known."""
+    seconds, num_bytes = sum(one.reduce_s for one in buckets), sum(one.num_bytes for one in buckets)
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """An operation, and how much of the compute time of a step it takes."""
+
+    name: str
+    seconds: float
+    calls: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSync:
+    """A line of code that makes the host wait for the device, and how long a step."""
+
+    source: str
+    call: str
+    seconds: float
+    calls: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """A profile of some steps of a job."""
+
+    version: int = 1
+    made_at: float = 0.0
+    """When its first step began, in seconds since the epoch; 0: not recorded."""
+    task: str
+    world_size: int
+    num_nodes: int
+    device: str
+    """As in `cpu` or `NVIDIA H200`."""
+    backend: str
+    first_step: int
+    num_steps: int
+    batch_size: int | None
+    """The global batch; None: a script's, which is not known."""
+    accumulate: int
+    precision: str | None
+    bucket_cap_mb: float
+    settings: Mapping[str, str]
+    """The settings that advice may change, as on the command line."""
+    step_s: float
+    parts_s: Mapping[str, float]
+    """The means over all ranks: they add up to `step_s`."""
+    hidden_communication_s: float
+    ranks: tuple[RankSteps, ...]
+    buckets: tuple[Bucket, ...]
+    other_collectives_s: float
+    """Open collectives that are no buckets (SyncBatchNorm, buffers, a user's own), a step."""
+    other_collectives: float
+    """How many of these a step has."""
+    kernels: tuple[Kernel, ...]
+    syncs: tuple[HostSync, ...]
+    network_bytes_per_s: float | None
+    """The bus bandwidth of a large all-reduce that `doctor` measured between these ranks; None: not measured."""
+    cores_per_rank: float | None = None
+    """The CPU cores that each rank may use, its part of those of its host."""
+    loading_cores: float | None = None
+    """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for storage. None: unknown."""
+    unprofiled_step_s: float | None = None
+    """The mean of steps of the same run before the profiled ones; None: there were none."""
+    missing_ranks: Mapping[str, str] = field(default_factory=dict)
+    """Ranks without a trace that can be read, and why; the means are over the others."""
+
+
+def sent_part(settings: Mapping[str, str]) -> float | None:
+    """The bytes that are sent for a byte of fp32 gradients, by `dist.comm`; None: with PowerSGD not in proportion."""
+    return {"bf16": 0.5, "fp16": 0.5, "powersgd": None}.get(settings.get("dist.comm", "none"), 1.0)
+
+
+def write_profile(run: Path, result: ProfileResult) -> Path:
+    """Write the document into a run folder."""
+    path = run / PROFILE_FOLDER / PROFILE_FILE
+    make_own_folder(path.parent)
+    replace_text(path, json.dumps(asdict(result), indent=1) + "\n")
+    return path
+
+
+def read_profile(path: Path) -> ProfileResult:
+    """The profile of a run folder, or of the file itself."""
+    file = path / PROFILE_FOLDER / PROFILE_FILE if path.is_dir() else path
+    try:
+        return from_json(ProfileResult, parse_json(read_regular(file, follow_links=file == path)))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} has no profile", next_step="make one: drumline profile TASK, or train with --log.profile 10:20"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{file} is not a profile: {error}", next_step="profile the job again") from None

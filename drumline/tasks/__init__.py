@@ -1,8 +1,0 @@
-"""What is trained: the `Task` that a user writes, and the built-in ones."""
-
-from __future__ import annotations
-
-from drumline.tasks.base import Loss, Task
-from drumline.tasks.built_in import ImageClassification, LanguageModel, load_task
-
-__all__ = ["ImageClassification", "LanguageModel", "Loss", "Task", "load_task"]

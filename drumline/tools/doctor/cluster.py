@@ -1,0 +1,153 @@
+"""Checks several hosts, from the start to the findings: over ssh, or without it, with this process as node 0."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from drumline.base.errors import ExitCode
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.client import ssh_words
+from drumline.launch.ssh.hosts_job import variables_for_ranks
+from drumline.tools.doctor.doctor_report import result_line
+from drumline.tools.doctor.finding import Finding, has_problems
+from drumline.tools.doctor.host_differences import ComparedValue, compare_hosts
+from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
+from drumline.tools.doctor.machine.machine_facts import HostSettings
+from drumline.tools.doctor.pairs.coordinator import Coordinator, Opener, Progress
+from drumline.tools.doctor.pairs.examination import examine
+from drumline.tools.doctor.pairs.node_client import NodeClient
+from drumline.tools.doctor.pairs.pair_checks import pair_findings
+from drumline.tools.doctor.pairs.survey import OPEN, HostRecord, Survey
+from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
+from drumline.tools.doctor.ranks.run_collectives import collective_findings, collectives_on_hosts
+
+NODE_SERVER = "drumline.tools.doctor.pairs.node_server"
+# Shorter than the time limit for a host's answer, so that ssh itself reports what is wrong.
+SSH_CONNECT_S = 6
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    settings: HostSettings
+    with_collectives: bool = True
+    procs: int | None = None  # ranks of each host in the collectives; None: one for each GPU, or one
+    backend: str = "auto"
+
+
+@dataclass
+class DoctorResult:
+    survey: Survey
+    findings: list[Finding] = field(default_factory=list)
+    differences: list[ComparedValue] = field(default_factory=list)
+    collectives: list[dict[str, Any]] | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.PREFLIGHT_FAILED if has_problems(self.findings) else ExitCode.SUCCESS
+
+
+async def check_over_ssh(
+    hosts: Sequence[Host], options: DoctorOptions, *, port: int, client: Sequence[str], python: str, progress: Progress
+) -> DoctorResult:
+    """From any machine that reaches the hosts by ssh."""
+    survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
+    ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
+    command, here = [python, "-m", NODE_SERVER], Path.cwd()
+    openers = [partial(NodeClient.start, *ssh_words(ssh, host, command, cwd=here)) for host in hosts]
+    slots = {number: host.slots for number, host in enumerate(hosts)}
+    return await _examine(survey, openers, options, slots, progress, python)
+
+
+async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress: Progress) -> DoctorResult:
+    """As node 0, which the other nodes connect to."""
+    rendezvous = DoctorRendezvous(node)
+    await rendezvous.wait(progress)
+    hosts = [HostRecord("node 0", node.master, address=rendezvous.address)]
+    hosts += [_joined_host(number, rendezvous) for number in range(1, node.nodes)]
+
+    async def joined(number: int) -> NodeClient:
+        return rendezvous.joined[number]
+
+    here = partial(NodeClient.start, sys.executable, "-m", NODE_SERVER)
+    openers = [here, *(partial(joined, number) for number in range(1, node.nodes))]
+    return await _examine(Survey(hosts, node.port, by_ssh=False), openers, options, {}, progress)
+
+
+def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
+    """The record of a node, marked absent if it has not joined."""
+    node = rendezvous.options
+    host = HostRecord(f"node {number}", "", address=rendezvous.addresses.get(number))
+    if number in rendezvous.joined:
+        return host
+    if refused := rendezvous.refused.get(number):
+        host.absent, host.absent_fix = refused, "fix that, and start it again"
+    else:
+        command = f"drumline doctor --nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
+        host.absent = f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
+        host.absent_fix = f"run `{command}` there and read its output; --wait S leaves more time"
+    return host
+
+
+async def _examine(
+    survey: Survey,
+    openers: Sequence[Opener],
+    options: DoctorOptions,
+    slots: Mapping[int, int | None],
+    progress: Progress,
+    python: str = sys.executable,
+) -> DoctorResult:
+    settings = options.settings
+    sent = {
+        # The variables that `drumline launch` passes to ranks on other hosts: the doctor checks with the same.
+        "variables": variables_for_ranks([], settings.environment),
+        "run_folder": settings.run_folder,
+        "code": settings.code,
+        "data": settings.data,
+    }
+    coordinator, result = Coordinator(survey, sent, progress, python=python), DoctorResult(survey)
+    try:
+        await examine(coordinator, openers)
+        network = pair_findings(survey)
+        facts, result.differences = check_facts(survey)
+        if options.with_collectives and not has_problems(network):
+            procs = {
+                number: slots.get(number) or options.procs or num_visible_gpus(host.facts or {}) or 1
+                for number, host in enumerate(survey.hosts)
+                if host.absent is None
+            }
+            result.collectives = await collectives_on_hosts(coordinator, procs, options.backend)
+            names = {host.hostname: host.name for host in survey.hosts}
+            network = [*pair_findings(survey), *collective_findings(result.collectives, names)]
+        result.findings = [*network, *facts]
+    finally:
+        await coordinator.close(result=result_line(result.findings), code=int(result.exit_code))
+    return result
+
+
+def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
+    findings, known = [], {}
+    reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}
+    for number, host in enumerate(survey.hosts):
+        if host.facts is None:
+            continue
+        try:
+            found = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = f"its facts cannot be read ({error!r}): its version of drumline is different"
+            fix = "install the same drumline on all hosts"
+            findings.append(Finding("problem", "version", host.name, what, fix))
+            host.facts = None  # must not be used
+            continue
+        known[host.name] = host.facts
+        # For hosts that others have probed, the probe of gloo's and NCCL's network replaces the local check.
+        kept = [one for one in found if one.check != "network" or number not in reached]
+        findings += [replace(one, where=host.name) for one in kept]
+    if len(known) < 2:
+        return findings, []
+    differences, compared = compare_hosts(known)
+    return [*differences, *findings], [row for row in compared if row.differs]

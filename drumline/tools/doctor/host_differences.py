@@ -1,0 +1,226 @@
+"""What differs across the hosts of one job: versions, GPUs, packages, variables, code and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.base.text import join_names, memory_size, plural
+from drumline.tools.doctor.finding import Finding, Level
+from drumline.tools.doctor.machine.folder_hashes import hash_of_files, sort_key
+from drumline.tools.doctor.machine.known_variables import MAY_DIFFER, MUST_AGREE
+
+Facts = Mapping[str, Any]
+MAX_VALUES = 4
+MAX_PACKAGES = 10
+MAX_FINDINGS = 5
+SAME_ENVIRONMENT = "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
+COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
+
+
+@dataclass(frozen=True)
+class ComparedValue:
+    """One compared fact: each value with its hosts, the most common first."""
+
+    name: str
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(self.groups) > 1
+
+    @property
+    def usual(self) -> str:
+        return self.groups[0][0]
+
+    @property
+    def odd_hosts(self) -> tuple[str, ...]:
+        """The hosts whose value differs from that of most."""
+        return tuple(host for _, hosts in self.groups[1:] for host in hosts)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups]}
+
+    def text(self) -> str:
+        """`2.13.0 on a and b; 2.11.0 on c`."""
+        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
+        more = len(self.groups) - MAX_VALUES
+        return "; ".join(shown) + (f"; and {more} more values" if more > 0 else "")
+
+    def finding(self, level: Level, fix: str) -> Finding:
+        what = f"{self.name} differs across hosts: {self.text()}"
+        return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
+
+
+def compare_values(
+    name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
+) -> ComparedValue:
+    """Hosts grouped by value; of two equally common values, the first host's comes first."""
+    hosts: dict[Hashable, list[str]] = {}
+    for host, value in values.items():
+        hosts.setdefault(value, []).append(host)
+    ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
+    groups = ((unset if value is None else show(value), tuple(who)) for value, who in ordered)
+    return ComparedValue(name, tuple(groups))
+
+
+# Versions and machines
+
+
+def _gpus(facts: Facts) -> str | None:
+    names = [gpu["name"] for gpu in facts["gpus"]]
+    return ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names))) or None
+
+
+def _mtu(facts: Facts) -> str | None:
+    chosen = facts["nccl_interface"] if facts["gpus"] else facts["gloo_interface"]
+    return next((str(one["mtu"]) for one in facts["interfaces"] if one["name"] == chosen), None)
+
+
+# Facts that should be the same on all hosts: name, value, and the level and fix of a difference.
+TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
+    ("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
+    ("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
+    ("CUDA (of torch)", lambda facts: facts["cuda"], "problem", SAME_ENVIRONMENT),
+    ("NCCL", lambda facts: facts["nccl"], "problem", SAME_ENVIRONMENT),
+    ("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
+    ("driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"),
+    ("GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"),
+    ("architecture", lambda facts: facts["platform"].split()[-1], "warning", "use one architecture"),
+    (
+        "file system of the run folder",
+        lambda facts: facts["disk"].get("file_system"),
+        "warning",
+        "check that the shared volume is mounted on all hosts (mount)",
+    ),
+    ("MTU", _mtu, "warning", "set the same on all hosts: ip link set dev NAME mtu 1500"),
+)
+
+
+def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
+    """Findings, and everything that was compared, from the facts of each host."""
+    parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
+    results = [result for part in parts for result in part(facts)]
+    findings = [result for result in results if isinstance(result, Finding)]
+    return findings, [result for result in results if isinstance(result, ComparedValue)]
+
+
+def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    for name, value_of, level, fix in TRAITS:
+        row = compare_values(name, {host: value_of(one) for host, one in facts.items()})
+        yield row
+        if row.differs:
+            # Versions of Python that differ only in the patch number are compatible.
+            minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
+            yield row.finding("problem" if name == "Python" and len(minors) > 1 else level, fix)
+
+
+# Packages and variables
+
+
+def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    """One finding per set of differing hosts, so that an old environment is one line and not forty."""
+    names = sorted({name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"})
+    rows = [compare_values(name, {host: one["packages"].get(name) for host, one in facts.items()}) for name in names]
+    by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
+    for row in (row for row in rows if row.differs):
+        yield row
+        by_hosts.setdefault(row.odd_hosts, []).append(row)
+    # Most differences first; packages that differ on every host last.
+    ordered = sorted(by_hosts.items(), key=lambda item: (-len(item[1]), len(item[0])))
+    for hosts, found in ordered[:MAX_FINDINGS]:
+        shown = "; ".join(f"{row.name} {row.text()}" for row in found[:MAX_PACKAGES])
+        more = f"; and {len(found) - MAX_PACKAGES} more" if len(found) > MAX_PACKAGES else ""
+        verb = "differs" if len(found) == 1 else "differ"
+        what = f"{plural(len(found), 'package')} {verb} across hosts: {shown}{more}"
+        fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
+        yield Finding("warning", "differences", join_names(hosts), what, fix)
+
+
+def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    every = {name for one in facts.values() for name in one["variables"]}
+    for name in sorted(name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)):
+        row = compare_values(name, {host: one["variables"].get(name) for host, one in facts.items()}, unset="unset")
+        yield row
+        if row.differs:
+            same = f"unset {name}" if row.usual == "unset" else f"export {name}={row.usual}"
+            fix = f"{same} on all hosts, or in the environment of the launcher"
+            yield row.finding("problem" if name in MUST_AGREE else "warning", fix)
+
+
+# Code and data
+
+
+def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    """The first files that differ are named."""
+    known = _known(facts, "code")
+    # Compare only up to where the first host stopped reading, if one did.
+    until = min((one["until"] for one in known.values() if one["until"]), key=sort_key, default=None)
+    files = {
+        host: {name: short for name, short in one["files"].items() if until is None or sort_key(name) < sort_key(until)}
+        for host, one in known.items()
+    }
+
+    def changes(usual: str, other: str) -> Iterator[str]:
+        right, here = files[usual], files[other]
+        for name in sorted(right.keys() | here.keys(), key=sort_key):
+            if right.get(name) != here.get(name):
+                how = "is missing" if name not in here else "is extra" if name not in right else "differs"
+                yield f"{name} {how}"
+
+    keys = {host: hash_of_files(found) for host, found in files.items()}
+    fix = "drumline launch --sync copies the code first; or use git pull or rsync"
+    yield from _compare_folders("code", compare_values("code", keys), known, changes, fix)
+
+
+def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
+    """If a host could not read all of it in time, only the files that all hosts have read are compared."""
+    known = _known(facts, "data")
+    partly = [host for host, one in known.items() if not one["complete"]]
+    fewest = min((one["files"] for one in known.values()), default=0)
+    mark = str(1 << (fewest.bit_length() - 1)) if fewest else "0"
+
+    def key(data: Facts) -> Hashable:
+        """The text that is shown, and what else distinguishes the data."""
+        if partly:
+            return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
+        shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
+        return shown, data["bytes"], tuple(data["samples"].items())
+
+    def changes(usual: str, other: str) -> Iterator[str]:
+        right, here = known[usual], known[other]
+        if right["complete"] and here["complete"]:
+            for name in ("files", "bytes"):
+                if right[name] != here[name]:
+                    yield f"{here[name]} {name} instead of {right[name]}"
+        for name, short in right["samples"].items():
+            if here["samples"].get(name, short) != short:
+                yield f"{name} has different content"
+
+    row = compare_values("data", {host: key(one) for host, one in known.items()}, show=lambda key: str(key[0]))
+    yield from _compare_folders("data", row, known, changes, "copy it again, or mount the same volume")
+    if partly:
+        what = f"the data has too many files to read all of them in a second; the first {mark} were compared"
+        yield Finding("note", "data", join_names(partly), what)
+
+
+def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
+    """The hosts that have the folder; a missing folder is a separate finding."""
+    found = {host: one.get(name) for host, one in facts.items()}
+    return {host: one for host, one in found.items() if one and "files" in one}
+
+
+def _compare_folders(
+    name: str, row: ComparedValue, known: Mapping[str, Facts], changes: Callable[[str, str], Iterator[str]], fix: str
+) -> Iterator[ComparedValue | Finding]:
+    """One finding for each version of the code or data that differs from that of most hosts. `changes`: between two
+    hosts."""
+    if not known:
+        return
+    yield row
+    usual = row.groups[0][1]
+    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
+        changed = join_names(changes(usual[0], hosts[0])) or "names or sizes of files differ"
+        what = f"the {name} in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
+        yield Finding("problem", name, join_names(hosts), what, fix)

@@ -1,0 +1,171 @@
+"""Hashes of a run's code and data, so that hosts can be compared and a difference can name the file.
+
+Files are read in the same order on every host, so hosts are comparable even if one had to stop early.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import os
+import stat
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drumline.base.untrusted import open_regular
+
+UNREADABLE = -1
+TIME_LIMIT_S = 1.0
+CODE_ENDINGS = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".sh")
+SETTINGS_ENDINGS = (".toml", ".yaml", ".yml", ".json", ".jsonnet", ".cfg", ".ini")
+SKIPPED = {"__pycache__", "node_modules", "site-packages", "runs", "wandb", "mlruns", "lightning_logs"}
+MAX_CODE_FILES = 2_000
+MAX_CODE_BYTES = 1 << 20
+NUM_SAMPLES = 16
+SAMPLE_BYTES = 64 << 10
+
+
+class FileEntry(NamedTuple):
+    """A file: its name below the folder, its path and its size; `UNREADABLE` for what cannot be read."""
+
+    name: str
+    path: str
+    size: int
+
+
+def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
+    """A short hash of each source and settings file, and one of them all.
+
+    For a file over 1 MiB, only the first MiB and the size are hashed. `until` is the file where reading stopped, after
+    2,000 files or a second; None when it was complete."""
+    if not folder.is_dir():
+        return {"folder": str(folder), "missing": True}
+    skipped = {str(path.resolve()) for path in skip}
+    files: dict[str, str] = {}
+    until = None
+    deadline = time.monotonic() + TIME_LIMIT_S
+    for entry in files_below(folder, enters=lambda below: _is_code_folder(below, skipped)):
+        if not entry.name.endswith(CODE_ENDINGS + SETTINGS_ENDINGS):
+            continue
+        if len(files) == MAX_CODE_FILES or time.monotonic() > deadline:
+            until = entry.name
+            break
+        files[entry.name] = _code_hash(entry)
+    return {"folder": str(folder), "missing": False, "files": files, "until": until, "hash": hash_of_files(files)}
+
+
+def hash_of_files(files: dict[str, str]) -> str:
+    """One hash of all names and hashes."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, short in files.items():
+        digest.update(f"{name}\0{short}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def data_facts(folder: Path) -> dict[str, Any]:
+    """The number of files and bytes, a hash of all names and sizes, and the content of a few files.
+
+    Changes elsewhere in a file of the same size are not found. A folder that takes over a second is read partly;
+    `marks` are the hashes after 1, 2, 4, ... files, up to which two partial readings can be compared."""
+    if not folder.exists():
+        return {"folder": str(folder), "missing": True}
+    digest = hashlib.blake2b(digest_size=8)
+    marks: dict[str, str] = {}
+    # The files whose names have the largest checksums: a host that lacks a file still has nearly the same sample.
+    samples: list[tuple[int, str, FileEntry]] = []
+    files, size, complete = 0, 0, True
+    deadline = time.monotonic() + TIME_LIMIT_S
+    entries = files_below(folder, enters=lambda below: not below.name.startswith("."))
+    if folder.is_file():
+        entries = iter([FileEntry(folder.name, str(folder), folder.stat().st_size)])
+    for entry in entries:
+        if time.monotonic() > deadline:
+            complete = False
+            break
+        files, size = files + 1, size + max(0, entry.size)
+        name = entry.name.encode(errors="surrogateescape")
+        digest.update(b"%s\0%d\n" % (name, entry.size))
+        heapq.heappush(samples, (zlib.crc32(name), entry.name, entry))
+        if len(samples) > NUM_SAMPLES:
+            heapq.heappop(samples)
+        if files & (files - 1) == 0:
+            marks[str(files)] = digest.hexdigest()
+    return {
+        "folder": str(folder),
+        "missing": False,
+        "files": files,
+        "bytes": size,
+        "complete": complete,
+        "hash": digest.hexdigest(),
+        "marks": marks,
+        "samples": {name: _sample_hash(entry) for _, name, entry in sorted(samples, key=lambda one: one[1])},
+    }
+
+
+def sort_key(name: str) -> list[str]:
+    """Folder by folder, not letter by letter."""
+    return name.split("/")
+
+
+def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[FileEntry]:
+    """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is entered once."""
+    root = folder.stat()
+    seen = {(root.st_dev, root.st_ino)}
+
+    def walk(path: str, prefix: str) -> Iterator[FileEntry]:
+        try:
+            with os.scandir(path) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:
+            yield FileEntry(prefix or "/", path, UNREADABLE)
+            return
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            try:
+                is_folder, status = entry.is_dir(), entry.stat()
+            except OSError:  # a dangling link, or a file that was just deleted
+                yield FileEntry(name, entry.path, UNREADABLE)
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if stat.S_ISREG(status.st_mode):  # opening a named pipe would block forever
+                yield FileEntry(name, entry.path, status.st_size)
+            elif is_folder and enters(entry) and identity not in seen:
+                seen.add(identity)
+                yield from walk(entry.path, f"{name}/")
+
+    return walk(str(folder), "")
+
+
+def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
+    """Whether it is not hidden, not an environment, and not a folder of caches or runs."""
+    if folder.name.startswith(".") or folder.name in SKIPPED or folder.name.endswith(".egg-info"):
+        return False
+    path = Path(folder.path)
+    is_environment = (path / "pyvenv.cfg").exists()
+    is_run = (path / "environment.json").exists() and (path / "events").is_dir()
+    return not is_environment and not is_run and str(path.resolve()) not in skipped
+
+
+def _code_hash(entry: FileEntry) -> str:
+    try:
+        with open_regular(Path(entry.path), follow_links=True) as file:
+            content = file.read(MAX_CODE_BYTES)
+    except OSError:
+        return "unread"
+    return hashlib.blake2b(content + entry.size.to_bytes(8, "little", signed=True)).hexdigest()[:8]
+
+
+def _sample_hash(entry: FileEntry) -> str:
+    """A hash of its beginning, middle and end."""
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        with open_regular(Path(entry.path), follow_links=True) as file:
+            for start in (0, (entry.size - SAMPLE_BYTES) // 2, entry.size - SAMPLE_BYTES):
+                file.seek(max(0, start))
+                digest.update(file.read(SAMPLE_BYTES))
+    except OSError:
+        return "unread"
+    return digest.hexdigest()

@@ -1,0 +1,80 @@
+"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and which are set wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from drumline.tools.doctor.finding import Fault, Level, VariableFix
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "FI_", "OMP_", "TP_SOCKET_")
+NOT_SHOWN = "(set; not shown)"
+MAX_SHOWN = 200
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+
+_TABLES = tomllib.loads(Path(__file__).with_name("variables.toml").read_text(encoding="utf-8"))
+MEANING: Mapping[str, str] = _TABLES["meaning"]
+RENAMED: Mapping[str, str] = _TABLES["renamed"]
+REMOVED: Mapping[str, str] = _TABLES["removed"]
+RULES: Mapping[Level, Mapping[str, str]] = _TABLES["rules"]
+MUST_AGREE, MAY_DIFFER = frozenset(_TABLES["must_agree"]), tuple(_TABLES["may_differ"])
+FIXES = {"NCCL_DEBUG": VariableFix("NCCL_DEBUG", "WARN")}
+# Prefixes for which we know all relevant names; CUDA_ and FI_ have hundreds more.
+SPELL_CHECKED = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "CUDA_VISIBLE", "OMP_NUM")
+SIMILARITY = 0.85
+# NCCL's own limit, over all helper threads of a connection.
+MAX_SOCKETS = 64
+
+
+def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set, by name; the value only of variables that we know."""
+    shown = {}
+    for name in sorted(name for name in environment if name.startswith(PREFIXES)):
+        is_known = name in MEANING or name in RENAMED or name in REMOVED
+        printable = "".join(letter if letter.isprintable() else "?" for letter in environment[name])
+        shown[name] = printable[:MAX_SHOWN] if is_known and not SECRET.search(name) else NOT_SHOWN
+    return shown
+
+
+def meaning(name: str) -> str:
+    if name in RENAMED:
+        return f"an old name; see {RENAMED[name]}"
+    if name in REMOVED:
+        return "has no effect any more"
+    return MEANING.get(name, "not known to drumline")
+
+
+def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
+    """Variables that slow or break a run, old names and misspelt ones."""
+    variables = facts["variables"]
+    for name, value in variables.items():
+        if broken := _broken_rule(RENAMED.get(name, name), value):
+            level, what = broken
+            yield level, f"{name}={value}: {what}", FIXES.get(name, VariableFix(name))
+        elif new := RENAMED.get(name):
+            what = f"{name}={value} is a deprecated name; it is now {new}"
+            yield "note", what, f"unset {name}; export {new}={value}"
+        elif name in REMOVED:
+            see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
+            yield "warning", f"{name}={value} has no effect any more{see}", VariableFix(name)
+        elif name not in MEANING and name.startswith(SPELL_CHECKED):
+            for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
+                what = f"{name} is not a known variable; did you mean {near}?"
+                yield "warning", what, f'export {near}="${name}"; unset {name}'
+    threads, sockets = (variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
+    if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
+        what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
+        what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
+        yield "warning", what, VariableFix("NCCL_NSOCKS_PERTHREAD", str(max(1, MAX_SOCKETS // max(1, int(threads)))))
+
+
+def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:
+    for level, rules in RULES.items():
+        if what := rules.get(f"{name}={value.upper()}") or rules.get(name):
+            return level, what
+    return None

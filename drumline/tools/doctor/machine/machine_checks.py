@@ -1,0 +1,315 @@
+"""What is wrong with one machine, from its facts only, so that local and remote hosts get the same messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from drumline.base.text import GIB, MIB, join_names, memory_size, plural
+from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.tools.doctor.finding import Fault, Finding, Level, VariableFix
+from drumline.tools.doctor.machine.known_variables import VISIBLE_GPUS, variable_faults
+
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 11)
+# The oldest driver for each major version of CUDA.
+MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
+BUSY_BYTES = GIB
+SHM = "/dev/shm"  # noqa: S108 - inspected, not written to
+# Docker's default of 64 MiB is too small for one batch of 256 images (147 MiB), and NCCL uses about 10 MiB for each
+# pair of GPUs: with GPUs it ends in a bus error. For a small job on CPUs 64 MiB are enough, but not half of it.
+SHM_WITH_GPUS = 128 * MIB
+SHM_WITHOUT_GPUS = 32 * MIB
+# Four workers with two batches each.
+SHM_COMFORTABLE = GIB
+SHM_FIX = (
+    "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir with medium: Memory at /dev/shm; "
+    "on your own machine: mount -o remount,size=8G /dev/shm"
+)
+MIN_OPEN_FILES = 256
+COMMON_OPEN_FILES = 1024
+MIN_MEMORY = GIB
+DISK_FULL = GIB
+DISK_LOW = 10 * GIB
+MIN_FREE_FILES = 1000
+VOLATILE = {
+    "tmpfs": "in memory, and lost when the machine stops",
+    "overlay": "in the container's own layer, and lost with the container",
+}
+# Bridges of containers and virtual machines, which do not reach other hosts.
+BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr")
+
+Facts = Mapping[str, Any]
+
+
+def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]:
+    """`many_hosts`: the job runs on other hosts too, so they must reach this one."""
+    checks: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
+        ("python", _python),
+        ("torch", _torch),
+        ("driver", _driver),
+        ("visible GPUs", _visible_gpus),
+        ("gpus", _gpus),
+        ("shared memory", _shared_memory),
+        ("open files", _open_files),
+        ("memory", _memory),
+        ("disk", _disk),
+        ("code", partial(_folder, name="code")),
+        ("data", partial(_folder, name="data")),
+        ("host name", partial(_host_name, many_hosts=many_hosts)),
+        ("network", partial(_interface, library="gloo", variable=GLOO_VARIABLE, many_hosts=many_hosts)),
+        ("network", partial(_interface, library="NCCL", variable=NCCL_VARIABLE, many_hosts=many_hosts)),
+        ("processors", _processors),
+        ("clock", _clock),
+        ("variables", variable_faults),
+    )
+    return [Finding.of_fault(name, facts["host"], fault) for name, check in checks for fault in check(facts)]
+
+
+# Python, torch and GPUs
+
+
+def _python(facts: Facts) -> Iterator[Fault]:
+    if _numbers(facts["python"])[:2] < MIN_PYTHON:
+        yield "problem", f"Python {facts['python']} is older than 3.11", "use a newer Python (--python PATH)"
+
+
+def _torch(facts: Facts) -> Iterator[Fault]:
+    torch, cuda, gpus = facts["torch"], facts["cuda"], facts["gpus"]
+    install = "pip install 'torch>=2.11'"
+    if torch is None:
+        yield "problem", f"torch is not installed for {facts['executable']}", install
+    elif _numbers(torch)[:2] < MIN_TORCH:
+        yield "problem", f"torch {torch} is older than 2.11", install
+    elif gpus and cuda is None:
+        what = f"torch {torch} was built without CUDA and cannot use the {plural(len(gpus), 'GPU')}"
+        yield "problem", what, "pip uninstall torch, and install a CUDA build"
+    elif cuda is not None and not gpus and not facts["gpu_error"]:
+        yield "note", f"torch {torch} was built for CUDA {cuda}, but there is no GPU", ""
+
+
+def _driver(facts: Facts) -> Iterator[Fault]:
+    cuda, driver = facts["cuda"], facts["driver"]
+    if facts["gpu_error"]:
+        # Without persistence mode it may only be slow to start; /proc has listed the GPUs.
+        fix = "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine"
+        yield "problem" if cuda and not facts["gpus"] else "warning", facts["gpu_error"], fix
+    needed = MIN_DRIVERS.get(_numbers(cuda)[0]) if cuda else None
+    if driver and needed and _numbers(driver) < needed:
+        what = f"driver {driver} is too old for CUDA {cuda}, which torch was built for: "
+        what += f"{'.'.join(map(str, needed))} or later is needed"
+        fix = "update the driver (in a container, add cuda-compat), or install a build for an older CUDA"
+        yield "problem", what, fix
+
+
+def num_visible_gpus(facts: Facts) -> int:
+    """How many GPUs torch sees: CUDA reads the list up to the first entry it cannot use, without a warning."""
+    value, gpus = facts.get("visible_gpus"), facts.get("gpus", [])
+    if facts.get("cuda") is None or value is None:
+        return len(gpus) if facts.get("cuda") else 0
+    words = _words(value)
+    return 0 if len(set(words)) < len(words) else _num_known(words, gpus)
+
+
+def _visible_gpus(facts: Facts) -> Iterator[Fault]:
+    value, gpus = facts["visible_gpus"], facts["gpus"]
+    if value is None or not gpus:
+        return
+    setting, num_gpus, words = f"{VISIBLE_GPUS}={value}", plural(len(gpus), "GPU"), _words(value)
+    fix = f"unset {VISIBLE_GPUS}, or export {VISIBLE_GPUS}={','.join(str(gpu['index']) for gpu in gpus)}"
+    if words[0] in ("", "-1", "NoDevFiles"):
+        yield "problem", f"{setting} hides {num_gpus} from torch", fix
+        return
+    if twice := sorted({word for word in words if words.count(word) > 1}):
+        yield "problem", f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all", fix
+    if (known := _num_known(words, gpus)) < len(words):
+        seen = f"torch sees only the first {known}" if known else "torch sees none"
+        what = f"{setting} lists {words[known]!r}, which is not one of the {num_gpus} of this host: {seen}"
+        yield "problem", what, fix
+
+
+def _words(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",")]
+
+
+def _num_known(words: list[str], gpus: list[dict[str, Any]]) -> int:
+    """How many of these come before the first that is not a GPU of this machine."""
+    for place, word in enumerate(words):
+        is_uuid = word.startswith("GPU-") and any(gpu["uuid"].startswith(word) for gpu in gpus)
+        is_index = word.isdigit() and int(word) < len(gpus)
+        # A slice of a GPU (MIG) is listed elsewhere by nvidia-smi.
+        if not (is_uuid or is_index or word.startswith("MIG-")):
+            return place
+    return len(words)
+
+
+def _gpus(facts: Facts) -> Iterator[Fault]:
+    models: dict[str, list[str]] = {}
+    for gpu in facts["gpus"]:
+        models.setdefault(gpu["name"], []).append(str(gpu["index"]))
+    if len(models) > 1:
+        shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
+        most = max(models.values(), key=len)
+        fix = f"export {VISIBLE_GPUS}={','.join(most)}"
+        yield "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
+    busy = [gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES]
+    if busy:
+        free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
+        fix = "stop them if they are yours" + (f", or export {VISIBLE_GPUS}={free}" if free else "")
+        yield "warning", f"already in use: {join_names(map(_use, busy))}", fix
+
+
+def _use(gpu: Mapping[str, Any]) -> str:
+    users = join_names(f"{one['name']} (pid {one['pid']})" for one in gpu["processes"])
+    hidden = f"a process that is not visible from here ({memory_size(gpu['used_bytes'] or 0)})"
+    return f"GPU {gpu['index']} by {users or hidden}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+
+
+# Memory, files and folders
+
+
+def _shared_memory(facts: Facts) -> Iterator[Fault]:
+    shm = facts["shm"]
+    if shm is None:
+        yield "problem", f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors", SHM_FIX
+        return
+    free, size = shm["free_bytes"], shm["bytes"]
+    needed = SHM_WITH_GPUS if facts["gpus"] else SHM_WITHOUT_GPUS
+    if free >= SHM_COMFORTABLE:
+        return
+    end = f"less than the {memory_size(needed)} needed" if free < needed else "enough only for small batches"
+    what = f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: "
+    what += "DataLoader workers and NCCL crash there with a bus error"
+    left_over = size > 2 * max(free, needed)
+    fix = "delete what dead processes left in /dev/shm" if left_over else SHM_FIX
+    yield "problem" if free < needed else "warning", what, fix
+
+
+def _open_files(facts: Facts) -> Iterator[Fault]:
+    soft, hard = facts["open_files"]["soft"], facts["open_files"]["hard"]
+    if soft is None or soft > COMMON_OPEN_FILES:
+        return
+    what = f"a process may have {soft} open files; DataLoader workers and connections to other ranks may need more "
+    what += "('Too many open files', 'received 0 items of ancdata')"
+    fix = "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf"
+    if hard is None or hard > COMMON_OPEN_FILES:
+        fix = f"ulimit -n {min(hard or 65536, 65536)}"
+    yield "problem" if soft < MIN_OPEN_FILES else "warning", what, fix
+
+
+def _memory(facts: Facts) -> Iterator[Fault]:
+    memory = facts["memory"]
+    limit = memory["limit_bytes"]
+    free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
+    if free < MIN_MEMORY:
+        of = f"the container's limit of {memory_size(limit)}" if limit else memory_size(memory["bytes"])
+        what = f"{memory_size(free)} of memory is free, of {of}: a rank with DataLoader workers needs more"
+        yield "warning", what, "stop other processes, or give the container more memory (docker run --memory)"
+
+
+def _disk(facts: Facts) -> Iterator[Fault]:
+    disk = facts["disk"]
+    if "unreachable" in disk:
+        what = f"the file system of {disk['folder']} does not respond: {disk['unreachable']}"
+        yield "problem", what, "check that its server is up (mount, dmesg)"
+        return
+    parent, free, free_files = disk["parent"], disk["free_bytes"], disk["free_files"]
+    if disk["error"]:
+        what = f"cannot write to {parent}, where the run will be saved: {disk['error']}"
+        yield "problem", what, "choose a folder that you can write to with --run PATH"
+    elif free < DISK_LOW:
+        level: Level = "problem" if free < DISK_FULL else "warning"
+        fix = "free some space, or choose another folder with --run PATH"
+        yield level, f"{memory_size(free)} free at {parent}, where the run will be saved", fix
+    if free_files is not None and free_files < MIN_FREE_FILES:
+        what = f"the disk of {parent} has room for only {free_files} more files"
+        yield "problem", what, "delete files that are not needed (df -i counts them)"
+    if disk["file_system"] in VOLATILE:
+        what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
+        yield "note", what, "choose a folder on a disk or a volume with --run PATH"
+
+
+def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
+    if (found := facts[name]) is None:
+        return
+    folder = found["folder"]
+    if reason := found.get("unreachable") or ("it does not exist" if found["missing"] else ""):
+        fix = f"copy or mount it there, or choose another folder with --{name}"
+        yield "problem", f"cannot read the {name} folder {folder}: {reason}", fix
+    elif name == "data" and not found["files"]:
+        fix = "copy the data there, or check that its volume is mounted"
+        yield "problem", f"the data folder {folder} is empty", fix
+
+
+# Network, processors and clock
+
+
+def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
+    host, outer = facts["host"], _outer_interface(facts)
+    address = outer["address"] if outer else "ADDRESS"
+    if facts["name_error"]:
+        what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
+        yield "problem" if many_hosts else "warning", what, f"add a line to /etc/hosts: {address} {host}"
+    elif many_hosts and all(one.startswith("127.") for one in facts["addresses"]):
+        what = f"its host name resolves to {facts['addresses'][0]} on itself, which no other host can reach"
+        yield "warning", what, f"map {host} to {address} in /etc/hosts"
+
+
+def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -> Iterator[Fault]:
+    """The interface that gloo or NCCL would use. For a job on this machine only, the loopback is fine."""
+    value, outer = facts["variables"].get(variable), _outer_interface(facts)
+    if library == "NCCL" and not facts["gpus"] and value is None:
+        return
+    chosen = facts[f"{library.lower()}_interface"]
+    fix = VariableFix(variable, outer["name"]) if outer else f"export {variable}=NAME"
+    usable = {one["name"]: one["address"] for one in facts["interfaces"] if one["address"]}
+    if chosen not in usable:
+        if value is not None:
+            names = join_names(f"{name} {address}" for name, address in usable.items())
+            yield "problem", f"{variable}={value} names no interface of this host, which has {names}", fix
+        return
+    if outer is None and not many_hosts:
+        return  # a machine without a network
+    reason = f"{variable} is not set" if value is None else f"{variable}={value}"
+    if usable[chosen].startswith("127."):
+        what = f"{library} would use the loopback ({chosen}; {reason}), which reaches no other host"
+        yield "problem" if many_hosts else "note", what, fix
+    elif chosen.startswith(BRIDGES):
+        what = f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
+        yield "problem" if many_hosts else "warning", what, fix
+
+
+def _outer_interface(facts: Facts) -> dict[str, Any] | None:
+    """The first interface that probably reaches other hosts."""
+    for one in facts["interfaces"]:
+        is_inner = (one["address"] or "127.").startswith("127.") or one["name"].startswith(BRIDGES)
+        if one["is_up"] and not is_inner:
+            found: dict[str, Any] = one
+            return found
+    return None
+
+
+def _processors(facts: Facts) -> Iterator[Fault]:
+    cpus, threads = facts["cpus"], facts["threads"]
+    usable, num_gpus = min(cpus["usable"], cpus["quota"] or cpus["usable"]), len(facts["gpus"])
+    if usable <= 1 or usable < num_gpus:
+        of = f" of this host's {cpus['count']} processors" if usable < cpus["count"] else " processor"
+        for_gpus = f" for {num_gpus} GPUs" if num_gpus else ""
+        what = f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
+        yield "warning", what, "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset"
+    if threads is not None and (not threads.isdigit() or int(threads) > cpus["count"]):
+        what = f"OMP_NUM_THREADS is {threads!r}, but there are {cpus['count']} processors"
+        yield "warning", what, VariableFix("OMP_NUM_THREADS")
+
+
+def _clock(facts: Facts) -> Iterator[Fault]:
+    if facts["clock"]["synchronised"] is False:
+        what = "the clock is not synchronized (NTP): times in the logs of several hosts may not match"
+        yield "note", what, "timedatectl set-ntp true"

@@ -1,0 +1,62 @@
+"""A machine's facts as rows for the screen: a label and a short text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drumline.base.text import join_names, memory_size
+from drumline.tools.doctor.machine.known_variables import meaning
+
+CLOCK = {True: "synchronized", False: "not synchronized", None: "?"}
+
+
+def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The most important facts first."""
+    cpus, memory, disk = facts["cpus"], facts["memory"], facts["disk"]
+    visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
+    built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"
+    quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
+    limit = f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+    run_folder = f" ({disk['file_system']}, {_free(disk)})" if "file_system" in disk else f": {disk['unreachable']}"
+    return [
+        ("host", f"{facts['host']} ({', '.join(facts['addresses']) or facts['name_error']}), {facts['platform']}"),
+        ("Python", f"{facts['python']}, {facts['executable']}"),
+        ("torch", f"{facts['torch']}, {built}" if facts["torch"] else "not installed"),
+        ("driver", facts["driver"] or "none"),
+        *((f"GPU {gpu['index']}", _gpu(gpu)) for gpu in facts["gpus"]),
+        *([] if facts["gpus"] else [("GPUs", facts["gpu_error"] or "none")]),
+        ("CUDA_VISIBLE_DEVICES", "not set" if visible is None else repr(visible)),
+        ("processors", f"{cpus['usable']} of {cpus['count']}{quota}"),
+        ("memory", f"{_free(memory, 'available_bytes')}{limit}"),
+        ("shared memory", _free(facts["shm"]) if facts["shm"] else "none"),
+        ("open files", "no limit" if open_files is None else str(open_files)),
+        ("run folder", f"{disk['folder']}{run_folder}"),
+        *(("network", _interface(one, facts)) for one in facts["interfaces"] if one["address"]),
+        ("clock", CLOCK[facts["clock"]["synchronised"]]),
+        *_code_and_data(facts),
+        *(("variable", f"{name}={value} ({meaning(name)})") for name, value in facts["variables"].items()),
+    ]
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    return f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}" if gpu["memory_bytes"] else str(gpu["name"])
+
+
+def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
+    return f"{memory_size(place['bytes'])}, {memory_size(place[free] or 0)} free"
+
+
+def _interface(one: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    users = [name for name in ("gloo", "NCCL") if facts[f"{name.lower()}_interface"] == one["name"]]
+    used = f", {join_names(users)} would use it" if users else ""
+    return f"{one['name']} {one['address']}, MTU {one['mtu']}{'' if one['is_up'] else ', down'}{used}"
+
+
+def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    code, data = facts["code"], facts["data"]
+    if code and "files" in code:
+        yield "code", f"{code['folder']}: {len(code['files'])} files, {code['hash']}"
+    if data and "files" in data:
+        more = "" if data["complete"] else " at least"
+        yield "data", f"{data['folder']}:{more} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"

@@ -1,0 +1,320 @@
+"""Findings about every pair of hosts: one per cause, with the host or the pair, and the fix.
+
+One cause affects many links. If all links into a host, or out of it, are affected, that is reported once, for that
+host; only the rest is reported pair by pair.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.base.text import bit_rate, join_names
+from drumline.net.dial import OPEN_DATA, OPEN_RENDEZVOUS, explained_closed
+from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.tools.doctor.finding import Finding, Level, VariableFix
+from drumline.tools.doctor.pairs.probe import LARGE_BYTES
+from drumline.tools.doctor.pairs.survey import OPEN, Edge, HostRecord, Pair, Survey
+
+# What tunnels leave of the usual 1500 bytes; used when no packet size was seen to pass.
+USUAL_TUNNEL_MTU = 1400
+# A link at a tenth of the others' speed (1 Gbit/s negotiated instead of 10) must be found; other traffic on a shared
+# line takes half, seldom two thirds. A measurement is repeated before it counts.
+SLOW_SHARE = 0.25
+# Log lines of hosts whose clocks differ by this much appear in the wrong order.
+CLOCK_WARNING_S = 1.0
+# Signed requests to storage are refused after minutes, and files of a shared volume seem to be from the future.
+CLOCK_PROBLEM_S = 60.0
+
+
+def pair_findings(survey: Survey) -> list[Finding]:
+    return [
+        *_absent_hosts(survey),
+        *_double_hosts(survey),
+        *_names(survey),
+        *_rendezvous_port(survey),
+        *_data_ports(survey),
+        *_interfaces(survey),
+        *_black_holes(survey),
+        *_slow_links(survey),
+        *_clocks(survey),
+    ]
+
+
+# Links with one cause
+
+
+@dataclass(frozen=True)
+class LinkGroup:
+    """Bad links with one cause."""
+
+    host: int  # the one that they lead to, or that all come from
+    pairs: tuple[Pair, ...]
+    where: str  # `b`, `a -> b` or `a <-> b`
+    phrase: str  # `from every other host`, `from a and c`, `to every other host`, `both ways`
+
+
+def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
+    present, names = survey.present(), [host.name for host in survey.hosts]
+    if len(present) == 2 and len(bad) == 2:
+        one, other = present
+        yield LinkGroup(other, tuple(sorted(bad)), f"{names[one]} <-> {names[other]}", "both ways")
+        return
+    into, out = _by_end(bad, 1), _by_end(bad, 0)
+    num_others = len(present) - 1
+    closed_in = [number for number, pairs in into.items() if len(pairs) == num_others > 1]
+    closed_out = [number for number, pairs in out.items() if len(pairs) == num_others > 1]
+    reported: set[Pair] = set()
+    for number in closed_in:
+        # If nothing gets out either, that has the same cause.
+        reported.update(into[number], out[number] if number in closed_out else ())
+        yield LinkGroup(number, tuple(into[number]), names[number], "from every other host")
+    for number in (number for number in closed_out if number not in closed_in):
+        pairs = [pair for pair in out[number] if pair not in reported]
+        reported.update(pairs)
+        if len(pairs) > 1:
+            yield LinkGroup(number, tuple(pairs), names[number], "to every other host")
+        elif pairs:
+            yield _into_one_host(pairs, names)
+    for pairs in _by_end([pair for pair in bad if pair not in reported], 1).values():
+        yield _into_one_host(pairs, names)
+
+
+def _into_one_host(pairs: list[Pair], names: list[str]) -> LinkGroup:
+    sources, target = join_names(names[source] for source, _ in pairs), pairs[0][1]
+    return LinkGroup(target, tuple(pairs), f"{sources} -> {names[target]}", f"from {sources}")
+
+
+def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
+    ordered: dict[int, list[Pair]] = defaultdict(list)
+    for pair in sorted(pairs, key=lambda pair: (pair[end], pair[1 - end])):
+        ordered[pair[end]].append(pair)
+    return dict(ordered)
+
+
+# Hosts and names
+
+
+def _absent_hosts(survey: Survey) -> Iterator[Finding]:
+    for host in survey.hosts:
+        if host.absent is not None:
+            yield Finding("problem", "host", host.name, host.absent, host.absent_fix)
+        for error in host.errors:
+            fix = "fix that on the host; what depends on it was not checked"
+            yield Finding("problem", "host", host.name, f"a check failed there: {error}", fix)
+
+
+def _double_hosts(survey: Survey) -> Iterator[Finding]:
+    """One machine under two names; then the machine that one of them should be was not checked."""
+    same: dict[tuple[str, ...], list[str]] = {}
+    for host in (survey.hosts[number] for number in survey.present()):
+        if host.hostname and host.interfaces:
+            same.setdefault((host.hostname, *host.reachable_addresses()), []).append(host.name)
+    for (hostname, *addresses), names in same.items():
+        if len(names) > 1:
+            what = f"they are one host, {hostname}, with {join_names(addresses)}"
+            check = f"to see which host each is: for host in {' '.join(names)}; do ssh $host hostname; done"
+            fix = f"name each host once; {check}" if survey.by_ssh else "start one node on each host"
+            yield Finding("problem" if survey.by_ssh else "warning", "name", join_names(names), what, fix)
+
+
+def _names(survey: Survey) -> Iterator[Finding]:
+    """By the host that is looked up; without ssh, where addresses are used, these are only notes."""
+    level: Level = "problem" if survey.by_ssh else "note"
+    for group in group_links(survey, {pair for pair, edge in survey.edges.items() if edge.addresses == []}):
+        sources = _sources(survey, group)
+        called = sorted({survey.hosts[target].called for _, target in group.pairs})
+        verb = "do" if len(called) > 1 else "does"
+        error, target = survey.edges[group.pairs[0]].name_error, survey.hosts[group.pairs[0][1]]
+        what = f"{join_names(called)} {verb} not resolve on {sources} ({error})"
+        fix = f"add `{target.address or 'ADDRESS'} {target.called}` to /etc/hosts on {sources} or to DNS, "
+        fix += "or give --hosts by address"
+        yield Finding(level, "name", group.where, what, fix)
+    for group in group_links(survey, {pair for pair in survey.edges if _resolves_elsewhere(survey, pair)}):
+        sources, target = _sources(survey, group), survey.hosts[group.pairs[0][1]]
+        (address, *_) = survey.edges[group.pairs[0]].addresses or [""]
+        what = f"{target.called} resolves to {address} on {sources}, which is not an address of {target.name}"
+        fix = f"map {target.called} to {target.address} in /etc/hosts on {sources} or in DNS"
+        yield Finding(level, "name", group.where, what, fix)
+
+
+def _sources(survey: Survey, group: LinkGroup) -> str:
+    return join_names(sorted({survey.hosts[source].name for source, _ in group.pairs}))
+
+
+def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
+    """Whether it resolves to an address that the host does not have; a translated address (NAT) may still work."""
+    edge, own = survey.edges[pair], [one["address"] for one in survey.hosts[pair[1]].interfaces]
+    return bool(edge.addresses and own) and edge.rendezvous != OPEN and (edge.addresses or [""])[0] not in own
+
+
+# Ports
+
+
+def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
+    port, first, check = survey.rendezvous_port, survey.hosts[0], "rendezvous port"
+    if first.rendezvous_error is not None:
+        what = f"nothing can listen on the rendezvous port {port}: {first.rendezvous_error}"
+        fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
+        yield Finding("problem", check, first.name, what, fix)
+        return
+    tried = {pair: edge.rendezvous for pair, edge in survey.edges.items() if edge.rendezvous is not None}
+    # A closed port at a wrong address does not belong to this host.
+    closed = {pair for pair, how in tried.items() if how != OPEN and not _resolves_elsewhere(survey, pair)}
+    for group in group_links(survey, closed):
+        what = f"the rendezvous port {port} is closed {group.phrase} ({_why(tried[pair] for pair in group.pairs)})"
+        fix = OPEN_RENDEZVOUS.format(port=port, host=first.name)
+        yield Finding("problem", check, group.where, what, fix)
+
+
+def _data_ports(survey: Survey) -> Iterator[Finding]:
+    """High ports: gloo and NCCL use any of them, in either direction."""
+    closed = {pair: edge.data for pair, edge in survey.edges.items() if edge.data not in (None, OPEN)}
+    if len(survey.present()) > 2 and closed and closed.keys() == set(survey.pairs()):
+        what = f"data ports closed between all of them ({_why(closed.values())})"
+        yield Finding("problem", "data ports", "every host", what, OPEN_DATA.format(where="on each"))
+        return
+    for group in group_links(survey, closed.keys()):
+        names = [survey.hosts[number].name for number in sorted({target for _, target in group.pairs})]
+        is_out = group.pairs[0][0] == group.host
+        where = f"out of {survey.hosts[group.host].name}" if is_out else f"on {join_names(names)}"
+        why = _why(closed[pair] for pair in group.pairs)
+        what = f"data ports closed {group.phrase} ({why}){_other_direction(survey, group, closed)}"
+        yield Finding("problem", "data ports", group.where, what, OPEN_DATA.format(where=where))
+
+
+def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
+    """Whether the other direction is open, which distinguishes a firewall from a dead line."""
+    back = [(target, source) for source, target in group.pairs]
+    if set(back) == set(group.pairs):
+        return ""
+    closed_back = [pair for pair in back if pair in closed]
+    if len(closed_back) == len(group.pairs):
+        return "; so is the other direction"
+    if not closed_back:
+        return "; the other direction is open"
+    names = join_names(survey.hosts[target].name for _, target in closed_back)
+    return f"; the other direction is closed to {names}"
+
+
+def _why(outcomes: Iterable[str | None]) -> str:
+    return explained_closed(statistics.mode(str(outcome) for outcome in outcomes))
+
+
+def edges_into(survey: Survey, number: int) -> list[Edge]:
+    found = (survey.edges.get((source, number)) for source in survey.present())
+    return [edge for edge in found if edge is not None]
+
+
+def working_address(survey: Survey, number: int) -> str | None:
+    """An address of the host that others reach, if any."""
+    edges = edges_into(survey, number)
+    reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
+    return survey.hosts[number].address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
+
+
+def _interfaces(survey: Survey) -> Iterator[Finding]:
+    """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or the loopback."""
+    for number in survey.present() if len(survey.present()) > 1 else ():
+        host, edges, works = survey.hosts[number], edges_into(survey, number), working_address(survey, number)
+        # If all ports are closed, that is reported elsewhere. Without a GPU NCCL is not used.
+        has_gpus = host.facts is not None and host.facts.get("gpus")
+        for library, variable, chosen in (("gloo", GLOO_VARIABLE, host.gloo), ("NCCL", NCCL_VARIABLE, host.nccl)):
+            if works is not None and (library == "gloo" or has_gpus):
+                yield from _interface(host, library, variable, chosen, works, edges)
+
+
+def _interface(
+    host: HostRecord, library: str, variable: str, chosen: dict[str, Any] | None, works: str, edges: list[Edge]
+) -> Iterator[Finding]:
+    """`works`: an address of the host that others reach."""
+    name, value = host.interface_of(works), host.variables.get(variable)
+    variable_fix = VariableFix(variable, name) if name else None
+    fix = f"export {variable}={name} on {host.name}"
+    if chosen is None and value:
+        names = join_names(one["name"] for one in host.interfaces if one["address"])
+        what = f"{variable}={value} names no interface with an address; the host has {names}"
+        yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
+    if chosen is None or (address := str(chosen["address"])) == works:
+        return
+    seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
+    # An address that was not tried may be reachable, but the loopback never is.
+    if OPEN not in seen and (seen or ipaddress.ip_address(address).is_loopback):
+        why = f", set by {variable}={value}" if value is not None else ""
+        what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
+        what += f"{name} ({works}) works"
+        yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
+
+
+# Packets, speed and clocks
+
+
+def _black_holes(survey: Survey) -> Iterator[Finding]:
+    for group in group_links(survey, {pair for pair, edge in survey.edges.items() if edge.has_hole}):
+        host = survey.hosts[group.host]
+        sizes = [size for pair in group.pairs if (size := survey.edges[pair].passes)]
+        passing = f"; packets of {min(sizes)} bytes pass" if sizes else ""
+        what = f"large messages {group.phrase} never arrive, though small ones do: an MTU black hole "
+        what += f"(nothing of {LARGE_BYTES >> 10} KiB arrived{passing})"
+        mtu, device = min(sizes, default=USUAL_TUNNEL_MTU), host.interface_of(host.address) or "eth0"
+        fix = f"sudo ip link set dev {device} mtu {mtu} on {host.name} (others then learn it), or fix the tunnel"
+        yield Finding("problem", "mtu", group.where, what, fix)
+
+
+def _slow_links(survey: Survey) -> Iterator[Finding]:
+    """Hosts all of whose links are slow, in, out or both; then the links that no such host explains."""
+    names = [host.name for host in survey.hosts]
+    for (source, target), edge in survey.edges.items():
+        if edge.error is not None and edge.bytes_per_s is None:
+            what = f"it opened, but could not be measured: {edge.error}"
+            fix = "run the doctor again; if the connection is lost again, check the link"
+            yield Finding("problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix)
+    speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
+    usual = survey.usual_speed()
+    slow = {pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual}
+    left = set(slow)
+    into, out = _by_end(speeds, 1), _by_end(speeds, 0)
+    for number in survey.present():
+        sides = [side for side in (into.get(number), out.get(number)) if side and slow.issuperset(side)]
+        pairs = {pair for side in sides for pair in side}
+        # A single slow link may be caused by its other end; links to slow hosts do not count for this one.
+        if max(map(len, sides), default=0) < 2 or not pairs & left:
+            continue
+        left -= pairs
+        direction = "to and from" if len(sides) == 2 else "to" if into.get(number) in sides else "from"
+        rate = bit_rate(statistics.median_high([speeds[pair] for pair in pairs]))
+        what = f"all links {direction} it carry {rate}; others carry {bit_rate(usual)}"
+        yield Finding("problem", "bandwidth", names[number], what, _speed_fix(survey.hosts[number]))
+    for source, target in sorted(left):
+        what = f"it carries {bit_rate(speeds[source, target])}; others carry {bit_rate(usual)}"
+        where = f"{names[source]} -> {names[target]}"
+        yield Finding("problem", "bandwidth", where, what, _speed_fix(survey.hosts[source]))
+
+
+def _speed_fix(host: HostRecord) -> str:
+    device = host.interface_of(host.address) or "eth0"
+    return (
+        f"ethtool {device}; tc qdisc show dev {device} on {host.name}: check link speed and limits (in a cloud: the "
+        "network of the instance's size)"
+    )
+
+
+def _clocks(survey: Survey) -> Iterator[Finding]:
+    known = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
+    if len(known) < 2:
+        return
+    first = next(iter(known))
+    # With three or more hosts the majority is right; with two, the first one is taken as right.
+    usual = known[first] if len(known) == 2 else statistics.median_low(known.values())
+    whose = f"{first}'s" if len(known) == 2 else "the other hosts'"
+    for name, clock in known.items():
+        offset = clock - usual
+        if abs(offset) >= CLOCK_WARNING_S:
+            level: Level = "problem" if abs(offset) >= CLOCK_PROBLEM_S else "warning"
+            what = f"its clock is {abs(offset):,.1f} s {'ahead of' if offset > 0 else 'behind'} {whose}"
+            fix = f"sudo chronyc makestep on {name} (or start chrony or ntpd there)"
+            yield Finding(level, "clock", name, what, fix)

@@ -1,0 +1,288 @@
+"""Both sides of the tests between hosts: one opens ports (`Listeners`), the others connect. So each finds out what
+names resolve to, which ports are open, whether a large message arrives, and how fast the link is.
+
+Many are tried at once, each in its own thread: dropped packets get no answer, so a closed port takes the whole limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import select
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from drumline.base.background import in_background, resolve_ipv4
+from drumline.net.dial import CONNECT_S, Reason, reason_of
+from drumline.tools.doctor.pairs.survey import OPEN
+
+TOKEN_BYTES = 16
+# The request: the token, the action, and a number of bytes and seconds. The reply: the number of the node.
+CALL = struct.Struct("!16scQd")
+REPLY = struct.Struct("!I")
+PING, LARGE, SPEED = b"P", b"L", b"S"
+PING_BYTES = 16
+COUNT = struct.Struct("!Q")
+COUNT_AND_SECONDS = struct.Struct("!Qd")
+# A large message without progress for this long is lost, not slow: TCP retransmits after 0.2 s, 0.4 s, ...
+STALLED_S = 1.2
+# A caller may not block a thread of ours: a test between two hosts takes fractions of a second.
+IDLE_S = 3.0
+MAX_CALLS = 2048
+BUFFER_BYTES = 1 << 20
+# The resolver's own limit is 5 s or more per attempt, which is too long to wait for a name.
+RESOLVE_S = 3.0
+# A few full-size packets, even of 9000 bytes; and small enough to be sent to 255 hosts at once.
+LARGE_BYTES = 1 << 16
+# Tried when large packets are lost, to find a size that passes: usual MTUs, also of tunnels and jumbo frames.
+MTUS = (8900, 1500, 1450, 1400, 1280, 1000, 576)
+HEADERS_BYTES = 52  # IPv4, and TCP with time stamps
+MAX_THREADS = 1024
+PINGS = 20
+PINGS_LIMIT_S = 0.3
+# One thread cannot send over 100 Gbit/s: this is enough for that speed, and ends the transfer if it is faster.
+MAX_SPEED_BYTES = 2 << 30
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    node: int
+    address: str
+    port: int
+    large: bool = False  # whether to send a large message too
+
+
+# The open ports of this host
+
+
+class Listeners:
+    """The open ports of this node, each bound to one address, never to all.
+
+    A caller must know the token of this check, which is sent only over the control channel; other callers are
+    disconnected without a reply. The reply names the node, since a name or an address may belong to another host. A
+    caller can only get an echo, and the count of its bytes.
+    """
+
+    def __init__(self, token: bytes, node: int) -> None:
+        self.token, self.node = token, node
+        self._sockets: list[socket.socket] = []
+        self._calls = threading.Semaphore(MAX_CALLS)
+
+    def open(self, address: str, port: int = 0) -> int:
+        """Listen there; 0 is any free high port. Returns the port."""
+        listener = socket.create_server((address, port), backlog=1024)
+        self._sockets.append(listener)
+        threading.Thread(target=self._accept, args=[listener], daemon=True).start()
+        return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        for listener in self._sockets:
+            # Only closing it would leave the thread in accept, and so the port open.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self._sockets.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                call, _ = listener.accept()
+                if self._calls.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=[call], daemon=True).start()
+                else:
+                    call.close()
+
+    def _serve(self, call: socket.socket) -> None:
+        try:
+            with call, contextlib.suppress(OSError):
+                call.settimeout(IDLE_S)
+                call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                token, action, num_bytes, seconds = CALL.unpack(read_exactly(call, CALL.size))
+                if token != self.token:
+                    return
+                call.sendall(REPLY.pack(self.node))
+                while action == PING:
+                    call.sendall(read_exactly(call, PING_BYTES))
+                if action == LARGE:
+                    call.sendall(COUNT.pack(_count_bytes(call, num_bytes)))
+                elif action == SPEED:
+                    _time_bytes(call, num_bytes, min(seconds, IDLE_S))
+        finally:
+            self._calls.release()
+
+
+def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
+    """OSError when the other side closes, or sends nothing for too long."""
+    got = b""
+    while len(got) < num_bytes:
+        new = call.recv(num_bytes - len(got))
+        if not new:
+            raise ConnectionResetError("closed by the other side")
+        got += new
+    return got
+
+
+def _count_bytes(call: socket.socket, num_bytes: int) -> int:
+    """How many bytes arrive before it stalls: none when large packets are lost."""
+    call.settimeout(STALLED_S)
+    buffer, taken = bytearray(1 << 16), 0
+    with contextlib.suppress(TimeoutError):
+        while taken < num_bytes and (new := call.recv_into(buffer)):
+            taken += new
+    call.settimeout(IDLE_S)
+    return taken
+
+
+def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
+    """Read for a while, then send how many bytes arrived and how long it took, from the first bytes on."""
+    buffer, taken = bytearray(BUFFER_BYTES), len(call.recv(1))
+    begin = time.monotonic()
+    elapsed = 0.0
+    while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
+        taken += new
+        elapsed = time.monotonic() - begin
+    call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
+    # Closing with unread bytes would reset the connection, and the answer could be lost.
+    while call.recv_into(buffer):
+        pass
+
+
+# Names
+
+
+def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str, dict[str, Any]]:
+    """For each name its `addresses` or an `error`."""
+    # The resolver cannot be interrupted; threads that hang in it are abandoned.
+    resolving = {name: in_background(partial(resolve_ipv4, name)) for name in set(names)}
+    deadline = time.monotonic() + limit_s
+    found: dict[str, dict[str, Any]] = {}
+    for name, answer in resolving.items():
+        try:
+            found[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
+        except TimeoutError:
+            found[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
+        except (OSError, UnicodeError) as error:
+            found[name] = {"error": str(getattr(error, "strerror", None) or error)}
+    return found
+
+
+# Ports
+
+
+def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
+    """For each its `outcome`; of a large message how much was `received`, and the MTU that `passes` if nothing was."""
+    if not targets:
+        return []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < (wanted := len(targets) * 2 + 256):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    with ThreadPoolExecutor(min(len(targets), MAX_THREADS)) as pool:
+        return list(pool.map(lambda target: probe(target, token), targets))
+
+
+def probe(target: Target, token: bytes) -> dict[str, Any]:
+    outcome = _connect(target, token)
+    if outcome != OPEN or not target.large:
+        return {"outcome": outcome}
+    received = _send_large(target, token, LARGE_BYTES)
+    if received != 0:
+        return {"outcome": outcome, "received": received}
+
+    def passes(mtu: int) -> bool:
+        # One packet of that size: the kernel may merge several into a larger one.
+        return bool(_send_large(target, token, mtu - HEADERS_BYTES))
+
+    with ThreadPoolExecutor(len(MTUS)) as pool:
+        good = [mtu for mtu, does in zip(MTUS, pool.map(passes, MTUS), strict=True) if does]
+    return {"outcome": outcome, "received": received, "passes": max(good, default=None)}
+
+
+def _connect(target: Target, token: bytes) -> str:
+    """`OPEN`, or why not."""
+    try:
+        socket.create_connection((target.address, target.port), timeout=CONNECT_S).close()
+    except OSError as error:
+        reason = reason_of(error)
+        return reason if reason in (Reason.REFUSED, Reason.NO_ANSWER) else Reason.NO_ROUTE
+    try:
+        with _call(target, token, PING) as line:
+            line.sendall(bytes(PING_BYTES))
+            read_exactly(line, PING_BYTES)
+    except OSError:
+        # Connected, but without our reply: another program or host has that address and port.
+        return Reason.WRONG_HOST
+    return OPEN
+
+
+@contextlib.contextmanager
+def _call(target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0) -> Iterator[socket.socket]:
+    """A new connection to the port of that node, ready for the action."""
+    with socket.create_connection((target.address, target.port), timeout=CONNECT_S) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.settimeout(IDLE_S)
+        line.sendall(CALL.pack(token, action, size, seconds))
+        (node,) = REPLY.unpack(read_exactly(line, REPLY.size))
+        if node != target.node:
+            raise ConnectionResetError(f"node {node} answers")
+        yield line
+
+
+def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
+    """How many bytes arrived, as the other side counted them; None when it could not reply."""
+    try:
+        with _call(target, token, LARGE, num_bytes) as line:
+            # The message fits into the send buffer; the kernel sends it while we wait for the count.
+            line.sendall(bytes(num_bytes))
+            return int(COUNT.unpack(read_exactly(line, COUNT.size))[0])
+    except OSError:
+        return None
+
+
+# Speed
+
+
+def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
+    """`latency_s` (half of the median round trip) and `bytes_per_s`, or an `error`."""
+    times: list[float] = []
+    try:
+        with _call(target, token, PING) as line:
+            begin = time.monotonic()
+            while len(times) < PINGS and time.monotonic() - begin < PINGS_LIMIT_S:
+                sent = time.monotonic()
+                line.sendall(bytes(PING_BYTES))
+                read_exactly(line, PING_BYTES)
+                times.append(time.monotonic() - sent)
+        with _call(target, token, SPEED, MAX_SPEED_BYTES, seconds) as line:
+            # Until the other side replies that it has enough: our own send buffer accepts megabytes at once.
+            _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
+            line.settimeout(IDLE_S)
+            taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
+            # Drop what is still in the send buffer: on a slow line it would take half a minute, and delay the next
+            # transfer.
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError as error:
+        return {"error": str(error) or type(error).__name__}
+    return {"latency_s": statistics.median(times) / 2, "bytes_per_s": taken / elapsed if elapsed > 0 else 0.0}
+
+
+def _send_until_answered(line: socket.socket, deadline: float) -> None:
+    chunk = memoryview(bytes(CHUNK_BYTES))
+    line.setblocking(False)
+    poll = select.poll()
+    poll.register(line, select.POLLIN | select.POLLOUT)
+    while (left := deadline - time.monotonic()) > 0:
+        for _, events in poll.poll(left * 1000):
+            if events & ~select.POLLOUT:
+                return
+            line.send(chunk)
+    raise TimeoutError("the transfer did not end")

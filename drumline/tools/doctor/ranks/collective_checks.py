@@ -1,0 +1,224 @@
+"""The checks of every rank: collectives with known results, one step under DDP, and the speed of all_reduce."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.base.text import join_names, memory_size
+from drumline.rank.collectives import gather_json
+from drumline.rank.tensor_hash import hash_tensors
+from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
+from drumline.training.manager import DDPManager
+
+SMALL, MEDIUM, LARGE = 1, 1000, 1 << 20
+LARGE_ON_GPUS = 16 * LARGE
+ROUNDS = 5
+# Weights of ranks stay small, so that sums over thousands of ranks are still exact in float32.
+WEIGHTS = 16
+BATCH, INPUTS, OUTPUTS, WIDTH = 16, 8, 4, 16
+# In float64 an average of thousands of gradients is exact to many digits, in any order of addition.
+TOLERANCE = 1e-9
+LEARNING_RATE = 0.1
+VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
+# torch 2.13 renamed it, and warns about the old name, which earlier versions need.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Collectives:
+    """The collectives on one device; tests replace it with a faulty one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        dist.all_reduce(tensor, op)
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        dist.broadcast(tensor, source)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts)
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        part = torch.empty_like(tensor[: tensor.numel() // dist.get_world_size()])
+        _reduce_scatter(part, tensor)
+        return part
+
+    def wait(self) -> None:
+        """NCCL only enqueues work; this waits for it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def run_checks(
+    ddp: DDPManager, timer: PhaseTimer, collectives: Collectives, report: Callable[[str, str], None]
+) -> dict[str, float]:
+    """Collective: each fault goes to `report`, with its fix; returns what was measured."""
+    for check in known_results(collectives, rank=ddp.rank, world_size=ddp.world_size):
+        with timer.phase(check.name):
+            if fault := _fault(check, collectives):
+                report(fault, VALUE_FIX)
+    with timer.phase("a step under DDP"):
+        for fault in ddp_faults(ddp):
+            report(fault, VALUE_FIX)
+    with timer.phase("the measurement of bandwidth"):
+        numbers = _measure(collectives, ddp.world_size)
+    with timer.phase("the last barrier"):
+        ddp.barrier()
+        collectives.wait()
+    return numbers
+
+
+# Collectives
+
+
+@dataclass(frozen=True)
+class CollectiveCheck:
+    name: str
+    run: Callable[[], Tensor]
+    expected: Tensor
+    is_required: bool = True  # False: a backend may lack it
+
+
+def known_results(collectives: Collectives, *, rank: int, world_size: int) -> Iterator[CollectiveCheck]:
+    """The checks, sums of all sizes first, since gradients need them."""
+    device = collectives.device
+    weights = [other % WEIGHTS + 1 for other in range(world_size)]
+    for dtype in (torch.float32, torch.int64):
+        for is_sum, size in ((True, SMALL), (True, MEDIUM), (True, LARGE), (False, MEDIUM)):
+            op = dist.ReduceOp.SUM if is_sum else dist.ReduceOp.MAX
+            mine = (pattern(size, dtype) * weights[rank]).to(device)
+            yield CollectiveCheck(
+                f"all_reduce ({'sum' if is_sum else 'max'}) of {_amount(size, dtype)}",
+                partial(collectives.all_reduce, mine, op),
+                pattern(size, dtype) * (sum(weights) if is_sum else max(weights)),
+            )
+    for source in sorted({0, world_size - 1}):
+        expected = pattern(MEDIUM) + source
+        mine = (expected if rank == source else torch.zeros(MEDIUM)).to(device)
+        name = f"broadcast from rank {source} of {_amount(MEDIUM)}"
+        yield CollectiveCheck(name, partial(collectives.broadcast, mine, source), expected)
+    everyone = torch.cat([pattern(MEDIUM) + other for other in range(world_size)])
+    mine = (pattern(MEDIUM) + rank).to(device)
+    yield CollectiveCheck(f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, mine), everyone)
+    yield CollectiveCheck(
+        f"reduce_scatter of {_amount(MEDIUM * world_size)}",
+        partial(collectives.reduce_scatter, (everyone * weights[rank]).to(device)),
+        (pattern(MEDIUM) + rank) * sum(weights),
+        is_required=False,
+    )
+
+
+def pattern(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Neighbours differ, so that a value in the wrong place is found."""
+    return (torch.arange(size) % 7 + 1).to(dtype)
+
+
+def _amount(size: int, dtype: torch.dtype = torch.float32) -> str:
+    return f"{memory_size(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"
+
+
+def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
+    """Collective: a message about the first wrong value; None also for a collective that the backend lacks."""
+    try:
+        on_device = check.run()
+        collectives.wait()
+    except RuntimeError as error:
+        if check.is_required or "support" not in str(error):
+            raise
+        return None
+    found = on_device.cpu()
+    wrong = (found != check.expected).nonzero()
+    if not len(wrong):
+        return None
+    place = int(wrong[0])
+    return (
+        f"{check.name} gave {len(wrong)} wrong values of {found.numel()}: element {place} is "
+        f"{found[place].item():g}, expected {check.expected[place].item():g}"
+    )
+
+
+# DDP
+
+
+def ddp_faults(ddp: DDPManager) -> Iterator[str]:
+    """Collective: one step on a small model. Each rank knows all data, so it computes the average gradient itself."""
+    torch.manual_seed(7)
+    plain = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)).double()
+    model = ddp.wrap(copy.deepcopy(plain))
+    inputs, targets = _batch(ddp.rank)
+    torch.autograd.backward(_loss(model, inputs.to(ddp.device), targets.to(ddp.device)))
+    for other in range(ddp.world_size):
+        torch.autograd.backward(_loss(plain, *_batch(other)) / ddp.world_size)
+    yield from _wrong_gradients(plain, model, ddp.world_size)
+    torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
+    mine = hash_tensors(list(model.parameters()), ddp.device).tolist()
+    everyone = gather_json({"host": ddp.host, "hashes": mine}, device=ddp.device)
+    odd = [rank for rank, one in enumerate(everyone) if one["hashes"] != everyone[0]["hashes"]]
+    if odd:
+        who = join_names(f"rank {rank} on {everyone[rank]['host']}" for rank in odd)
+        yield f"after one step under DDP the weights of {who} differ from those of rank 0 on {everyone[0]['host']}"
+
+
+def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Iterator[str]:
+    for (name, right), found in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert right.grad is not None
+        if found.grad is None:
+            yield f"the gradient of {name} is missing after a backward pass under DDP"
+            continue
+        wrong = ((found.grad.cpu() - right.grad).abs().flatten() > TOLERANCE).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            yield (
+                f"the gradient of {name} is not the average over {world_size} ranks: element {place} is "
+                f"{found.grad.flatten()[place].item():.6g}, expected {right.grad.flatten()[place].item():.6g}"
+            )
+
+
+def _batch(rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    values = torch.randn(BATCH, INPUTS + OUTPUTS, generator=generator, dtype=torch.float64)
+    return values[:, :INPUTS], values[:, INPUTS:]
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    loss: Tensor = (model(inputs) - targets).square().mean()
+    return loss
+
+
+# Speed
+
+
+def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
+    """Collective: bytes over the slowest link, counted as nccl-tests does, and the time of the smallest all_reduce."""
+    size = LARGE_ON_GPUS if collectives.device.type == "cuda" else LARGE
+    tensor = torch.ones(size, device=collectives.device)
+    moved = tensor.nbytes * 2 * (world_size - 1) / world_size
+    return {
+        "world_size": world_size,
+        "all_reduce_bytes": tensor.nbytes,
+        "all_reduce_gb_per_s": moved / _seconds(collectives, tensor) / 1e9,
+        "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device)) * 1e6,
+    }
+
+
+def _seconds(collectives: Collectives, tensor: Tensor) -> float:
+    collectives.all_reduce(tensor, dist.ReduceOp.MAX)  # the first one makes connections and buffers
+    collectives.wait()
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        collectives.all_reduce(tensor, dist.ReduceOp.MAX)
+    collectives.wait()
+    return (time.perf_counter() - start) / ROUNDS

@@ -1,0 +1,149 @@
+"""The processes of one host's ranks: each prints one line, and none is left, even when this process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from drumline.base.text import signal_name
+from drumline.launch.node import guard
+
+PROGRAM = ("-m", "drumline.tools.doctor.ranks.doctor_rank")
+# How long ranks wait for each other in one collective before they report.
+PHASE_LIMIT_S = 15.0
+# How long the others may take to report which rank they wait for, after the first has failed.
+AFTER_FAILURE_S = 12.0
+MAX_OUTPUT_BYTES = 1 << 18
+POLL_S = 0.05
+MAX_ERROR_LETTERS = 600
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """Which ranks of the group run on this host, and where the rendezvous is."""
+
+    first_rank: int
+    num_procs: int
+    world_size: int
+    address: str
+    port: int
+    limit_s: float
+    backend: str = "auto"
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """As torchrun sets them."""
+        return {
+            "RANK": str(self.first_rank + local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(self.num_procs),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            # Variables of another launcher belong to another group.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+class RankProcesses:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._is_over = False
+
+    def run(self, ranks: HostRanks, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+        """For each rank `result`, what it printed, or None and an `error`; no process is left when this returns."""
+        job = guard.new_job()
+        watcher = guard.Guard(job, 0)
+        outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(ranks.num_procs)]  # noqa: SIM115
+        try:
+            for number, (out, err) in enumerate(outputs):
+                self._start(ranks, {**environment, **ranks.variables(number), guard.JOB_ENV: job}, out, err)
+            self._wait(ranks, [out for out, _ in outputs])
+            codes = [process.poll() for process in self._running]  # None: it hangs
+            self.kill()
+            return [
+                {"rank": ranks.first_rank + number, **_outcome(code, out, err, ranks.limit_s)}
+                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
+            ]
+        finally:
+            self.kill()
+            watcher.close(has_succeeded=True)
+            for file in (file for pair in outputs for file in pair):
+                file.close()
+
+    def kill(self) -> None:
+        """Kill the running processes, and start no more."""
+        with self._lock:
+            self._is_over = True
+            for process in self._running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def _start(self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> None:
+        command = [sys.executable, *PROGRAM, "--backend", ranks.backend, "--limit-s", str(PHASE_LIMIT_S)]
+        with self._lock:
+            if not self._is_over:
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+                self._running.append(process)
+
+    def _wait(self, ranks: HostRanks, outputs: Sequence[IO[bytes]]) -> None:
+        """Wait until all have exited, or time is up. After the first failure, wait only for ranks without a finding."""
+        deadline, has_failed = time.monotonic() + ranks.limit_s, False
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in self._running]
+            awaited = {ranks.first_rank + number for number, code in enumerate(codes) if code is None}
+            if any(codes):
+                if not has_failed:
+                    has_failed = True
+                    deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
+                # Only the output of ranks that have exited: a running rank shares its file position with us.
+                exited = [number for number, code in enumerate(codes) if code is not None]
+                results = [read_result(_text(outputs[number])) or {"findings": []} for number in exited]
+                awaited -= {found.get("rank") for result in results for found in result["findings"]}
+            if not awaited:
+                return
+            time.sleep(POLL_S)
+
+
+def read_result(text: str) -> dict[str, Any] | None:
+    """The line of a rank, found in the output of NCCL and torch."""
+    for line in reversed(text.splitlines()):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict) and "findings" in result:
+            return result
+    return None
+
+
+def _text(out: IO[bytes]) -> str:
+    out.seek(0)
+    return out.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+
+
+def _outcome(code: int | None, out: IO[bytes], err: IO[bytes], limit_s: float) -> dict[str, Any]:
+    if (result := read_result(_text(out))) is not None:
+        return {"code": code, "result": result}
+    if code is None:
+        error = f"still running after {limit_s:g} s"
+    else:
+        error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+    err.seek(0, os.SEEK_END)
+    err.seek(max(0, err.tell() - 4 * MAX_ERROR_LETTERS))
+    lines = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
+    last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
+    return {"code": code, "result": None, "error": error + last_line}

@@ -1,0 +1,1 @@
+"""`drumline find-lr` and `drumline find-batch`: settings found by taking steps."""

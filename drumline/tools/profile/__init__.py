@@ -1,0 +1,1 @@
+"""`drumline profile`: from the traces of all ranks to one result."""

@@ -1,0 +1,154 @@
+"""`drumline profile --try`: short runs of the same job, with the changes that advice proposes and without them in turn,
+and what each change brought against what was predicted. No profiler, no torch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from drumline.base.text import latency, plural
+from drumline.report.profile.bottleneck import Advice, flags_of
+from drumline.runs.events import read_events
+from drumline.runs.run_folder import RunFolder
+from drumline.tools.prove.killed_run import Leg, RunFailedError, run_to_the_end
+
+ROUNDS = 3
+LAPS, LAP_S, LAP_STEPS = 3, 1.0, range(4, 51)
+"""A run has a lap to warm up and three that are timed, of about a second each."""
+QUIET: Mapping[str, Any] = {
+    "optim.warmup_steps": 0,
+    "train.eval_every_epochs": 0,
+    "train.eval_every_steps": 0,
+    "checkpoint.every_epochs": 0,
+    "checkpoint.every_steps": 0,
+    "watch.replicas_every": 0,
+    "watch.sidecar": "off",
+    "log.display": "none",
+}
+"""Settings of short runs: nothing between the steps but log lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortRuns:
+    """How to run the job for some steps."""
+
+    arguments: Callable[[Mapping[str, Any]], Sequence[str]]
+    """What follows `drumline train`, with these settings changed."""
+    procs: int
+    folder: Path
+    """Of the runs, each of which is removed after it."""
+    step_s: float
+    batch_size: int
+
+    def step_seconds(self, settings: Mapping[str, str]) -> float:
+        """A step with these settings, for as many samples as in the unchanged job: the median of the laps."""
+        lap = min(max(round(LAP_S / self.step_s), LAP_STEPS[0]), LAP_STEPS[-1])
+        length = {"train.steps": (1 + LAPS) * lap, "log.every_steps": lap}
+        words = self.arguments({**QUIET, **length, **settings})
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run, log = self.folder / "run", self.folder / "output.txt"
+        name = f"the run with {flags_of(settings) or 'unchanged settings'}"
+        shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
+        try:
+            run_to_the_end(Leg(name, tuple(words), run, log, self.procs))
+            events = [one for one in read_events(RunFolder(run).event_file(0)) if one["kind"] == "train"]
+        finally:
+            shutil.rmtree(run, ignore_errors=True)
+        return median(self.batch_size / float(one["samples_per_s"]) for one in events[1:])
+
+
+@dataclass(kw_only=True)
+class AdviceTrial:
+    """What a change brought. A prediction is compared as a fraction of the step, since the profiled step has the
+    profiler's own time in it."""
+
+    advice: Advice
+    before_s: list[float] = field(default_factory=list)
+    after_s: list[float] = field(default_factory=list)
+    """The steps of the runs, which alternate: unchanged, and changed."""
+    failure: str | None = None
+    """Why the changed job could not be run."""
+
+    @property
+    def predicted(self) -> float:
+        return self.advice.predicted_step_s / self.advice.step_s
+
+    @property
+    def band(self) -> tuple[float, float]:
+        low, high = self.advice.band
+        return low / self.advice.step_s, high / self.advice.step_s
+
+    @property
+    def ratio(self) -> float:
+        return median(self.after_s) / median(self.before_s)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The smallest and the largest ratio of two runs, one after the other."""
+        ratios = [after / before for before, after in zip(self.before_s, self.after_s, strict=True)]
+        return min(ratios), max(ratios)
+
+    @property
+    def is_as_predicted(self) -> bool:
+        return self.band[0] <= self.ratio <= self.band[1]
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        measured = {} if self.failure else {"ratio": self.ratio, "spread": self.spread}
+        tried = {"bottleneck": self.advice.bottleneck, "settings": self.advice.settings}
+        times = {"before_s": self.before_s, "after_s": self.after_s, "failure": self.failure}
+        return {**tried, "predicted": self.predicted, "band": self.band, **times, **measured}
+
+
+def try_advice(
+    found: Sequence[Advice], runs: ShortRuns, *, note: Callable[[str], None], rounds: int = ROUNDS
+) -> list[AdviceTrial]:
+    """Run each change that a setting makes: in each round the unchanged job first, then each changed one. When the
+    unchanged job fails after the first round, the results of the rounds before remain."""
+    trials = [AdviceTrial(advice=one) for one in found if one.settings]
+    for number in range(rounds if trials else 0):
+        note(f"round {number + 1} of {rounds}: {plural(1 + len(trials), 'short run')}")
+        try:
+            before_s = runs.step_seconds({})
+        except RunFailedError as error:
+            if number == 0:
+                raise
+            note(f"{error.what}: the results are of {plural(number, 'round')}")
+            break
+        for trial in (one for one in trials if one.failure is None):
+            try:
+                after_s = runs.step_seconds(trial.advice.settings or {})
+            except RunFailedError as error:
+                trial.failure = error.what
+            else:
+                trial.before_s.append(before_s)
+                trial.after_s.append(after_s)
+    return trials
+
+
+def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
+    """What each change brought, in a line."""
+    for trial in trials:
+        flags = flags_of(trial.advice.settings or {})
+        if trial.failure is not None:
+            yield f"{flags}: {trial.failure}"
+            continue
+        before, after, (low, high) = median(trial.before_s), median(trial.after_s), trial.spread
+        outcome = "as predicted"
+        if not trial.is_as_predicted:
+            outcome = "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"
+        expected = f"{_change(trial.predicted)} ({_change(trial.band[0])} to {_change(trial.band[1])})"
+        yield (
+            f"{flags}: {latency(before)} -> {latency(after)} a step: {_change(trial.ratio)} ({_change(low)} to "
+            f"{_change(high)} in {plural(len(trial.after_s), 'run')}); predicted {expected}: {outcome}"
+        )
+
+
+def _change(ratio: float) -> str:
+    """`-38%`."""
+    return f"{ratio - 1:+.0%}"

@@ -1,0 +1,132 @@
+"""Where the time of the profiled steps goes: collectives matched across ranks, and the parts of each rank's steps.
+
+Every instant of a step belongs to exactly one part (`profile_result.PARTS`), so the parts add up to the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from drumline.tools.profile.intervals import Intervals, clipped, difference, intersection, length, union
+from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep
+
+LEFT_TOGETHER = ("allreduce", "barrier", "allgather")
+"""Collectives that no rank leaves before all have joined: their ends compare clocks."""
+CLOCK_ERROR_S = 1e-3
+"""How far the clocks of two hosts may differ after they were compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedCollective:
+    """One collective on all ranks that take part in it."""
+
+    kind: str
+    by_rank: Mapping[int, CollectiveCall]
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that joined last."""
+        return max(self.by_rank, key=lambda rank: self.by_rank[rank].call)
+
+    @property
+    def all_joined(self) -> float:
+        return max(one.call for one in self.by_rank.values())
+
+    @property
+    def reduce_s(self) -> float:
+        """From the moment when every rank works on it to its end on the last one."""
+        calls = self.by_rank.values()
+        return max(0.0, max(one.end for one in calls) - max(one.start for one in calls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """One step of one rank."""
+
+    step: TraceStep
+    parts_s: Mapping[str, float]
+    hidden_s: float
+    other_s: float
+    """Open collectives that are no buckets of gradients."""
+    num_other: int
+    waited_s: Mapping[int, float]
+    """How long this rank waited for each other rank."""
+
+
+def matched(traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf) -> list[MatchedCollective]:
+    """The n-th collective of a kind on one rank is the n-th on all. Each stays alone where that cannot be, as in
+    process groups that the trace does not name: ranks have different numbers of them, or one rank left before another
+    joined."""
+    by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(lambda: defaultdict(list))
+    for rank, trace in traces.items():
+        for one in trace.collectives:
+            by_kind[one.kind][rank].append(one)
+    found = []
+    for kind, of_ranks in by_kind.items():
+        if len({len(calls) for calls in of_ranks.values()}) == 1:
+            rows = [dict(zip(of_ranks, row, strict=True)) for row in zip(*of_ranks.values(), strict=True)]
+        else:
+            rows = [{rank: one} for rank, calls in of_ranks.items() for one in calls]
+        if kind.startswith(LEFT_TOGETHER):
+            rows = [part for row in rows for part in _possible(row, clock_error_s)]
+        found += [MatchedCollective(kind=kind, by_rank=row) for row in rows]
+    return found
+
+
+def _possible(row: dict[int, CollectiveCall], clock_error_s: float) -> list[dict[int, CollectiveCall]]:
+    first_end, last_call = min(one.end for one in row.values()), max(one.call for one in row.values())
+    return [row] if last_call - first_end <= clock_error_s else [{rank: one} for rank, one in row.items()]
+
+
+def clock_difference(one: RankTrace, other: RankTrace) -> float:
+    """How far the clock of one rank's host is ahead of the other's: the median of the differences between the ends of
+    collectives, which all ranks leave together; 0 if they have none."""
+    base_s = (one.base_ns - other.base_ns) / 1e9
+    pairs = [pair for pair in matched({0: one, 1: other}) if len(pair.by_rank) == 2]
+    together = [pair.by_rank for pair in pairs if pair.kind.startswith(LEFT_TOGETHER)]
+    return float(np.median([calls[0].end - calls[1].end + base_s for calls in together])) if together else 0.0
+
+
+def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str) -> dict[str, float]:
+    """The time from `low` to `high` in parts: each instant belongs to the first claim that has it, or to the rest."""
+    left, parts = np.array([[low, high]]), {}
+    for name, claim in claims:
+        taken = intersection(left, clipped(claim, low, high))
+        parts[name] = length(taken)
+        left = difference(left, taken)
+    parts[rest] = length(left)
+    return parts
+
+
+def divide_steps(rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]) -> list[StepParts]:
+    """The steps of one rank. `trace` and `collectives` are by one clock."""
+    own = [(one, one.by_rank[rank]) for one in collectives if rank in one.by_rank]
+    waits = {
+        last: union((call.call, min(one.all_joined, call.end)) for one, call in own if one.last_rank == last)
+        for last in {one.last_rank for one, _ in own}
+    }
+    claims = [
+        ("compute", trace.compute),
+        ("waiting_for_rank", union((call.call, min(one.all_joined, call.end)) for one, call in own)),
+        ("exposed_communication", union((call.call, call.end) for _, call in own)),
+        ("data", trace.data),
+        ("host_sync", union((event.start, event.end) for event in trace.syncs)),
+    ]
+    others = union((call.call, call.end) for _, call in own if not call.is_bucket)
+    idle = {last: difference(when, trace.compute) for last, when in waits.items()}
+    return [
+        StepParts(
+            step=step,
+            parts_s=divided(step.start, step.end, claims, "gaps"),
+            hidden_s=length(clipped(intersection(claims[2][1], trace.compute), step.start, step.end)),
+            other_s=length(clipped(others, step.start, step.end)),
+            num_other=sum(not call.is_bucket and step.start <= call.call < step.end for _, call in own),
+            waited_s={last: length(clipped(when, step.start, step.end)) for last, when in idle.items() if last != rank},
+        )
+        for step in trace.steps
+    ]

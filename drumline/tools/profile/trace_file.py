@@ -1,0 +1,318 @@
+"""Reads torch.profiler's trace of one rank: its steps, when it computed, its collectives, data and host syncs.
+
+A trace is a file of a run folder: it may be damaged, hostile or huge. It is read within limits, and what does not have
+the expected type is left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import re
+import zlib
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drumline.base.untrusted import DOCUMENT_BYTES, open_regular, parse_json, whole_number
+from drumline.runs.profile_files import DATA_MARK, END_MARK, STEP_MARK
+from drumline.tools.profile.intervals import Intervals, difference, union
+
+MOST_BYTES = 1 << 30
+"""Of a trace, unpacked."""
+SMALL_BYTES = 1 << 20
+MAX_RATIO = 64
+"""How many times as large as its file a large trace may be, unpacked: those of torch.profiler are 10 to 20 times as
+large."""
+BYTES_PER_VALUE = 12
+"""Of a large trace, for each object and list in it, at least: those of torch.profiler have more than 30. Empty ones
+take 30 times their bytes in memory."""
+MOST_SECONDS = 1e11
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
+"""What a trace without an end mark ends with."""
+LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"})
+BLOCKING_COPY_S = 50e-6
+"""A cudaMemcpyAsync that takes longer waits for the device: its host memory is not pinned."""
+LOADER_NEXT = re.compile(r"enumerate\(DataLoader\).*__next__")
+NODE = "autograd::engine::evaluate_function: "
+ACCUMULATES = f"{NODE}torch::autograd::AccumulateGrad"
+OF_TORCH = re.compile(r"Backward\d+$|^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFx")
+ITEM_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
+
+
+class Event(NamedTuple):
+    """A range of a trace, in seconds since the trace's base time."""
+
+    start: float
+    end: float
+    name: str
+    kind: str
+    thread: str
+    details: dict[str, Any]
+
+
+class TraceStep(NamedTuple):
+    number: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveCall:
+    """One collective of a rank."""
+
+    kind: str
+    """As in `allreduce`; with the process group, where the trace has it."""
+    call: float
+    """When the rank joined: the call on the host, or the kernel's start."""
+    start: float
+    """When the library began to work on it: later than the call if earlier ones keep its threads busy."""
+    end: float
+    host_call: float | None
+    """When the host called it; None: the trace has no call for it, as in a CUDA graph."""
+    is_bucket: bool
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    base_ns: int
+    """Unix time to which all other times are relative, by the clock of its host."""
+    is_device: bool
+    """Whether a GPU computes."""
+    steps: tuple[TraceStep, ...]
+    compute: Intervals
+    data: Intervals
+    collectives: tuple[CollectiveCall, ...]
+    """In the order of their calls."""
+    syncs: tuple[Event, ...]
+    backward: Intervals
+    """Operations of backward passes, on the host."""
+    launches: NDArray[np.float64] = field(repr=False)
+    """Rows of launch, start and end: every kernel that computes, in the order of their starts; on the CPU no rows."""
+    operations: tuple[tuple[str, float, float], ...] = field(repr=False)
+    """Name, start and seconds of each kernel, or of each operation on the CPU less those inside it."""
+
+
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The ranges of a trace, and the Unix time in ns that they are relative to. Raises OSError for a file that cannot
+    be read, ValueError for one that is no trace."""
+    entries, base_ns = read_entries(path)
+    return sorted(_events(entries), key=lambda event: (event.start, -event.end)), base_ns
+
+
+def read_entries(path: Path) -> tuple[list[Any], int]:
+    """The entries of a trace as they are, and the Unix time in ns that they are relative to."""
+    content = unpacked(path)
+    num_values = content.count(b"{") + content.count(b"[")
+    if num_values * BYTES_PER_VALUE > len(content) + SMALL_BYTES:
+        raise ValueError(f"it has {num_values:,} objects and lists in {len(content):,} bytes, more than a trace")
+    document = parse_json(content)
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise ValueError("it has no traceEvents")
+    base_ns = document.get("baseTimeNanoseconds", 0)
+    if not isinstance(base_ns, int) or not 0 <= base_ns < 1 << 62:
+        raise ValueError("its base time is no time")
+    return document["traceEvents"], base_ns
+
+
+def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a gzip file of at most so many bytes, and not many times as many as the file has."""
+    parts, size = [], 0
+    try:
+        with open_regular(path) as file, gzip.open(file) as packed:
+            most = min(most, DOCUMENT_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size)
+            while part := packed.read(SMALL_BYTES):
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise ValueError(f"it has more than {most:,} bytes")
+    except EOFError:
+        raise ValueError("it is incomplete") from None
+    except zlib.error as error:
+        raise ValueError(f"it is damaged: {error}") from None
+    return b"".join(parts)
+
+
+def _events(entries: Sequence[Any]) -> Iterator[Event]:
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("ph") != "X":
+            continue
+        start, lasts, name, details = entry.get("ts"), entry.get("dur"), entry.get("name"), entry.get("args")
+        if not isinstance(start, int | float) or not isinstance(lasts, int | float) or not isinstance(name, str):
+            continue
+        if 0 <= start / 1e6 < MOST_SECONDS and 0 <= lasts / 1e6 < MOST_SECONDS:
+            thread = f"{entry.get('pid')}:{entry.get('tid')}"
+            known = details if isinstance(details, dict) else {}
+            yield Event(start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, known)
+
+
+def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> RankTrace:
+    """What a breakdown needs of a trace; `shift_s` is added to all times."""
+    if shift_s:
+        base_ns -= round(shift_s * 1e9)
+        events = [event._replace(start=event.start + shift_s, end=event.end + shift_s) for event in events]
+    is_device = any(event.kind == "kernel" for event in events)
+    gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
+    host = [event for event in events if event.kind == "cpu_op" and event.thread not in gloo_threads]
+    data = union(_times(e for e in events if e.name == DATA_MARK or LOADER_NEXT.match(e.name)))
+    if is_device:
+        work = [event for event in events if event.kind in ON_DEVICE and not is_communication(event)]
+        operations = [(event.name, event.start, event.end - event.start) for event in work]
+        compute, launches = union(_times(work)), _launches(events, work)
+    else:
+        starts = np.searchsorted(data.reshape(-1), [event.start for event in host], "right")
+        # What makes a batch is data.
+        work = [event for event, place in zip(host, starts, strict=True) if place % 2 == 0 and is_compute(event.name)]
+        operations = list(_self_times(work))
+        compute, launches = difference(union(_times(work)), data), np.empty((0, 3))
+    return RankTrace(
+        base_ns=base_ns,
+        is_device=is_device,
+        steps=tuple(_steps(events, work, launches)),
+        compute=compute,
+        data=data,
+        collectives=tuple(_collectives(events, host)),
+        syncs=tuple(_syncs(events)) if is_device else (),
+        backward=union(_times(event for event in host if event.name.startswith(NODE))),
+        launches=launches,
+        operations=tuple(operations),
+    )
+
+
+def _launches(events: Sequence[Event], kernels: Sequence[Event]) -> NDArray[np.float64]:
+    called = {event.details.get("correlation"): event.start for event in events if event.kind in LAUNCHES}
+    rows = [(called.get(one.details.get("correlation"), one.start), one.start, one.end) for one in kernels]
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def is_compute(name: str) -> bool:
+    """Whether an operation on the CPU is work. Nodes of Python functions are not, as they may wait for a collective;
+    the operations inside them are."""
+    if name.startswith((NODE, "c10d::", "_c10d_functional")):
+        return False
+    return "::" in name or OF_TORCH.search(name) is not None
+
+
+def is_communication(event: Event) -> bool:
+    return "nccl" in event.name[:5]
+
+
+def _times(events: Iterable[Event]) -> Iterator[tuple[float, float]]:
+    return ((event.start, event.end) for event in events)
+
+
+def _steps(events: Sequence[Event], work: Sequence[Event], launches: NDArray[np.float64]) -> Iterator[TraceStep]:
+    """A step lasts until the next one starts. On a GPU it starts with the first kernel that it launches on the stream
+    that computes most: the host may be ahead by whole steps."""
+    starts: dict[int, float] = {}
+    for event in events:
+        digits = event.name.removeprefix(STEP_MARK)
+        if event.kind == "user_annotation" and digits != event.name and (number := whole_number(digits)) is not None:
+            starts.setdefault(number, event.start)
+    if not starts:
+        raise ValueError("it has no steps")
+    ends = [event.end for event in events if event.name == END_MARK]
+    end = ends[-1] if ends else max((event.end for event in events if event.kind in ENDING), default=0.0)
+    times = _device_starts(list(starts.values()), work, launches) if len(launches) else list(starts.values())
+    if any(later <= earlier for earlier, later in itertools.pairwise([*times, end])):
+        raise ValueError("its steps are not in order")
+    for number, start, until in zip(starts, times, [*times[1:], end], strict=True):
+        yield TraceStep(number, start, until)
+
+
+def _device_starts(host: list[float], work: Sequence[Event], launches: NDArray[np.float64]) -> list[float]:
+    """As those on the host if a step has no kernel."""
+    busy: dict[str, float] = defaultdict(float)
+    for event in work:
+        busy[event.thread] += event.end - event.start
+    main = launches[[event.thread == max(busy, key=lambda name: busy[name]) for event in work]]
+    found = []
+    for low, high in zip(host, [*host[1:], np.inf], strict=True):
+        of_step = main[(main[:, 0] >= low) & (main[:, 0] < high), 1]
+        found.append(float(of_step.min()) if len(of_step) else None)
+    known = [start for start in found if start is not None]
+    return known if len(known) == len(found) else host
+
+
+def _self_times(nested: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
+    """Each operation of a thread, less those inside it."""
+    open_ones: dict[str, list[list[Any]]] = defaultdict(list)
+    for event in nested:
+        stack = open_ones[event.thread]
+        while stack and stack[-1][0].end <= event.start:
+            done, seconds = stack.pop()
+            yield done.name, done.start, seconds
+        lasts = event.end - event.start
+        if stack:
+            stack[-1][1] -= lasts
+        stack.append([event, lasts])
+    for stack in open_ones.values():
+        yield from ((done.name, done.start, seconds) for done, seconds in stack)
+
+
+def _collectives(events: Sequence[Event], host: Sequence[Event]) -> list[CollectiveCall]:
+    """Calls on the host and the library's work, which begin in the same order, are joined."""
+    calls: dict[str, list[Event]] = defaultdict(list)
+    works: dict[str, list[Event]] = defaultdict(list)
+    for event in host:
+        if event.name.startswith("c10d::"):
+            calls[_plain(event.name[6:])].append(event)
+    for event in events:
+        if event.name.startswith("gloo:"):
+            works[_plain(event.name[5:])].append(event)
+        elif event.kind == "kernel" and is_communication(event):
+            works[_plain(event.name.split("_")[1] if "_" in event.name else event.name)].append(event)
+    inside: dict[str, list[Event]] = defaultdict(list)
+    for event in host:
+        if event.name == ACCUMULATES:
+            inside[event.thread].append(event)
+    found = []
+    for kind, done in works.items():
+        begun: Sequence[Event | None] = calls[kind] if len(calls[kind]) == len(done) else [None] * len(done)
+        found += [_joined(kind, call, work, inside) for call, work in zip(begun, done, strict=True)]
+    return sorted(found, key=lambda one: one.call)
+
+
+def _joined(kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]) -> CollectiveCall:
+    details = work.details
+    count, item = details.get("In msg nelems"), ITEM_BYTES.get(str(details.get("dtype")), 0)
+    group = details.get("Process Group Name")
+    on_device = work.kind == "kernel"  # where a rank joins when the kernel starts
+    return CollectiveCall(
+        kind=f"{kind}:{group}" if isinstance(group, str) else kind,
+        call=work.start if call is None or on_device else call.start,
+        start=work.start,
+        end=work.end,
+        host_call=None if call is None else call.start,
+        is_bucket=call is not None and kind == "allreduce" and _is_inside(call, inside.get(call.thread, ())),
+        num_bytes=count * item if isinstance(count, int) and 0 < count < 1 << 50 else 0,
+    )
+
+
+def _is_inside(call: Event, ranges: Sequence[Event]) -> bool:
+    place = bisect_right(ranges, call.start, key=lambda one: one.start)
+    return place > 0 and call.end <= ranges[place - 1].end
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())
+
+
+def _syncs(events: Sequence[Event]) -> Iterator[Event]:
+    """Those of the steps, by the host's time, but not of the profiler's own end."""
+    low = min((event.start for event in events if event.name.startswith(STEP_MARK)), default=0.0)
+    high = max((event.start for event in events if event.name == END_MARK), default=np.inf)
+    for event in events:
+        is_copy = event.name == "cudaMemcpyAsync" and event.end - event.start > BLOCKING_COPY_S
+        if event.kind == "cuda_runtime" and (is_copy or event.name in WAITS) and low <= event.start < high:
+            yield event

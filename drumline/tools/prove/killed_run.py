@@ -1,0 +1,205 @@
+"""Starts one leg of a run, follows its trace, kills it with -9 at the chosen moment, and ends all its processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Self
+
+from drumline.base.errors import DrumlineError, ExitCode
+from drumline.base.processes import descendants, ending_with_parent, read_stat, send_signal
+from drumline.base.terminal import one_line
+from drumline.base.text import named_ranks
+from drumline.runs.catalog import folder_name
+from drumline.runs.events import Tail
+from drumline.runs.run_folder import RunFolder
+from drumline.tools.prove.proof_plan import Kill
+
+POLL_S = 0.0005
+MOST_WAIT_S = 1.0
+END_S = 60.0
+GRACE_S = 10.0
+LAST_LINES = 12
+
+
+class RunFailedError(DrumlineError):
+    """A run failed by itself."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A run, or a part of one."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """What follows `drumline train`."""
+    folder: Path
+    log: Path
+    world_size: int
+
+    @property
+    def command(self) -> list[str]:
+        ranks = ["--run", str(self.folder), "--procs", str(self.world_size), "--max-restarts", "0"]
+        return [sys.executable, "-m", "drumline", "train", *self.arguments, *ranks]
+
+
+def run_to_the_end(leg: Leg) -> None:
+    with JobProcesses(leg.command, log=leg.log) as job:
+        if code := job.wait():
+            raise failed(leg, code)
+
+
+def run_and_kill(leg: Leg, kill: Kill) -> bool:
+    """Run a leg and kill it; False: the moment had passed, or the run had ended."""
+    progress = LegProgress(leg)
+    with JobProcesses(leg.command, log=leg.log) as job:
+        in_time = _await(kill, progress, job)
+        if job.exit_code:
+            raise failed(leg, job.exit_code)
+        job.kill(progress.pids_of(kill.ranks) if job.exit_code is None else [])
+        code = job.wait(END_S)
+        if code is None:
+            raise RunFailedError(
+                f"{leg.name} did not end within {END_S:.0f} s after rank {kill.ranks[0]} was killed",
+                next_step=f"read {leg.log} and {RunFolder(leg.folder).logs}",
+            )
+        return in_time and code != 0
+
+
+def failed(leg: Leg, code: int) -> RunFailedError:
+    """The error for a leg that failed without a kill: its last lines, and its exit code."""
+    lines = leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
+    quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
+    has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)
+    advice = "do what it says" if has_advice else "fix the job first"
+    error = RunFailedError(
+        "\n".join([f"{leg.name} failed by itself with exit code {code}:", *quoted]),
+        next_step=f"{advice}; its full output is in {leg.log}",
+    )
+    error.exit_code = ExitCode(code) if code in list(ExitCode) else ExitCode.TRAINING_FAILED
+    return error
+
+
+def describe(kill: Kill, leg: Leg, last_step: int) -> str:
+    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that was done."""
+    saved = RunFolder(leg.folder).checkpoints / folder_name(kill.step)
+    where = {
+        "step": f"after step {last_step}",
+        "save": f"{'at the end of' if saved.exists() else 'during'} the save of step {kill.step}",
+        "evaluation": f"during the evaluation after step {kill.step}",
+    }[kill.moment]
+    return f"killed with -9 {where} ({named_ranks(kill.ranks)})"
+
+
+def _await(kill: Kill, progress: LegProgress, job: JobProcesses) -> bool:
+    """Wait for the moment; False: the job ended before, or the moment has already passed."""
+    while job.exit_code is None:
+        if progress.has_begun(kill) and len(progress.pids_of(kill.ranks)) == len(kill.ranks):
+            # If the usual length is unknown: the time between the last two lines, about one step.
+            last_s = min(progress.seen_at[1] - progress.seen_at[0], MOST_WAIT_S)
+            time.sleep(kill.wait * (last_s if kill.usual_s is None else kill.usual_s))
+            is_evaluated = kill.moment == "evaluation" and progress.latest["evaluated"] >= kill.step
+            return progress.has_begun(kill) and not is_evaluated
+        time.sleep(POLL_S)
+    return False
+
+
+class LegProgress:
+    """How far a leg is, from what its ranks write. Create it before the leg is started."""
+
+    def __init__(self, leg: Leg) -> None:
+        self._folder = RunFolder(leg.folder)
+        self._tail = Tail(self._folder.trace_file(0))
+        self._left = {path: _changed_at(path) for path in self._folder.checkpoints.glob(".step-*.partial")}
+        self.latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
+        """By kind of line: the step of the last one."""
+        self.seen_at = [time.monotonic()] * 2
+        """When the last two lines were seen."""
+
+    def has_begun(self, kill: Kill) -> bool:
+        """Whether the moment of a kill has begun."""
+        for line in self._tail.new():
+            self.latest[line["kind"]] = line["step"]
+            self.seen_at = [self.seen_at[-1], time.monotonic()]
+        if kill.moment != "save":
+            # There must be a complete checkpoint, which a busy machine may write late: otherwise the next leg cannot
+            # resume.
+            return self.latest[kill.moment] >= kill.step and any(self._folder.checkpoints.glob("step-*"))
+        # A folder that an earlier leg left when it was killed in the same save does not count.
+        partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
+        changed = _changed_at(partial)
+        return self.latest["step"] >= kill.step and changed not in (None, self._left.get(partial))
+
+    def pids_of(self, ranks: Sequence[int]) -> list[int]:
+        """The processes of those ranks that have started."""
+        starts = (Tail(self._folder.trace_file(rank)).new()[:1] for rank in ranks)
+        return [start["pid"] for found in starts for start in found]
+
+
+def _changed_at(path: Path) -> int | None:
+    """When a folder last changed; None: it does not exist."""
+    try:
+        return path.stat().st_ctime_ns
+    except FileNotFoundError:
+        return None
+
+
+class JobProcesses:
+    """A running command and its descendants; none outlives the context."""
+
+    def __init__(self, command: Sequence[str], *, log: Path) -> None:
+        with log.open("wb") as file:
+            # A new session: Ctrl-C reaches only this process, which then ends the job.
+            self._root = subprocess.Popen(
+                ending_with_parent(command),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._known: dict[int, int] = {}
+        """The start time of each pid, since pids are reused."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._root.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code; None when it still runs after that time."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._root.wait(timeout_s)
+        return None
+
+    def kill(self, pids: Sequence[int]) -> None:
+        """End some of its processes with SIGKILL. Their children run until the end of the context."""
+        self._note_descendants()
+        send_signal(pids, signal.SIGKILL)
+
+    def __exit__(self, *_: object) -> None:
+        """End the remaining processes; first with SIGTERM, on which torchrun's agent ends its ranks."""
+        if self._root.poll() is None:
+            self._note_descendants()
+            self._root.terminate()
+            if self.wait(GRACE_S) is None:
+                self._note_descendants()
+                self._root.kill()
+                self._root.wait()
+        for pid, start_ticks in self._known.items():
+            if (stat := read_stat(pid)) is not None and stat.start_ticks == start_ticks:
+                send_signal([pid], signal.SIGKILL)
+
+    def _note_descendants(self) -> None:
+        for pid in descendants(self._root.pid):
+            if (stat := read_stat(pid)) is not None:
+                self._known[pid] = stat.start_ticks

@@ -1,0 +1,219 @@
+"""What a proof runs: its options, the settings of its runs, and when each leg is killed.
+
+`--world 4,2,3`: a reference run on 4 ranks without a kill, and a run in three legs: on 4 ranks until a kill, on 2 until
+another, on 3 to the end. Kills are drawn from one seed, so that a failure can be repeated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from drumline.base.text import plural
+from drumline.config import Layers
+from drumline.config.fields import FIELDS, flag_text
+
+Moment = Literal["step", "save", "evaluation"]
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+MAX_ATTEMPTS = 3
+MODES = ("ddp", "zero1", "fsdp", "hsdp")
+
+
+@dataclass(frozen=True)
+class ProofOptions:
+    """The flags of prove-resume; None: random."""
+
+    worlds: tuple[int, ...]
+    """Ranks of each leg; the reference run has as many as the first."""
+    steps: int
+    seed: int
+    at: tuple[int, ...] | None = None
+    moment: Moment | None = None
+    rank: str | None = None
+    """A number, or `all`."""
+    modes: tuple[str, ...] = ()
+    """`dist.mode` of each leg; empty: that of the settings."""
+
+    @property
+    def num_kills(self) -> int:
+        return len(self.worlds) - 1
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the legs have different numbers of ranks and must have the same bits."""
+        return len(set(self.worlds)) > 1 and not self.modes
+
+
+def wrong_options(options: ProofOptions) -> Iterator[str]:
+    """A message for each option that is out of range."""
+    kills, steps, at = options.num_kills, options.steps, options.at or ()
+    if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
+        legs = plural(len(options.worlds), "leg")
+        yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
+    for mode in options.modes:
+        if mode not in MODES:
+            yield f"--modes: {mode!r} is not one of {', '.join(MODES)}"
+    if at and len(at) != kills:
+        legs = ",".join(map(str, options.worlds))
+        yield f"--kill-at: {plural(len(at), 'step')} for {plural(kills, 'kill')} (--world {legs})"
+    elif list(at) != sorted(set(at)) or max(at, default=0) >= steps:
+        listed = ",".join(map(str, at))
+        yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
+    rank, smallest = options.rank, min(options.worlds[:-1])
+    if rank not in (None, "all") and not (rank.isdecimal() and int(rank) < smallest):
+        yield f"--kill-rank: {rank!r} is neither 'all' nor a rank of every leg that is killed (0 to {smallest - 1})"
+
+
+def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
+    """A message if there are too few steps: a kill before the first complete save would leave nothing to resume
+    from."""
+    least = first_save + 1 + options.num_kills
+    if options.steps >= least:
+        return None
+    return (
+        f"--steps: {options.steps} is too few: the first checkpoint is that of step {first_save}, and each kill needs "
+        f"a step of its own after it and before the end; give at least {least}"
+    )
+
+
+# Settings
+
+# Settings that the proof sets itself, and what to use instead.
+OWN = {
+    "train.steps": "use --steps instead",
+    "train.epochs": "use --steps instead",
+    "log.trace": "it is always on here",
+    "log.display": "the output of the runs goes to files here",
+}
+SAVES, WARM_UP, BALANCE = "checkpoint.every_steps", "optim.warmup_steps", "data.balance"
+SAVE_EVERY = 2
+
+
+def wrong_settings(layers: Layers, options: ProofOptions) -> Iterator[str]:
+    """A message for each flag that the proof sets itself, or that contradicts it."""
+    flags = layers.flags.settings
+    yield from (f"--{path}: {reason}" for path, reason in OWN.items() if path in flags)
+    if options.modes and "dist.mode" in flags:
+        yield "--dist.mode: --modes sets it for each leg"
+    if options.is_elastic and "train.exact" in flags and flags["train.exact"].value != "elastic":
+        legs = ", ".join(map(str, options.worlds))
+        yield f"--train.exact: {flags['train.exact'].value} needs one number of ranks, and the legs have {legs}"
+
+
+@dataclass(frozen=True)
+class ProofSettings:
+    """The job's settings, and the changes for the proof."""
+
+    layers: Layers
+    defaults: Mapping[str, Any]
+    """The task's defaults."""
+    options: ProofOptions
+
+    def problems(self) -> Iterator[str]:
+        """A message for each setting with which the proof is impossible."""
+        every = self.changes().get(SAVES, self._value(SAVES))
+        # The end of an epoch is saved too, but its step is known only when the job runs.
+        by_epochs = "checkpoint.every_epochs" in self.layers.flags.settings
+        if not by_epochs and (problem := too_few_steps(self.options, first_save=every)):
+            yield problem
+        shards, most = self._value("train.shards"), max(self.options.worlds)
+        if self.options.is_elastic and most > shards:
+            yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
+
+    def changes(self) -> dict[str, Any]:
+        """Settings that are changed because the proof would otherwise be impossible; flags are never changed."""
+        changes: dict[str, Any] = {}
+        flags, steps, saves = self.layers.flags.settings, self.options.steps, self._value(SAVES)
+        if saves == 0 or (SAVES not in flags and too_few_steps(self.options, first_save=saves)):
+            changes[SAVES] = SAVE_EVERY
+        if WARM_UP not in flags and self._value(WARM_UP) > steps:
+            changes[WARM_UP] = steps // 2
+        if BALANCE not in flags and self._value(BALANCE) == "auto":
+            changes[BALANCE] = "off"  # its sizes follow measured times, which differ between runs
+        return changes
+
+    def describe_changes(self) -> str:
+        """`checkpoint.every_steps 2 (it was 0)`."""
+        return ", ".join(f"{path} {value} (it was {self._value(path)})" for path, value in self.changes().items())
+
+    def arguments(self, task: str, *, config_file: str | None) -> list[str]:
+        """The arguments of `drumline train`, without the folder and the number of ranks."""
+        settings = {path: setting.value for path, setting in self.layers.flags.settings.items()}
+        settings |= self.changes() | {"train.steps": self.options.steps, "log.trace": True, "log.display": "none"}
+        if self.options.is_elastic:
+            settings["train.exact"] = "elastic"
+        flags = [f"--{path}={flag_text(value)}" for path, value in settings.items()]
+        return [task, *([f"--config={config_file}"] if config_file else []), *flags]
+
+    def _value(self, path: str) -> Any:
+        for layer in self.layers:
+            if path in layer.settings:
+                return layer.settings[path].value
+        return self.defaults.get(path, FIELDS[path].default)
+
+
+# Kills
+
+RunPattern = Mapping[Moment, Mapping[int, float]]
+"""How long each save and evaluation of the reference run took, by step."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a leg is ended with -9."""
+
+    moment: Moment
+    step: int
+    """The leg is killed after this step, or in its save or evaluation."""
+    ranks: tuple[int, ...]
+    wait: float
+    """How far into that moment, as a fraction of its usual length."""
+    usual_s: float | None
+    """That length; None: the length of the previous step."""
+
+
+def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
+    """What is wrong with the options, given when the reference run saved."""
+    first = min(pattern["save"])
+    if options.at is not None and options.at[0] <= first:
+        return f"--kill-at: {options.at[0]} is too early: the first checkpoint is that of step {first}"
+    return too_few_steps(options, first_save=first)
+
+
+def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) -> list[Kill]:
+    """One kill for each leg except the last. After an attempt whose kill came too late, the next one kills earlier, and
+    the last attempt as early as possible."""
+    draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
+    moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern["evaluation"]]
+    first_save = min(pattern["save"])
+    # Each kill has its own range of steps, so that it comes after the previous one.
+    length = (options.steps - 1 - first_save) / options.num_kills
+    kills = []
+    for number, world in enumerate(options.worlds[:-1]):
+        before, last = (first_save + int(one * length) for one in (number, number + 1))
+        step, earliest = draw.randint(before + 1, last), first_save + 1 + number
+        step = step if options.at is None else options.at[number]
+        moment = draw.choice(moments) if options.moment is None else options.moment
+        rank, wait = draw.randrange(world), draw.random()
+        if attempt:
+            step, wait = max(earliest, first_save + (step - first_save) // 2), 0.0
+        if attempt == MAX_ATTEMPTS - 1:
+            step, moment = earliest, "step"
+        kill = _kill(moment, step, wait, pattern)
+        if options.rank is None and kill.moment == "save" and kill.step == options.steps:
+            rank = 0  # the others are done: if one of them is killed, rank 0 still completes the save and the run
+        ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
+        kills.append(replace(kill, ranks=ranks))
+    return kills
+
+
+def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
+    """In the next save or evaluation from this step on, if that is the moment; if there is none, after the step."""
+    times = pattern.get(moment, {})
+    chosen = next((one for one in sorted(times) if one >= step), None)
+    if chosen is None:
+        return Kill("step", step, (), wait, None)
+    # In the first third: near its end it has often finished already.
+    return Kill(moment, chosen, (), wait / 3, times[chosen])

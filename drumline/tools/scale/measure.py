@@ -1,0 +1,123 @@
+"""`drumline scale measure`: short runs of a job on several numbers of ranks, each with a profile, and how much faster
+the larger ones are. No torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import pstdev
+from typing import Any
+
+from drumline.base.text import plural
+from drumline.base.untrusted import make_own_folder
+from drumline.runs.profile_result import ProfileResult, read_profile
+from drumline.runs.scaling_result import MeasuredSize, Measurement
+from drumline.tools.profile.advice_trial import QUIET
+from drumline.tools.prove.killed_run import Leg, run_to_the_end
+
+WARM_UP = 8
+"""Steps before those that are profiled: the last of them are timed without the profiler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """The flags of `scale measure`."""
+
+    worlds: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
+    scalings: tuple[str, ...] = ("weak", "strong")
+    steps: int = 10
+
+    def hosts_of(self, ranks: int) -> list[tuple[str, int]]:
+        """The hosts of so many ranks, and how many each has; none: this machine."""
+        used = self.hosts[:ranks]
+        return [(host, ranks // len(used)) for host in used]
+
+
+def wrong_worlds(options: MeasureOptions) -> Iterator[str]:
+    """A message for each number of ranks that cannot be run."""
+    if len(set(options.worlds)) < 2:
+        yield "--world: give two numbers of ranks or more, as in 1,2,4"
+    for ranks in options.worlds:
+        count = len(options.hosts_of(ranks))
+        if count and ranks % count:
+            yield f"--world: {plural(ranks, 'rank')} cannot be split evenly over {plural(count, 'host')}"
+
+
+@dataclass(frozen=True)
+class HostsLeg(Leg):
+    """A run on several hosts, over ssh; they share its folder."""
+
+    hosts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        hosts = ",".join(f"{name}:{count}" for name, count in self.hosts)
+        flags = ["--hosts", hosts, "--max-restarts", "0", "--no-standby"]
+        return [sys.executable, "-m", "drumline", "launch", *flags, *self.arguments, "--run", str(self.folder)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedRuns:
+    """How to run the job for some steps on so many ranks."""
+
+    arguments: Callable[[Mapping[str, Any]], Sequence[str]]
+    """The task and its flags, with these settings changed."""
+    options: MeasureOptions
+    folder: Path
+    note: Callable[[str], None]
+
+    def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
+        """Run it, with another batch if one is given, and read its profile."""
+        self.note(f"{plural(ranks, 'rank')}{'' if batch is None else f', a batch of {batch:,}'}")
+        last = WARM_UP + self.options.steps
+        changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
+        words = tuple(self.arguments(changed if batch is None else {**changed, "train.batch_size": batch}))
+        run, hosts = self.folder / f"{name}-{ranks}", tuple(self.options.hosts_of(ranks))
+        what, log = f"the run on {plural(ranks, 'rank')}", self.folder / f"{name}-{ranks}.log"
+        leg = HostsLeg(what, words, run, log, ranks, hosts) if hosts else Leg(what, words, run, log, ranks)
+        run_to_the_end(leg)
+        return read_profile(run), run
+
+
+def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
+    """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank, `strong` sizes have
+    the same batch in all. `cores`, `gpus`: of this machine; 0: not known."""
+    made_at, worlds = time.time(), sorted(set(runs.options.worlds))
+    make_own_folder(runs.folder, follow_links=True)
+    base, run = runs.profiled("base", worlds[0], None)
+    assert base.batch_size is not None
+    sizes = []
+    for scaling in runs.options.scalings:
+        sizes.append(_size(scaling, base, run, base))
+        for ranks in worlds[1:]:
+            batch = base.batch_size * ranks // worlds[0] if scaling == "weak" else base.batch_size
+            sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
+    room = (cores if base.device == "cpu" else gpus) or worlds[-1]
+    shares = not runs.options.hosts and worlds[-1] > room
+    return Measurement(made_at=made_at, task=base.task, device=base.device, shares_cores=shares, sizes=tuple(sizes))
+
+
+def _size(scaling: str, found: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
+    step_s, base_s = (one.unprofiled_step_s or one.step_s for one in (found, base))
+    slower = found.step_s / step_s  # with the profiler
+    assert found.batch_size is not None
+    assert base.batch_size is not None
+    speedup = found.batch_size / step_s / (base.batch_size / base_s)
+    return MeasuredSize(
+        scaling=scaling,
+        nodes=found.num_nodes,
+        ranks=found.world_size,
+        batch_size=found.batch_size,
+        step_s=step_s,
+        spread_s=pstdev(seconds for rank in found.ranks for seconds in rank.step_s) / slower,
+        speedup=speedup,
+        efficiency=speedup * base.world_size / found.world_size,
+        parts_s={part: seconds / slower for part, seconds in found.parts_s.items()},
+        hidden_communication_s=found.hidden_communication_s / slower,
+        run=str(run),
+    )

@@ -1,0 +1,220 @@
+"""How long an all-reduce takes: by its bytes, the ranks within a node and between nodes, the links and the backend.
+
+gloo's is one ring over all ranks. NCCL chooses the fastest of a ring and a tree, each with two protocols: its own cost
+model is used here. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from drumline.base.errors import UsageError, did_you_mean
+from drumline.base.untrusted import parse_json, read_regular
+
+SEGMENTS = 2
+"""gloo keeps two segments of a ring's chunk in flight (gloo/allreduce.cc)."""
+DOCTORS = ("world_size", "all_reduce_bytes", "all_reduce_gb_per_s", "all_reduce_latency_us")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What connects ranks: within a node, or a node with the others."""
+
+    name: str
+    bytes_per_s: float
+    """What an all-reduce moves over it in each direction (the bus bandwidth of nccl-tests)."""
+    latency_s: float = 0.0
+    """Of one hop; with NCCL, in addition to NCCL's own."""
+    kind: str = "network"
+    """`network`, `pcie` or `nvlink`."""
+    source: str = "measured"
+    rates: tuple[tuple[float, float], ...] = ()
+    """The bytes of a hop, and the bandwidth with them, where it was measured by size."""
+
+    def rate(self, hop_bytes: float) -> float:
+        """The bandwidth for hops of this size: between two measured sizes, by their ratio."""
+        place = bisect_left(self.rates, (hop_bytes, 0.0))
+        if place in (0, len(self.rates)):
+            return self.rates[place and -1][1] if self.rates else self.bytes_per_s
+        (low, slow), (high, fast) = self.rates[place - 1 : place + 1]
+        return slow + (fast - slow) * math.log(hop_bytes / low) / math.log(high / low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The links of a job, and the backend that uses them."""
+
+    backend: str
+    between: Link
+    inside: Link
+
+    @property
+    def lanes(self) -> int:
+        """Collectives of a process group that run at a time: ProcessGroupGloo has two threads, NCCL one stream."""
+        return 2 if self.backend == "gloo" else 1
+
+    def used(self, nodes: int, per_node: int) -> list[Link]:
+        return [self.between] * (nodes > 1) + [self.inside] * (per_node > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One all-reduce."""
+
+    alone_s: float
+    """How long it takes when no other runs."""
+    busy_s: float
+    """How much of the slowest link's time it needs: less than `alone_s` where it waits for hops."""
+
+
+# Links by name: a nominal rate, and the part of it that an all-reduce reaches
+
+_TCP = 1448 / 1538  # payload of an Ethernet frame at an MTU of 1500, with all headers and the gap between frames
+_RDMA = 12.0 / 12.5  # NCCL counts 12 GB/s for 100 Gbit/s: NET_BW in src/graph/topo.h
+_EFA = 0.8  # assumed; docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html has the nominal rates
+
+
+def _nominal(name: str, gbit: int, part: float, how: str, latency_s: float = 0.0) -> Link:
+    source = f"nominal {gbit} Gbit/s a node, {part:.0%} of it {how}"
+    return Link(name=name, bytes_per_s=gbit / 8 * 1e9 * part, latency_s=latency_s, source=source)
+
+
+def _counted(name: str, kind: str, gb_per_s: float) -> Link:
+    source = f"{gb_per_s:g} GB/s a GPU, as NCCL counts it"
+    return Link(name=name, bytes_per_s=gb_per_s * 1e9, kind=kind, source=source)
+
+
+def _by_name(*links: Link) -> Mapping[str, Link]:
+    return {link.name: link for link in links}
+
+
+NETWORKS = _by_name(
+    *(_nominal(f"{gbit}gbit", gbit, _TCP, "with TCP; 25 us a hop assumed", 25e-6) for gbit in (1, 10, 25)),
+    *(_nominal(f"{gbit}gbit", gbit, _RDMA, "with RDMA, as NCCL counts it") for gbit in (100, 200, 400, 3200)),
+    # NCCL's own 14 us a hop fit nccl-tests with EFA: 319 us on 4 nodes, 631 on 8 (p3dn, gist.github.com/jacobkahn).
+    *(_nominal(name, gbit, _EFA, "assumed") for name, gbit in (("efa-p4d", 400), ("efa-p5", 3200))),
+)
+# Links of a GPU times SM80_, SM90_ and SM100_NVLINK_BW, and PCI_BW (of PCIe 3), in NCCL's src/graph/topo.h.
+INSIDE = _by_name(
+    _counted("nvlink3", "nvlink", 12 * 20.0),
+    _counted("nvlink4", "nvlink", 18 * 20.6),
+    _counted("nvlink5", "nvlink", 18 * 40.1),
+    _counted("pcie3", "pcie", 12.0),
+    _counted("pcie4", "pcie", 24.0),
+    Link(name="loopback", bytes_per_s=2e9, latency_s=50e-6, source="2 GB/s and 50 us a hop assumed"),
+)
+_BY_DEVICE = {"B200": "nvlink5", "H200": "nvlink4", "H100": "nvlink4", "A100": "nvlink3"}
+
+
+def usual_inside(device: str) -> Link:
+    """What connects GPUs of this kind within a node, or processes on a CPU."""
+    default = "loopback" if device == "cpu" else "pcie4"
+    return INSIDE[next((link for chip, link in _BY_DEVICE.items() if chip in device), default)]
+
+
+def link_from_points(name: str, points: Sequence[tuple[float, float]], *, world_size: int, backend: str) -> Link:
+    """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives the latency of a hop,
+    the larger ones the bandwidth by size."""
+    hops = [(num_bytes / world_size, seconds / (2 * (world_size - 1))) for num_bytes, seconds in sorted(points)]
+    (small, small_s), (large, large_s) = hops[0], hops[-1]
+    latency_s = max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
+    # A hop that is not much longer than the latency says little about the bandwidth.
+    rates = tuple((size, size / seconds) for size, seconds in hops if seconds >= 4 * latency_s)
+    if backend == "nccl":
+        rates, latency_s = (), max(0.0, latency_s - NCCL[0]["network"][RING] * 1e-6)
+    source = f"measured with {backend} on {world_size} ranks"
+    return Link(name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates)
+
+
+def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
+    """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts that has a result. A
+    UsageError names the flag."""
+    try:
+        found = parse_json(read_regular(path, follow_links=True))["collectives"]
+        results = [one.get("result") for one in found] if isinstance(found, list) else [{"numbers": found}]
+        known = [result["numbers"] for result in results if result and result["numbers"]]
+        ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in known]
+        if not ranks or any(one["world_size"] < 2 or not one["all_reduce_gb_per_s"] > 0 for one in ranks):
+            raise ValueError("it measured no all_reduce between ranks")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UsageError(
+            f"{flag}: {path} has no measured all_reduce of several ranks: {type(error).__name__}: {error}",
+            next_step=f"make it: drumline doctor --collectives --json > {path}, or with --hosts a,b",
+        ) from None
+    return ranks
+
+
+def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> Link:
+    """A link from what `drumline doctor` measured on one rank."""
+    world_size, num_bytes = int(numbers["world_size"]), numbers["all_reduce_bytes"]
+    large_s = num_bytes * 2 * (world_size - 1) / world_size / (numbers["all_reduce_gb_per_s"] * 1e9)
+    points = [(4.0, numbers["all_reduce_latency_us"] / 1e6), (num_bytes, large_s)]
+    return link_from_points(name, points, world_size=world_size, backend=backend)
+
+
+def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link:
+    """A link by its name, or from a file that `drumline doctor --json` wrote; a UsageError lists the names."""
+    path = Path(name)
+    if name not in links and path.exists():
+        return link_from_doctor(path.name, read_doctor(flag, path)[0], backend)
+    if name not in links:
+        raise UsageError(
+            f"{flag}: there is no network {name!r}; {did_you_mean(name, links)}",
+            next_step="give one of these, or a file that `drumline doctor --json` wrote",
+        )
+    return links[name]
+
+
+# All-reduce
+
+TREE, RING = 0, 1
+# Constants of NCCL's cost model (src/graph/tuning.cc, 2.30) for tree and ring: latencies in us, and the part of the bus
+# bandwidth; for the protocols LL and Simple.
+NCCL: tuple[Mapping[str, tuple[float, float]], ...] = (
+    {"base": (6.8, 6.6), "nvlink": (0.6, 0.6), "pcie": (1.0, 1.0), "network": (5.0, 2.7), "bandwidth": (1 / 3.8, 0.5)},
+    {"base": (8.4, 8.4), "nvlink": (4.0, 3.4), "pcie": (4.0, 5.7), "network": (14.0, 14.0), "bandwidth": (0.92, 1.0)},
+)
+
+
+@lru_cache(maxsize=65536)
+def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> Transfer:
+    """An all-reduce of `num_bytes` over `nodes` times `per_node` ranks."""
+    if nodes * per_node == 1:
+        return Transfer(alone_s=0.0, busy_s=0.0)
+    if network.backend == "gloo":
+        return gloo_ring(network, num_bytes, nodes, per_node)
+    ways = ((protocol, way) for protocol in NCCL for way in (TREE, RING))
+    found = (nccl_transfer(network, protocol, way, num_bytes, nodes, per_node) for protocol, way in ways)
+    return min(found, key=lambda transfer: transfer.alone_s)
+
+
+def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Transfer:
+    """2(n-1) hops, each of a chunk of 1/n of the bytes. The second segment of a chunk is sent while the first is being
+    reduced at its receiver, so that a hop takes the time to send its chunk, or one segment and the latency."""
+    ranks, used = nodes * per_node, network.used(nodes, per_node)
+    chunk = num_bytes / ranks
+    segment_s = chunk / SEGMENTS / min(link.rate(chunk) for link in used)
+    hop_s = max(SEGMENTS * segment_s, segment_s + max(link.latency_s for link in used))
+    hops = 2 * (ranks - 1)
+    return Transfer(alone_s=hops * hop_s, busy_s=hops * SEGMENTS * segment_s)
+
+
+def nccl_transfer(
+    network: Network, protocol: Mapping[str, tuple[float, float]], way: int, num_bytes: int, nodes: int, per_node: int
+) -> Transfer:
+    """A ring goes through all GPUs of a node, then to the next node; a tree is a chain within a node and a binary tree
+    between nodes, up and down."""
+    ranks = nodes * per_node
+    between = 2 * (nodes - 1) if way == RING else 2 * int(math.log2(nodes))
+    inside = 2 * (ranks - nodes) if way == RING else 2 * (per_node - 1)
+    moved = 2 * (ranks - 1) / ranks if way == RING else 2.0
+    hops = [(inside, network.inside), (between, network.between)]
+    latency_s = sum(count * (protocol[link.kind][way] * 1e-6 + link.latency_s) for count, link in hops)
+    rate = min(link.bytes_per_s for link in network.used(nodes, per_node)) * protocol["bandwidth"][way]
+    busy_s = moved * num_bytes / rate
+    return Transfer(alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s)

@@ -1,0 +1,104 @@
+"""Compares earlier predictions with what was measured since, by `scale measure` or a profile. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from drumline.base.errors import UsageError
+from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, read_profile
+from drumline.runs.scaling_result import Measurement, Prediction, Range, read_scaling
+from drumline.tools.scale.network_model import NETWORKS
+
+
+class MeasuredStep(NamedTuple):
+    """The step of a job, wherever it was measured; `job`: task, device, batch of a rank, nodes and ranks."""
+
+    made_at: float
+    job: tuple[str, str, float | None, int, int]
+    step_s: float
+    run: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedSize:
+    """A prediction, and what was measured."""
+
+    task: str
+    network: str
+    nodes: int
+    ranks: int
+    predicted_s: Range
+    measured_s: float
+    run: str
+
+    @property
+    def error(self) -> float:
+        """Positive: predicted too long."""
+        return self.predicted_s[1] / self.measured_s - 1
+
+    @property
+    def is_within(self) -> bool:
+        return self.predicted_s[0] <= self.measured_s <= self.predicted_s[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionCheck:
+    """What became of the predictions in some run folders."""
+
+    sizes: tuple[CheckedSize, ...]
+    unmeasured: int
+    """Predicted sizes that were not measured since."""
+    other_networks: tuple[str, ...]
+    """The networks of predictions that were not compared, since nothing says that the runs used them."""
+
+
+def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> PredictionCheck:
+    """Each prediction with the newest later measurement of the same job on as many nodes and ranks. A measurement does
+    not know the name of its network: `network` is it. Without that, predictions for a network by name are compared on a
+    single node only, and those for a measured network on all."""
+    predictions = [found for run in runs for found in read_scaling(run, Prediction)]
+    if not predictions:
+        raise UsageError(
+            f"there is no prediction in {', '.join(map(str, runs))}",
+            next_step="make one: drumline scale predict RUN --nodes 2,8 --network 100gbit",
+        )
+    steps = sorted((step for run in runs for step in _measured_steps(run)), key=lambda step: step.made_at)
+    checked, unmeasured, others = list[CheckedSize](), 0, set[str]()
+    for one in predictions:
+        is_same_network = one.network == network if network is not None else one.network not in NETWORKS
+        for size in one.sizes:
+            job = (one.task, one.device, one.batch_per_rank, size.nodes, size.ranks)
+            later = [step for step in steps if step.job == job and step.made_at > one.made_at and step.step_s > 0]
+            if not later:
+                unmeasured += 1
+            elif size.nodes > 1 and not is_same_network:
+                others.add(one.network)
+            else:
+                checked.append(
+                    CheckedSize(
+                        task=one.task,
+                        network=one.network,
+                        nodes=size.nodes,
+                        ranks=size.ranks,
+                        predicted_s=size.step_s,
+                        measured_s=later[-1].step_s,
+                        run=later[-1].run,
+                    )
+                )
+    return PredictionCheck(sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(others)))
+
+
+def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
+    """Of its measurements with the batch of each rank unchanged, and of its profile."""
+    for found in read_scaling(run, Measurement):
+        for size in (size for size in found.sizes if size.scaling == "weak"):
+            job = (found.task, found.device, size.batch_size / size.ranks, size.nodes, size.ranks)
+            yield MeasuredStep(found.made_at, job, size.step_s, size.run)
+    if (run / PROFILE_FOLDER / PROFILE_FILE).is_file():
+        one = read_profile(run)
+        batch = None if one.batch_size is None else one.batch_size / one.world_size
+        job_of = (one.task, one.device, batch, one.num_nodes, one.world_size)
+        yield MeasuredStep(one.made_at, job_of, one.unprofiled_step_s or one.step_s, str(run))

@@ -1,0 +1,149 @@
+"""Predictions, measurements and checks as lines of text: tables, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from drumline.base.text import columns, duration, join_names, plural, two_digits
+from drumline.runs.profile_result import PART_NAMES
+from drumline.runs.scaling_result import MeasuredSize, Measurement, PredictedSize, Prediction, Range, usual_efficiency
+from drumline.tools.scale.prediction_check import PredictionCheck
+
+WORTH, WORTH_A_BATCH = 0.02, 0.05
+"""A change is mentioned when it saves this part of a step; one of the batch when it raises the efficiency by this."""
+
+
+def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns aligned to the right; headings are separated by commas."""
+    names = headings.split(",")
+    return columns([names, *rows], right=range(len(names)))
+
+
+def step_text(seconds: float) -> str:
+    return f"{two_digits(seconds * 1000)} ms" if seconds < 1 else duration(seconds)
+
+
+def count_text(count: float) -> str:
+    scaled = ((count / size, unit) for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
+    return next((f"{value:.3g}{unit}" for value, unit in scaled if value >= 1), f"{count:.0f}")
+
+
+def _steps(value: Range) -> list[str]:
+    return [step_text(value[1]), f"{step_text(value[0])} - {step_text(value[2])}"]
+
+
+def _parts(value: Range) -> list[str]:
+    return [f"{value[1]:.1%}", f"{value[0]:.0%} - {value[2]:.0%}"]
+
+
+def prediction_lines(prediction: Prediction) -> Iterator[str]:
+    one, options = prediction, prediction.options
+    yield f"{one.task} on {one.device} over {one.network} ({one.network_source})"
+    if options.gpus_per_node > 1:
+        yield f"within a node {one.inside} ({one.inside_source})"
+    yield f"from {one.profile}, {plural(one.profile_ranks, 'rank')}: a step alone takes {step_text(one.alone_s)}"
+    yield ""
+    interval = "(90%)" if one.is_model_compared else "(interval)"
+    headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,samples/day,cost/day"
+    yield from table_lines(headings, list(map(_predicted_row, one.sizes)))
+    yield ""
+    yield from (line for size in one.sizes for line in _changes(one, size))
+    limit, largest = f"{options.pays_above:.0%}", plural(one.sizes[-1].nodes, "node")
+    if one.stops_paying is None:
+        yield f"up to {largest}, each added node brings at least {limit} of one"
+    else:
+        yield f"more nodes stop paying after {one.stops_paying:,}: each of the next brings less than {limit} of one"
+    error = f"the intervals have the model's worst error, {one.model_error:.1%}"
+    if not one.is_model_compared:
+        error = f"the intervals add {one.model_error:.0%} on both sides: NCCL's model was not compared with a cluster"
+    yield (
+        f"assumed: a node fails every {options.mtbf_hours:,.0f} h, a restart takes {duration(options.restart_s)}, "
+        f"a checkpoint every {plural(options.checkpoint_every, 'step')} pauses {duration(options.checkpoint_pause_s)}; "
+        f"{error}"
+    )
+
+
+def _predicted_row(size: PredictedSize) -> list[str]:
+    samples = "-" if size.samples_per_day is None else count_text(size.samples_per_day)
+    cost = "-" if size.cost_per_day is None else f"{size.cost_per_day:,.0f}"
+    exposed, waiting = step_text(size.communication_s), step_text(size.waiting_s)
+    first = [f"{size.nodes:,}", f"{size.ranks:,}", *_steps(size.step_s), *_parts(size.efficiency), exposed, waiting]
+    return [*first, f"{size.goodput:.1%}", samples, cost]
+
+
+def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
+    where, saved = plural(size.nodes, "node"), 1 - size.best_bucket_step_s / size.step_s[1]
+    if saved >= WORTH:
+        yield (
+            f"{where}: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by {saved:.0%}, to "
+            f"{step_text(size.best_bucket_step_s)}"
+        )
+    if size.best_accumulate_efficiency - size.efficiency[1] >= WORTH_A_BATCH:
+        yield (
+            f"{where}: --train.accumulate {size.best_accumulate} would raise the efficiency to "
+            f"{size.best_accumulate_efficiency:.0%}, with a global batch "
+            f"{size.best_accumulate / prediction.accumulate:g} times as large"
+        )
+
+
+def measurement_lines(measurement: Measurement) -> Iterator[str]:
+    yield f"{measurement.task} on {measurement.device}"
+    if measurement.shares_cores:
+        yield "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
+    for scaling, kept in (("weak", "each rank keeps its batch"), ("strong", "all ranks share one batch")):
+        if sizes := [size for size in measurement.sizes if size.scaling == scaling]:
+            yield f"{scaling} scaling: {kept}"
+            headings = "ranks,nodes,batch,step,spread,speed-up,efficiency,usual,compute,exposed,hidden,waiting"
+            yield from table_lines(headings, list(map(_measured_row, sizes)))
+            yield from (line for size in sizes if (line := why_below_usual(size, sizes[0])))
+
+
+def _measured_row(size: MeasuredSize) -> list[str]:
+    known = usual_efficiency(size.ranks)
+    usual = "-" if known is None else "{:.0%} - {:.0%}".format(*known)
+    compute, exposed, waiting = (
+        step_text(size.parts_s.get(part, 0.0)) for part in ("compute", "exposed_communication", "waiting_for_rank")
+    )
+    times = [step_text(size.step_s), step_text(size.spread_s), f"{size.speedup:.2f}", f"{size.efficiency:.0%}", usual]
+    sizes = [f"{size.ranks:,}", f"{size.nodes:,}", f"{size.batch_size:,}"]
+    return [*sizes, *times, compute, exposed, step_text(size.hidden_communication_s), waiting]
+
+
+def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
+    """The largest part of the step that the fewest ranks do not have, where the efficiency is below what is usual."""
+    known = usual_efficiency(size.ranks)
+    if known is None or size.efficiency >= known[0]:
+        return None
+    # With one shared batch, a rank of more ranks has less to compute.
+    shrink = 1.0 if size.scaling == "weak" else base.ranks / size.ranks
+    lost = {part: size.parts_s.get(part, 0.0) - base.parts_s.get(part, 0.0) * shrink for part in PART_NAMES}
+    part = max(lost, key=lambda name: lost[name])
+    longer = ", which takes longer than on the fewest ranks" if part == "compute" else ""
+    return (
+        f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {known[0]:.0%}; the largest loss is "
+        f"{PART_NAMES[part]}{longer}: {step_text(max(0.0, lost[part]))} of a step "
+        f"({max(0.0, lost[part]) / size.step_s:.0%})"
+    )
+
+
+def check_lines(found: PredictionCheck) -> Iterator[str]:
+    if found.sizes:
+        rows = []
+        for one in found.sizes:
+            times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
+            rows.append([one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run])
+        yield from table_lines("task,network,nodes,ranks,predicted,(interval),measured,error,run", rows)
+        errors, outside = [abs(one.error) for one in found.sizes], sum(not one.is_within for one in found.sizes)
+        yield (
+            f"{plural(len(rows), 'size')}: mean error {fmean(errors):.1%}, worst {max(errors):.1%}; {outside} outside "
+            f"of the interval; {found.unmeasured} not measured yet"
+        )
+    elif found.unmeasured:
+        missing = plural(found.unmeasured, "predicted size")
+        yield f"none of {missing} was measured since with the same task, device, batch, nodes and ranks"
+    if found.other_networks:
+        yield (
+            f"not compared: predictions for {join_names(found.other_networks)}; if the measured runs used that "
+            "network, name it with --network"
+        )

@@ -1,0 +1,1 @@
+"""What happens between steps: logging, comparing, evaluating, saving, and stopping on request."""

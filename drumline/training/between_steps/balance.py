@@ -1,0 +1,215 @@
+"""`--data.balance auto`: shards of the global batch by the measured speed of each rank, so that ranks on different
+GPUs finish a step together.
+
+The sizes are the same on every rank and in the checkpoint. Ranks are measured over some steps, and the sizes change
+only if steps become noticeably faster by it:
+
+    step 5      the first steps, which load libraries and choose kernels, are over: every step is timed
+    step 16     ranks exchange their times and choose the sizes from step 17 on; after a large change again at once
+    step 500    the same again, and so on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.base.errors import UsageError
+from drumline.base.text import by_rank
+from drumline.data.loader import IndexedLoader
+from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.rank.collectives import gather_json
+from drumline.training.between_steps.actions import Action
+from drumline.training.between_steps.non_finite import NonFinite
+from drumline.training.between_steps.throughput import ExposedCommunication
+from drumline.training.run_context import RunContext
+from drumline.training.steps.compilation import FIRST_STEPS
+
+WARM_UP_STEPS, TIMED_STEPS = 5, 10
+EVERY_STEPS = 500
+MIN_GAIN = 0.05
+"""How much faster steps must become for the sizes to change."""
+LARGE_GAIN = 0.2
+"""A part of a step's time does not depend on its samples, so sizes that change this much are measured again at once."""
+MOST_OF_FREE_MEMORY = 0.8
+NAMED_SIZES = 8
+_USUAL_RATE = {"cpu": ExposedCommunication.EVERY, "cuda": 100}
+"""DDP measures one of so many steps."""
+
+
+def make_balance(
+    context: RunContext, non_finite: NonFinite, facts: dict[str, Any], saved: Mapping[str, Any] | None
+) -> Balance | None:
+    """Collective: the action; None: there is one rank. `facts`: what checkpoints record; `saved`: what the one that the
+    run resumes from has recorded."""
+    loader, ddp = context.job.loader, context.job.ddp
+    if ddp.world_size == 1:
+        context.note("data.balance auto has no effect: there is one rank")
+        return None
+    if not isinstance(loader, IndexedLoader):
+        raise UsageError(
+            f"--data.balance auto needs samples by index, and {loader.name} is a stream",
+            next_step="leave it out, or give a dataset with __len__ and __getitem__",
+        )
+    is_gpu = ddp.device.type == "cuda"
+    device = torch.cuda.get_device_name(ddp.device) if is_gpu else "cpu"
+    ranks = gather_json([ddp.host, device], device=ddp.device)
+    return Balance(context, loader, non_finite, ranks, facts, (saved or {}).get("balance"))
+
+
+class Balance(Action):
+    """Measures the ranks, and changes the sizes of their shards."""
+
+    name, interval = "balance", 0
+
+    def __init__(
+        self,
+        context: RunContext,
+        loader: IndexedLoader,
+        non_finite: NonFinite,
+        ranks: list[list[str]],
+        facts: dict[str, Any],
+        before: Any,
+    ) -> None:
+        """`ranks`: the host and the device of each; `before`: the record in the checkpoint."""
+        assert isinstance(context.job.applied, DistributedDataParallel)
+        self._job, self._applied = context.job, context.job.applied
+        self._loader, self._non_finite, self._ranks, self._facts = loader, non_finite, ranks, facts
+        self._began_at: int | None = None
+        self._times: list[float] = []
+        self._spent_s: dict[str, float] = {}
+        sizes = even = even_sizes(loader.sharding)
+        measure_at = context.progress.step + WARM_UP_STEPS
+        if is_record(before, even):
+            sizes = tuple(before["sizes"])
+            # On different machines the old sizes are wrong.
+            measure_at = max(measure_at, before["measure_at"] if before["ranks"] == ranks else 0)
+        self._use(sizes, measure_at)
+
+    def due(self, step: int) -> bool:
+        return step >= self._measure_at
+
+    def run(self, context: RunContext) -> None:
+        """Collective in the last of the timed steps."""
+        step = context.progress.step
+        if self._began_at is None:
+            self._began_at, self._spent_s = step, self._job.heartbeat.spent_s()
+            self._applied._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+        elif step > self._began_at + 1:  # when a step begins, DDP publishes the times of the one before
+            measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+            parts = (measured.get(f"{part}_compute_time", 0) for part in ("forward", "backward"))
+            self._times.append(sum(parts) / 1e9)
+        if len(self._times) == TIMED_STEPS:
+            self._decide(context)
+            self._began_at, self._times = None, []
+            rate = _USUAL_RATE[self._job.ddp.device.type]
+            self._applied._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
+
+    def _decide(self, context: RunContext) -> None:
+        """Collective: exchange the times, and choose the sizes of the following steps."""
+        step, before = context.progress.step, self._sizes
+        found = gather_json([self._own_s(step), self._most()], device=self._job.ddp.device)
+        seconds, most = ([one[place] for one in found] for place in (0, 1))
+        later = step - step % EVERY_STEPS + EVERY_STEPS
+        sharding = self._loader.sharding
+        smallest = min(sharding.min_shard_size * sharding.accumulate, sharding.batch_size // sharding.world_size)
+        # DDP may not measure on every kind of device.
+        sizes = choose_sizes(before, seconds, smallest=smallest, most=most) if all(seconds) else before
+        gain = speed_up(before, sizes, seconds)
+        if gain < MIN_GAIN:
+            self._use(before, later)
+            return
+        self._non_finite.read()  # it makes the batches of steps before this one again, if they were not finite
+        self._use(sizes, step + 1 if gain >= LARGE_GAIN else later)
+        if (marks := self._job.ddp._connection.compilations) is not None:
+            marks.is_usual_until = step + FIRST_STEPS  # torch compiles for the new sizes
+        context.reporter.report(
+            "note",
+            step=step,
+            message=self._describe(step, gain),
+            shard_sizes=sizes,
+            seconds_per_step=[round(one, 6) for one in seconds],
+        )
+
+    def _use(self, sizes: tuple[int, ...], measure_at: int) -> None:
+        even = even_sizes(self._loader.sharding)
+        if sizes != (self._loader.sharding.sizes or even):
+            self._loader.resize_shards(None if sizes == even else sizes)
+        self._sizes, self._measure_at = sizes, measure_at
+        self._facts["balance"] = {"sizes": list(sizes), "measure_at": measure_at, "ranks": self._ranks}
+
+    def _own_s(self, step: int) -> float:
+        """This rank's own time in a step, without waiting for others; 0: unknown."""
+        assert self._began_at is not None
+        sharding = self._loader.sharding
+        num_micro = len(plan_step(Cursor(), length=sharding.batch_size, sharding=sharding).spans)
+        compute_s = median(self._times) * num_micro  # DDP measures the last micro-batch
+        now, steps = self._job.heartbeat.spent_s(), step - self._began_at
+        data_s, optimizer_s = ((now[name] - self._spent_s[name]) / steps for name in ("data", "optimizer"))
+        if self._job.ddp.device.type == "cuda":  # there batches are made while the device computes
+            return compute_s and max(compute_s, data_s)
+        return compute_s and compute_s + data_s + optimizer_s
+
+    def _most(self) -> int:
+        """The most samples that this rank may get."""
+        sharding, device = self._loader.sharding, self._job.ddp.device
+        if device.type != "cuda" or sharding.micro_batch_size is not None:
+            return sharding.batch_size
+        used, free = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[0]
+        own = self._sizes[sharding.rank]
+        return own + int(own * MOST_OF_FREE_MEMORY * free / max(used, 1))
+
+    def _describe(self, step: int, gain: float) -> str:
+        sizes, sharding = self._sizes, self._loader.sharding
+        listed = f"{min(sizes)} to {max(sizes)}"
+        if len(set(sizes)) <= NAMED_SIZES:
+            listed = by_rank(sizes, [host for host, _ in self._ranks])
+        text = f"ranks get samples by their speed from step {step + 1} on ({listed}): steps should be {gain:.0%} faster"
+        if sharding.micro_batch_size is not None:
+            return text
+        now, even = (-(-max(of_all) // sharding.accumulate) for of_all in (sizes, even_sizes(sharding)))
+        return f"{text}; a rank holds up to {now} at once instead of {even}: --train.micro_batch_size limits that"
+
+
+def even_sizes(sharding: Sharding) -> tuple[int, ...]:
+    """How many samples of a full batch each rank gets if all have the same speed."""
+    size, extra = divmod(sharding.batch_size, sharding.world_size)
+    return tuple(size + (rank < extra) for rank in range(sharding.world_size))
+
+
+def is_record(found: Any, even: tuple[int, ...]) -> bool:
+    """Whether this is what `Balance` records, for as many ranks and samples; anyone may have written it."""
+    if not isinstance(found, dict) or not isinstance(sizes := found.get("sizes"), list):
+        return False
+    is_split = len(sizes) == len(even) and all(type(size) is int and size > 0 for size in sizes)
+    return is_split and sum(sizes) == sum(even) and type(found.get("measure_at")) is int and "ranks" in found
+
+
+def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """How much faster steps become with `sizes`, as a fraction, if each rank took so many seconds with those before."""
+    expected = [time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)]
+    return max(seconds) / max(expected) - 1 if all(seconds) else 0.0
+
+
+def choose_sizes(
+    sizes: Sequence[int], seconds: Sequence[float], *, smallest: int, most: Sequence[int]
+) -> tuple[int, ...]:
+    """The sizes with which the slowest rank takes the least time, if a rank's time is proportional to its samples.
+    `seconds`: what each rank took for `sizes`; `most`: the limit of each rank, which is not below `sizes`."""
+    total, ranks = sum(sizes), range(len(sizes))
+    per_sample = [time / size for time, size in zip(seconds, sizes, strict=True)]
+    per_second = sum(1 / one for one in per_sample)
+    chosen = [
+        min(limit, max(smallest, int(total / one / per_second))) for one, limit in zip(per_sample, most, strict=True)
+    ]
+    while (missing := total - sum(chosen)) > 0:
+        free = (rank for rank in ranks if chosen[rank] < most[rank])
+        chosen[min(free, key=lambda rank: (chosen[rank] + 1) * per_sample[rank])] += 1
+    for _ in range(-missing):
+        large = (rank for rank in ranks if chosen[rank] > smallest)
+        chosen[max(large, key=lambda rank: chosen[rank] * per_sample[rank])] -= 1
+    return tuple(chosen)

@@ -1,0 +1,380 @@
+"""Saving checkpoints while training continues: the loop pauses for a copy of the state, and a thread writes it.
+
+    (entered)  the ranks that write are chosen, and make a small copy, so that the first save need not load and pin
+    prepare    waits for the previous save, or skips this one (`checkpoint.when_busy`)
+    save       the ledger is gathered, the state is gathered and copied, and the writer's thread starts
+    report     a finished checkpoint is reported, or the writer's error raised, by the loop after a later step
+
+Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and fails.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, assert_never
+
+import torch
+from torch import Tensor
+
+from drumline.base.errors import log
+from drumline.checkpoint import state, store
+from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
+from drumline.checkpoint.optimizer_state import encode_state
+from drumline.checkpoint.rank_states import gather_states
+from drumline.checkpoint.retention import is_best, prune
+from drumline.checkpoint.state import gather_rng
+from drumline.checkpoint.store import WritingRank, flush_folder
+from drumline.data.ledger import Ledger
+from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.parallel.wrap import LiveBuffers
+from drumline.rank.collectives import all_sum, gather_json
+from drumline.runs.events import JsonLines
+from drumline.runs.ledger_entries import LedgerEntry, num_steps, to_json
+from drumline.training.between_steps.task_hooks import TaskHooks
+from drumline.training.job.job import Job, Progress
+from drumline.training.job.optimizer import group_state
+from drumline.training.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
+from drumline.training.run_context import RunContext
+from drumline.watch.heartbeat import Phase
+
+if TYPE_CHECKING:
+    from drumline.checkpoint.mirror import Mirror
+
+DATA_FILE = "data"
+"""The file and document of a dataset's own state."""
+COMM_FILE = "comm"
+"""The file and document of `Job.comm`."""
+FAILED_S = 5.0
+"""How long a run that has failed waits for its mirror: a failure is to be reported soon."""
+_STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
+
+
+class LedgerFile:
+    """The sample ledger's file, `ledger.jsonl` in the run folder, written by rank 0 at each start and before each save.
+    Only rank 0 has a path.
+
+        {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
+        {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
+
+    A start has the step that it resumes from: later steps in lines above it were repeated and do not count. A save adds
+    about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the last save. Where nodes continue without a
+    lost one, the steps since the last save are `unsaved`, and the start after them has what was `lost`: ranks, each
+    with the first and last step whose samples are in no weights."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.ledger = Ledger()
+        """This rank's entries since the last save."""
+        self.since: dict[str, Any] = {}
+        """The first step that is not written yet, and its cursor."""
+        self._taken: list[LedgerEntry] = []
+        self._path = path
+        self._lines: JsonLines | None = None
+        self._waiting: list[str] = []
+
+    def start(self, context: RunContext, before: Sequence[Mapping[str, Any] | None] = ()) -> None:
+        """Record that the job starts from this step. `before`: what each rank keeps of the group before this one."""
+        job, train, progress = context.job, context.config.train, context.progress
+        self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
+        lost = self._end_group(before, progress.step)
+        record = {
+            "kind": "start",
+            "step": progress.step,
+            **asdict(progress.cursor),
+            "world_size": job.ddp.world_size,
+            "batch_size": job.batch.size,
+            "samples": job.loader.num_samples,  # None: the length of a stream is unknown
+            "seed": train.seed,
+            "shards": train.shards if train.exact == "elastic" else None,
+            "time": round(time.time(), 3),
+            **({"lost": lost} if lost else {}),
+        }
+        self._write(record)
+
+    def _end_group(self, before: Sequence[Mapping[str, Any] | None], step: int) -> list[tuple[int, int, int]]:
+        """Write what the ranks of the group before covered since the last save. Which samples that were follows from
+        the cursor and the sizes of the global batches, also for a rank that is lost. Returns which steps of which ranks
+        are lost."""
+        known = [one for one in before if one is not None]
+        if not known:
+            return []
+        since = max(known, key=lambda one: (one["step"], one["ledger"]["first"]))["ledger"]
+        first, cursor, split = since["first"], Cursor(**since["cursor"]), dict(since["sharding"])
+        batches = []
+        for epoch, _, _, size, count in since["entries"]:
+            start = cursor.position if epoch == cursor.epoch else 0
+            batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
+            cursor = Cursor(epoch, start + count * size)
+        ranks, split["sizes"] = [], split["sizes"] and tuple(split["sizes"])
+        for rank in range(split["world_size"]):
+            covered, sharding = Ledger(), Sharding(**{**split, "rank": rank})
+            for at, size in batches[: step - first + 1]:
+                covered.add(plan_step(at, length=at.position + size, sharding=sharding))
+            ranks.append(to_json(covered.take()))
+        if step >= first:
+            self._write({"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True})
+        in_weights = {one["ledger"]["sharding"]["rank"]: one["step"] for one in known}
+        round_at = min(max(one["finished_at"] for one in known))
+        ends = [(rank, in_weights.get(rank, round_at)) for rank in range(len(ranks))]
+        return [(rank, end + 1, step) for rank, end in ends if end < step]
+
+    def unsaved(self) -> list[LedgerEntry]:
+        """This rank's entries since the last save that all ranks took part in."""
+        self._taken += self.ledger.take()
+        return self._taken
+
+    def gather(self, progress: Progress, *, device: torch.device) -> None:
+        """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
+        step, runs = progress.step, self.unsaved()
+        ranks = gather_json(to_json(runs), device=device)
+        self._taken = []
+        self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
+        if runs:
+            self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
+
+    def flush(self) -> None:
+        """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
+        if self._lines is not None:
+            with self._errors_as_warnings():
+                self._lines.flush()
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._path is None:
+            return
+        self._waiting.append(json.dumps(record, separators=(",", ":")))
+        with self._errors_as_warnings():
+            if self._lines is None:
+                self._lines = JsonLines(self._path)
+                flush_folder(self._path.parent)
+            while self._waiting:
+                self._lines.append(self._waiting[0])
+                del self._waiting[0]
+
+    @contextmanager
+    def _errors_as_warnings(self) -> Iterator[None]:
+        """A ledger that cannot be written does not end the run, as it does not affect the result: the line is written
+        with the next save. (If the disk is full, saving the checkpoint fails, which does end the run.)"""
+        try:
+            yield
+        except OSError as error:
+            log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
+
+
+def gather_state(
+    job: Job, progress: Progress, facts: Mapping[str, Any], hooks: TaskHooks | None = None, *, is_writer: bool
+) -> GatheredState | None:
+    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. All
+    ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in `job.shared_weights()`.
+
+    With a single rank this does not wait for its GPU."""
+    device = job.ddp.device
+    rng = gather_rng(device)
+    by_rank = _gather_rank_states(job)
+    # Being copied to the host: complete when a copy that is started later is.
+    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
+    of_run: dict[str, Any] = {}
+    if hooks is not None:
+        of_run = {"stop_asked": hooks.pending_reason(), "stopped": progress.stopped, "metrics": progress.metrics}
+    of_hooks = store.Snapshot({}, {}) if hooks is None else hooks.capture()  # on every rank: it may be collective
+    if not is_writer:
+        return None
+    measured: dict[str, Any] = {"names": job.meter.names}
+    snapshot = state.capture(
+        job.model,
+        job.optimizer,
+        scaler=job.scaler,
+        progress={
+            "step": progress.step,
+            "cursor": asdict(progress.cursor),
+            "saved_step": progress.saved_step,
+            "measured": measured,
+            "facts": dict(facts),
+            "group_state": group_state(job.optimizer, job.group_settings),
+            **of_run,
+        },
+    )
+    documents = {**snapshot.documents, **of_hooks.documents, **by_rank.documents}
+    live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **by_rank.tensors}
+    if job.sync is not None and (outer := job.sync.outer_state()):
+        live[OUTER_FILE] = outer
+    return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
+
+
+def _gather_rank_states(job: Job) -> store.Snapshot:
+    """Collective: every rank's state of what has one of its own: a dataset that keeps its position, PowerSGD, a replica
+    of `--dist.sync`."""
+    gathered = store.Snapshot({}, {})
+    comm = None if job.comm is None else job.comm.state_dict()
+    states = {DATA_FILE: job.loader.stream_state(), COMM_FILE: comm, REPLICAS_FILE: replica_state(job)}
+    for file, own in states.items():
+        if own is None:
+            continue
+        tensors: dict[str, Tensor] = {}
+        encoded = encode_state(own, _STATE_NAMES.get(file, file), tensors)
+        gathered.documents[file], theirs = gather_states(encoded, tensors, device=job.ddp.device)
+        if theirs:
+            gathered.tensors[file] = theirs
+    return gathered
+
+
+class Saver:
+    """Writes the checkpoints of a run, one at a time, and before each the sample ledger."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        *,
+        facts: Mapping[str, Any],
+        check_state: Callable[[], str | None],
+        before: Sequence[Mapping[str, Any] | None] = (),
+    ) -> None:
+        """`check_state`, collective: the first tensor that is not finite, if there is one; or an error. `before`: what
+        each rank keeps of the group before this one."""
+        self._before = before
+        self._job, self._context = context.job, context
+        self._root, self._settings = context.folder.checkpoints, context.config.checkpoint
+        self._facts, self._check_state = facts, check_state
+        ddp = context.job.ddp
+        self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
+        self.ledger = self._ledger_file.ledger
+        """What this rank has trained on since the last save: the loop adds to it."""
+        self._mirror: Mirror | None = None
+        if self._settings.mirror is not None and ddp.is_main_process():
+            from drumline.training.between_steps.mirroring import make_mirror  # few runs need it
+
+            self._mirror = make_mirror(context, self._settings.mirror)
+        self._background = BackgroundSaver(self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune)
+        self.writer = self._background.writer
+        self._held: object = None
+        self._paused_at = self._paused_s = 0.0
+
+    def unsaved(self) -> dict[str, Any]:
+        """The first step since the last save, its cursor, what this rank has trained on since, and as which part."""
+        entries, split = to_json(self._ledger_file.unsaved()), asdict(self._job.loader.sharding)
+        return {**self._ledger_file.since, "entries": entries, "sharding": split}
+
+    def __enter__(self) -> Self:
+        """Collective: choose the ranks that write."""
+        ddp, who = self._job.ddp, self._settings.writers
+        self._ledger_file.start(self._context, self._before)
+        num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
+        if (who != "one" or num_shards > 1) and ddp.world_size > 1:
+            assert ddp._connection.store is not None
+            self._background.choose_writers(
+                who, ddp._connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
+            )
+        self._background.rehearse()
+        if self._mirror is not None:
+            self._mirror.start()  # what an earlier start could not upload
+        return self
+
+    def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
+        """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous save or to skip."""
+        self._paused_at = time.perf_counter()
+        match self._settings.when_busy:
+            case "wait":
+                may_skip = False
+            case "skip":
+                may_skip = not must_save
+            case _:
+                assert_never(self._settings.when_busy)
+        if may_skip:
+            task, ddp = self._job.task, self._job.ddp
+            skips = (
+                ddp.is_main_process()
+                and self.writer.is_busy
+                and not is_best(self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better)
+            )
+            if skips:
+                busy_with = self._background.step
+                self._context.note(f"skipped the save of step {step}: step {busy_with} is still being written")
+            if ddp.world_size > 1:
+                skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
+            if skips:
+                return False
+        self.report()
+        return True
+
+    def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        """Collective: copy what is to be saved, and start to write it."""
+        # First: a checkpoint must never contain steps that the ledger lacks.
+        self._ledger_file.gather(progress, device=self._job.ddp.device)
+        if self._job.sync is None:
+            LiveBuffers(self._job.model).broadcast()
+        about = {"metrics": dict(metrics), "non_finite": self._check_state()}
+        progress.saved_step = progress.step
+        hooks, is_writer = self._context.hooks, self._background.is_writer
+        gathered = gather_state(self._job, progress, self._facts, hooks, is_writer=is_writer)
+        if gathered is None:
+            return
+        # Kept until the next save: if the writer's thread freed the pinned memory of the sums while a step is being
+        # captured, torch would count the capture as a use of it, and fail later.
+        self._held = gathered.complete
+        complete = replace(gathered, complete=partial(self._complete, gathered))
+        with self._job.shared_weights():  # the copy is made in it
+            kind = self._background.start(progress.step, complete, copies=self._settings.background, about=about)
+        self._paused_s = time.perf_counter() - self._paused_at
+        if kind == "none":
+            self.report()
+
+    def report(self) -> None:
+        """Report the checkpoint that was being written, or raise its error; waits for it."""
+        if (written := self.writer.take()) is not None:
+            paused_s = max(self._paused_s, written.pop("copy_s"))
+            self._context.throughput.checkpoint_pause_s += paused_s
+            self._context.reporter.report("checkpoint", **written, blocked_s=paused_s)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, and report it."""
+        if self.writer.is_busy:
+            self._job.heartbeat.mark(Phase.SAVE)
+        self.report()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Finish the checkpoint that is being written, however the loop ends. Its error never hides another one."""
+        if self.writer.is_busy:
+            self._job.heartbeat.mark(Phase.SAVE)
+        try:
+            if error is not None:
+                self._background.wait_after_failure()
+            self.report()
+        except Exception as also:
+            if error is None:
+                raise
+            log.warning(also)
+        finally:
+            self._ledger_file.close()
+            # A run that is preempted reports its save first: the launcher, and the other ranks, wait for that only.
+            if not self._context.progress.is_stopping or error is not None:
+                self._finish_mirror(FAILED_S if error is not None else inf)
+
+    def _finish_mirror(self, limit_s: float) -> None:
+        if self._mirror is not None:
+            self._job.heartbeat.mark(Phase.SAVE)
+            self._mirror.finish(min(self._settings.mirror_wait_s, limit_s))
+
+    def close(self, limit_s: float = FAILED_S) -> None:
+        """Mirror the events of the end of the run, too; wait for that at most this long."""
+        if self._mirror is not None:
+            self._mirror.close(min(self._settings.mirror_wait_s, limit_s))
+
+    def _complete(self, gathered: GatheredState) -> None:
+        """On rank 0, in the writer's thread, before the checkpoint is written."""
+        gathered.complete()
+        self._ledger_file.flush()
+
+    def _prune(self, newest: Path) -> None:
+        if self._mirror is not None:
+            self._mirror.saved(newest)
+        else:
+            prune(self._root, newest=newest, **self._context.retention)

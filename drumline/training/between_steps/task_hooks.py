@@ -1,0 +1,189 @@
+"""The hooks of a task in a run: called at their moments, in order; what checkpoints keep of them; and how ranks agree
+to end the run because a hook asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drumline.base.errors import DrumlineError, UsageError, log, summary
+from drumline.checkpoint.optimizer_state import decode_state, encode_state
+from drumline.checkpoint.state import keeping_rng, translated
+from drumline.checkpoint.store import Snapshot
+from drumline.config.schema import Config
+from drumline.parallel.shards import is_shard
+from drumline.rank.collectives import check_same, gather_json
+from drumline.training.job.evaluation_job import EvaluationJob
+from drumline.training.tasks.hook import Hook, Run
+from drumline.watch.heartbeat import Phase
+
+HOOKS_FILE = "hooks"
+"""The file and document of the hooks' states in a checkpoint."""
+
+
+class TaskHooks:
+    """A task's hooks, and the `Run` that they are given."""
+
+    def __init__(self, hooks: Sequence[Hook], run: Run, job: EvaluationJob) -> None:
+        self.hooks = hooks
+        self.run = run
+        self._job = job
+
+    def call(self, moment: str, *, step: int, epoch: int, metrics: Mapping[str, Any], only: Hook | None = None) -> None:
+        """Call this method of every hook, or of one. Collective where a hook's is."""
+        self._job.heartbeat.mark(Phase.BETWEEN)
+        hooks = self.hooks if only is None else (only,)
+        # The checkpoint of this step has the random numbers of the moment before.
+        draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
+        with draws, self._logging(step, epoch, metrics) as run:
+            # Hooks nest around an evaluation: the last one to change the model is the first to put it back.
+            for hook in hooks[::-1] if moment == "after_evaluation" else hooks:
+                with _named(hook, moment):
+                    getattr(hook, moment)(run)
+
+    def fail(self, error: BaseException, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """This rank ends with this error. What a hook raises about it does not hide it."""
+        with self._logging(step, epoch, metrics) as run:
+            for hook in self.hooks:
+                try:
+                    hook.failure(run, error)
+                except Exception as also:
+                    log.warning(f"the hook {type(hook).__name__}.failure() failed: {summary(also)}")
+
+    @contextmanager
+    def _logging(self, step: int, epoch: int, metrics: Mapping[str, Any]) -> Iterator[Run]:
+        """The run at this moment. The task may log meanwhile."""
+        run = self.run
+        run.step, run.epoch, run.metrics = step, epoch, metrics
+        run.task._log = run.log
+        try:
+            yield run
+        finally:
+            run.task._log = None
+
+    # The end of the run: each rank has its own reason, or none, and all must end at the same step.
+
+    def vote(self, like: Tensor) -> Tensor:
+        """1 if a hook has asked this rank to end the run, else 0, to be summed over all ranks."""
+        return like.new_full((1,), float(self.run.stop_reason is not None))
+
+    def pending_reason(self) -> str | None:
+        """Collective: the reason of the first rank that has one."""
+        reasons = gather_json(self.run.stop_reason, device=self._job.ddp.device)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    # Checkpoints
+
+    def capture(self) -> Snapshot:
+        """The states of all hooks. The tensors share memory with theirs."""
+        tensors: dict[str, Tensor] = {}
+        document = []
+        for number, hook in enumerate(self.hooks):
+            with _named(hook, "state_dict"):
+                encoded = encode_state(hook.state_dict(), str(number), tensors)
+            document.append({"name": type(hook).__name__, "state": encoded})
+        return Snapshot({HOOKS_FILE: tensors} if tensors else {}, {HOOKS_FILE: document})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Give every hook the state that one of its class had, in order."""
+
+        def copied(tensor: Tensor) -> Tensor:  # a shard is read on the host; it goes where the parameters are
+            device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
+            return tensor.to(device, copy=True)
+
+        with translated(HOOKS_FILE):
+            tensors, document = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.documents.get(HOOKS_FILE, [])
+            saved = [
+                (entry["name"], decode_state(entry["state"], lambda name: copied(tensors[name]))) for entry in document
+            ]
+        for hook in self.hooks:
+            name = type(hook).__name__
+            found = next((entry for entry in saved if entry[0] == name), None)
+            if found is None:
+                if _overrides(hook, "load_state_dict"):
+                    self._warn(f"the checkpoint has no state of the hook {name}, which begins anew")
+                continue
+            saved = [entry for entry in saved if entry is not found]
+            if found[1]:
+                with _named(hook, "load_state_dict"):
+                    hook.load_state_dict(found[1])
+        for name, state in saved:
+            if state:
+                self._warn(f"the task no longer has the hook {name}: its state in the checkpoint is not used")
+
+    def _warn(self, message: str) -> None:
+        if self.run.rank == 0:
+            log.warning(message)
+
+
+def make_hooks(
+    job: EvaluationJob, config: Config, folder: Path, report: Callable[..., None] | None, total_steps: int
+) -> TaskHooks | None:
+    """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for `Run`."""
+    hooks: list[Any] = list(job.task.hooks())
+    ddp, where = job.ddp, f"{type(job.task).__name__}.hooks()"
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            what = f"the class {hook.__name__}" if isinstance(hook, type) else f"a {type(hook).__name__}"
+            raise UsageError(f"{where} returned {what}, not a drumline.Hook", next_step="return a list of hook objects")
+        if type(hook.every_steps) is not int or hook.every_steps < 1:
+            raise UsageError(
+                f"{type(hook).__name__}.every_steps is {hook.every_steps!r}",
+                next_step="use a number of steps from 1 on",
+            )
+    check_same(
+        {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
+        host=ddp.host,
+        device=ddp.device,
+        next_step="return the same hooks in the same order on every rank; a hook may use run.rank",
+    )
+    if not hooks:
+        return None
+    run = Run(
+        task=job.task,
+        model=job.model,
+        _optimizer=getattr(job, "optimizer", None),
+        config=config,
+        total_steps=total_steps,
+        rank=ddp.rank,
+        world_size=ddp.world_size,
+        device=ddp.device,
+        folder=folder,
+        has_eval_data=bool(job.eval_loaders),
+        _report=report,
+        _autocast=job.autocast,
+        _shared_weights=getattr(job, "shared_weights", nullcontext),
+    )
+    return TaskHooks(hooks, run, job)
+
+
+def hooks_after_step(hooks: TaskHooks) -> list[Hook]:
+    """Those that define `after_step`: no other is called after a step."""
+    return [hook for hook in hooks.hooks if _overrides(hook, "after_step")]
+
+
+def hooks_before_evaluation(hooks: TaskHooks) -> list[Hook]:
+    """Those that may change what is evaluated."""
+    return [hook for hook in hooks.hooks if _overrides(hook, "before_evaluation")]
+
+
+def _overrides(hook: Hook, method: str) -> bool:
+    return getattr(type(hook), method) is not getattr(Hook, method)
+
+
+@contextmanager
+def _named(hook: Hook, method: str) -> Iterator[None]:
+    """What is raised here names the hook."""
+    where = f"{type(hook).__name__}.{method}()"
+    try:
+        yield
+    except DrumlineError as error:
+        error.what = f"the hook {where}: {error.what}"
+        raise
+    except (Exception, SystemExit) as error:
+        error.add_note(f"in the hook {where}")
+        raise

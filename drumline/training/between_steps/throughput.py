@@ -1,0 +1,249 @@
+"""How fast a run trains: samples, tokens and FLOPs a second, and where the time goes beside computing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.training.job.job import Job
+from drumline.training.memory.gpu_table import peak_tflop_per_s
+from drumline.training.memory.model_flops import ModelFlops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Of a part of a run, over all ranks; the fields of a `train` or `end` event. None: unknown."""
+
+    samples_per_s: float
+    tokens_per_s: float | None
+    tflop_per_s: float | None
+    mfu: float | None
+    data_share: float
+    communication_share: float | None
+
+
+class DdpStepTimes(NamedTuple):
+    """A step that DDP has measured: the mean of all ranks."""
+
+    exposed_s: float
+    """How long it waited in communication that nothing overlapped."""
+    computing_s: float
+    """Its forward and backward pass, without what is exposed; of several micro-batches, the last one's."""
+
+
+class _Totals(NamedTuple):
+    """Since the start of this process."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    tokens: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """A part of a run. Its time is that of waiting for data and that of steps, which has the exposed communication."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    tokens: float = 0.0
+    waited_s: float = 0.0
+    exposed_s: float = 0.0
+    measured_s: float = 0.0
+    """Of the time of steps, that for which `exposed_s` is known."""
+
+    @classmethod
+    def between(cls, begin: _Totals, end: _Totals, measured: DdpStepTimes | None) -> _Interval:
+        seconds = end.seconds - begin.seconds
+        steps = end.steps - begin.steps
+        # Ranks leave the reduction of the log line at slightly different times.
+        waited_s = min(end.waited_s - begin.waited_s, seconds)
+        exposed_s = 0.0
+        measured_s = 0.0
+        if measured is not None and steps:
+            measured_s = seconds - waited_s
+            # The measured step may have taken much longer than the others: its parts are fractions of its own time.
+            step_s = max(measured_s / steps, measured.exposed_s + measured.computing_s)
+            exposed_s = measured_s * (measured.exposed_s / step_s) if step_s else 0.0
+        return cls(
+            seconds=seconds,
+            steps=steps,
+            samples=end.samples - begin.samples,
+            tokens=end.tokens - begin.tokens,
+            waited_s=waited_s,
+            exposed_s=exposed_s,
+            measured_s=measured_s,
+        )
+
+    def __add__(self, following: _Interval) -> _Interval:
+        return _Interval(
+            seconds=self.seconds + following.seconds,
+            steps=self.steps + following.steps,
+            samples=self.samples + following.samples,
+            tokens=self.tokens + following.tokens,
+            waited_s=self.waited_s + following.waited_s,
+            exposed_s=self.exposed_s + following.exposed_s,
+            measured_s=self.measured_s + following.measured_s,
+        )
+
+
+class Throughput:
+    """Measures a run, without the time for evaluations and saves."""
+
+    def __init__(self) -> None:
+        self.created = time.perf_counter()
+        self.seconds = 0.0
+        self.lap_s = 0.0
+        """The seconds of the latest lap."""
+        self.num_pauses = 0
+        self.checkpoint_pause_s = 0.0
+        """How long saves have paused the loop."""
+        self.start_s: float | None = None
+        """From the creation to the end of the first step; None: no step has ended."""
+        self.start_waited_s = 0.0
+        """How long this rank had waited for data by then."""
+        self.start_tokens = 0.0
+        """How many tokens this rank had taken by then."""
+        self.model_flops: ModelFlops | None = None
+        self.peak_tflop_per_s: float | None = None
+        """Of all devices together; None: unknown."""
+        self._steps = 0
+        self._samples = 0
+        self._started: float | None = None
+        self._last = _Totals()
+        self._first_step = _Totals()
+        self._whole = _Interval()
+        self._steady = _Interval()
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._started is not None:
+            self.seconds += time.perf_counter() - self._started
+            self._started = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.num_pauses += 1
+        self.stop()
+        yield
+        self.start()
+
+    def count(self, num_samples: int) -> None:
+        """One more optimizer step was launched."""
+        self._steps += 1
+        self._samples += num_samples
+
+    def end_start(self, *, waited_s: float = 0.0, tokens: float = 0.0) -> None:
+        """The device has finished the first step. It may have compiled, so it is not part of the steady speed.
+        `waited_s`, `tokens`: of this rank so far."""
+        self.stop()
+        self.start()
+        self.start_s = time.perf_counter() - self.created
+        self.start_waited_s = waited_s
+        self.start_tokens = tokens
+        self._first_step = _Totals(seconds=self.seconds, steps=self._steps, samples=self._samples)
+
+    def lap(
+        self,
+        *,
+        waited_s: float,
+        tokens: float = 0.0,
+        measured: DdpStepTimes | None = None,
+        start_waited_s: float = 0.0,
+        start_tokens: float = 0.0,
+        has_compiled: bool = False,
+    ) -> Speed:
+        """The speed since the last lap. Call it when the device has finished its work. `waited_s`: how long the run has
+        waited for data so far, the mean of all ranks. `tokens`: of all ranks so far. `start_waited_s`, `start_tokens`:
+        the same, when the first step ended. `has_compiled`: in this lap, after the first step."""
+        self.stop()
+        self.start()
+        begin = self._last
+        self._last = _Totals(self.seconds, self._steps, self._samples, tokens, waited_s)
+        lap = _Interval.between(begin, self._last, measured)
+        self.lap_s = lap.seconds
+        self._whole += lap
+        if not has_compiled:
+            if begin.steps < self._first_step.steps:
+                begin = self._first_step._replace(tokens=start_tokens, waited_s=start_waited_s)
+            self._steady += _Interval.between(begin, self._last, measured)
+        return self._speed(lap)
+
+    def steady(self) -> Speed:
+        """The speed of all laps, without the first step and without laps in which something was compiled. If nothing
+        else is left: with them."""
+        return self._speed(self._steady if self._steady.steps else self._whole)
+
+    def _speed(self, interval: _Interval) -> Speed:
+        seconds = max(interval.seconds, 1e-9)
+        samples = interval.samples
+        tokens = interval.tokens
+        tflop_per_s = None
+        mfu = None
+        if self.model_flops is not None and samples:
+            flops = self.model_flops.of(samples=samples, tokens=tokens or None)
+            tflop_per_s = flops / seconds / 1e12
+            mfu = tflop_per_s / self.peak_tflop_per_s if self.peak_tflop_per_s else None
+        data_share = interval.waited_s / seconds
+        communication_share = None
+        if interval.measured_s:
+            communication_share = (1.0 - data_share) * (interval.exposed_s / interval.measured_s)
+        return Speed(
+            samples_per_s=samples / seconds,
+            tokens_per_s=tokens / seconds if tokens else None,
+            tflop_per_s=tflop_per_s,
+            mfu=mfu,
+            data_share=data_share,
+            communication_share=communication_share,
+        )
+
+    def seconds_for(self, num_steps: int) -> float:
+        """How long this many more steps will take, at the speed so far."""
+        interval = self._steady if self._steady.steps else self._whole
+        return num_steps * interval.seconds / max(interval.steps, 1)
+
+
+def total_peak(ranks: Iterable[Mapping[str, Any]], arithmetic: str) -> float | None:
+    """The peak of the GPUs of all ranks, in TFLOP/s; one that several ranks share counts once. None: unknown."""
+    gpus = {(rank["host"], rank["gpu"]): str(rank["device"]) for rank in ranks}
+    peaks = [peak_tflop_per_s(name, arithmetic) for name in gpus.values()]
+    return None if None in peaks else sum(filter(None, peaks))
+
+
+class ExposedCommunication:
+    """How long this rank's steps wait in DDP's all-reduce when their backward pass has ended, for the network or for a
+    slower rank, as DDP measures it in some steps anyway. On the CPU that is in every tenth step; on a GPU, where it has
+    to wait for the device, in one of a hundred, as torch does by default. The first ten steps are all measured."""
+
+    EVERY, LONGEST = 10, 200
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._applied = job, job.applied
+        self._newest = (0, 0)
+        if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
+            self._applied._set_ddp_runtime_logging_sample_rate(self.EVERY)  # type: ignore[no-untyped-call]
+
+    def newest(self, step: int) -> DdpStepTimes | None:
+        """The parts of the step that was measured last, on this rank. A captured step is not measured."""
+        if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
+            return None
+        measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        iteration, sent_ns = int(measured.get("iteration", 0)), measured.get("backward_comm_time", 0)
+        if iteration != self._newest[0]:
+            self._newest = iteration, step
+        # The first passes are those of the warm-up.
+        is_recent = iteration > 2 and step - self._newest[1] <= self.LONGEST
+        if not is_recent or not sent_ns or self._job.ddp.world_size == 1:
+            return None
+        exposed_ns = max(0, sent_ns - measured["backward_compute_comm_overlap_time"])
+        computing_ns = measured["forward_compute_time"] + measured["backward_compute_time"]
+        return DdpStepTimes(exposed_s=exposed_ns / 1e9, computing_s=computing_ns / 1e9)

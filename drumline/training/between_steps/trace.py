@@ -1,0 +1,154 @@
+"""The trace of a run (`log.trace`): hashes of every sample and tensor at every step, to compare two runs bit by bit.
+
+One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happened:
+
+- `start`: an attempt starts: world_size, pid, the step it starts from, and the tensors at that step;
+- `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
+- `evaluation`, `evaluated`: an evaluation begins, and ends with its metrics.
+
+Tensors (rank 0 writes them) have their names in a checkpoint; `unsaved` are those that are in no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from drumline.checkpoint.state import capture
+from drumline.data.draws import permute
+from drumline.data.loader import MicroBatch, Step
+from drumline.parallel.shards import whole
+from drumline.rank.tensor_hash import as_bytes
+from drumline.runs.events import EventLog
+from drumline.runs.run_folder import writing_to
+from drumline.training.run_context import RunContext
+from drumline.training.steps.eager import AnyStep
+
+WITHOUT = "train without --log.trace"
+NUM_BYTES = 8
+"""The length of a hash."""
+
+
+class TracedStep:
+    """A train step that also writes one rank's trace."""
+
+    def __init__(self, inner: AnyStep, context: RunContext) -> None:
+        self._inner = inner
+        self._job, self._progress = context.job, context.progress
+        self._path = context.folder.trace_file(context.job.ddp.rank)
+        self._seed = context.config.train.seed
+        self._batches: list[dict[str, Any]] = []
+        self.grad_norm: Tensor | None = None
+        with writing_to(self._path, instead=WITHOUT):
+            self._log = EventLog(self._path)
+
+    def start(self) -> None:
+        """Write the state that the attempt starts from."""
+        self.write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step, and its line in the trace."""
+        self._batches = []
+        self._inner(step._replace(micro_batches=self._hashed(step)))
+        self.grad_norm = self._inner.grad_norm
+        number, epoch = self._progress.step + 1, step.plan.epoch
+        self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
+
+    def write(self, kind: str, **fields: Any) -> None:
+        with writing_to(self._path, instead=WITHOUT):
+            self._log({"kind": kind, "step": self._progress.step, **fields})
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _hashed(self, step: Step) -> Iterator[MicroBatch]:
+        """The same micro-batches, hashed as they are taken."""
+        for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
+            if span.counts:
+                samples, rest = hash_samples(micro.data, span.size)
+                indices = None  # in a stream the position identifies the sample
+                if (length := self._job.loader.num_samples) is not None:
+                    positions = np.arange(span.low, span.high, dtype=np.int64)
+                    indices = permute(positions, length=length, seed=self._seed, epoch=step.plan.epoch).tolist()
+                position = {"low": span.low, "high": span.high, "indices": indices}
+                self._batches.append({**position, "samples": samples, "rest": rest})
+            yield micro
+
+    def _tensors(self) -> dict[str, dict[str, str]]:
+        """Collective if the model is sharded: on rank 0 the hashes of whole tensors."""
+        job = self._job
+        if not job.ddp.is_main_process() and not job.is_sharded:
+            return {}
+        state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
+        hashes = {name: hash_tensor(whole(one)) for group in state.tensors.values() for name, one in group.items()}
+        if not job.ddp.is_main_process():  # it has sent its shards
+            return {}
+        documents = {f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"}
+        # Buffers that are in no checkpoint are lost with the process.
+        saved = {*state.tensors["model"], *job.model.state_dict()}
+        unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}
+        return {"tensors": hashes | documents, "unsaved": unsaved}
+
+
+def hash_tensor(tensor: Tensor) -> str:
+    """The hash of a tensor's type, shape and bits, on any device."""
+    return _add(blake3(), tensor).hexdigest(NUM_BYTES)
+
+
+def hash_json(document: Any) -> str:
+    return blake3(json.dumps(document, sort_keys=True).encode()).hexdigest(NUM_BYTES)
+
+
+def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
+    """One hash for each sample, of its row in every tensor whose first dimension is the batch's size; and one hash of
+    the rest of the batch."""
+    samples, rest = [blake3() for _ in range(size)], blake3()
+    for place, leaf in _leaves(batch, ""):
+        tensor = torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        if not isinstance(tensor, Tensor):
+            rest.update(f"{place}={leaf!r};".encode())
+        elif tensor.dim() and tensor.shape[0] == size and tensor.layout is torch.strided:
+            for sample, row in zip(samples, tensor.detach().cpu(), strict=True):
+                _add(sample.update(place.encode()), row)
+        else:
+            _add(rest.update(place.encode()), tensor)
+    return [sample.hexdigest(NUM_BYTES) for sample in samples], rest.hexdigest(NUM_BYTES)
+
+
+def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every leaf of a batch, and its path. An object of a user's class is replaced by its attributes: its repr may
+    contain an address, which differs between runs."""
+    if id(value) in above:
+        return
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+        value = value.tolist()
+    above = (*above, id(value))
+    if isinstance(value, Set):
+        value = sorted(map(repr, value))
+    if isinstance(value, Mapping | tuple | list):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        items = ((f"{place}[{name!r}]", item) for name, item in pairs)
+    elif is_dataclass(value) or (hasattr(value, "__dict__") and not isinstance(value, Tensor | type)):
+        names = [field.name for field in fields(value)] if is_dataclass(value) else vars(value)
+        items = ((f"{place}.{name}", getattr(value, name)) for name in names)
+    else:
+        is_plain = isinstance(value, Tensor | np.ndarray | np.generic | str | bytes | int | float | complex)
+        yield place, value if is_plain or value is None else type(value).__name__
+        return
+    for inner, item in items:
+        yield from _leaves(item, inner, above)
+
+
+def _add(digest: blake3, tensor: Tensor) -> blake3:
+    dense = tensor.detach().cpu()
+    if dense.layout is not torch.strided:
+        dense = dense.to_dense()
+    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(as_bytes(dense).numpy().data)

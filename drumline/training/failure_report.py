@@ -1,0 +1,272 @@
+"""How a rank reports its failure: to its launcher, and once for the job on the screen. A traceback of the user's code
+begins at the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from drumline.base.errors import (
+    DrumlineError,
+    ExitCode,
+    NonFiniteError,
+    Place,
+    TrainingError,
+    TrialError,
+    UnusedParametersError,
+    UsageError,
+    summary,
+)
+from drumline.base.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
+from drumline.base.terminal import paragraph, show, shown
+from drumline.base.text import memory_size, plural
+from drumline.base.topology import let_first_rank_report, topology_from
+from drumline.base.untrusted import open_log
+from drumline.base.user_code import is_users_file
+from drumline.config.schema import Config
+from drumline.data.sharding import Cursor, plan_step
+from drumline.parallel.shards import own_part
+from drumline.rank.failure import Failure
+from drumline.runs.catalog import explain_os_error
+from drumline.runs.run_folder import RunFolder
+from drumline.training.between_steps.evaluation import evaluate
+from drumline.training.job.job import Job, Progress
+from drumline.training.manager import DDPManager
+from drumline.training.output import screen
+from drumline.training.steps.capture_checks import user_line
+from drumline.training.steps.eager import TrainStep
+from drumline.watch.failure_kind import FailureKind, failure_kind
+
+# After a restart the file system would refuse the write again.
+REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+# A RuntimeError raised in these modules may be caused by the exit of another process (a rank, a DataLoader worker).
+OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")
+
+
+def report_failure(
+    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path | None, environment: Mapping[str, str]
+) -> int:
+    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job. `run`: where
+    the logs are that it is added to, if any."""
+    place = ddp.place(progress.step or None)
+    if ddp._connection.store is None and (topology := topology_from(environment)) is not None:
+        let_first_rank_report(topology)
+        place = Place(host=topology.host, rank=topology.rank)
+    has_checkpoint = ddp.is_restart or progress.saved_step is not None
+    # After the first step, training failed, whatever the reason.
+    exit_code = error.exit_code if isinstance(error, DrumlineError) and not progress.step else ExitCode.TRAINING_FAILED
+    mine = Failure(
+        subject(error, place),
+        summary(error),
+        exit_code,
+        is_own=is_own(error),
+        can_restart=can_restart(error, has_checkpoint=has_checkpoint),
+        full_disk=full_disk(error, run),
+        raised_by=place,
+    )
+    first = ddp._connection.claim_failure(error, mine, environment=environment)
+    log = None if run is None else RunFolder(run).log_file(ddp.rank)
+    _print_once(error, place, first, log, run=run or Path(), environment=environment)
+    return (first or mine).exit_code
+
+
+def subject(error: BaseException, place: Place) -> Place:
+    """The rank that an error is about: the one it names, otherwise the one that raised it."""
+    if not isinstance(error, DrumlineError) or error.place.rank is None:
+        return place
+    return replace(error.place, step=place.step) if error.place.step is None else error.place
+
+
+def _print_once(
+    error: BaseException,
+    place: Place,
+    first: Failure | None,
+    log: Path | None,
+    *,
+    run: Path,
+    environment: Mapping[str, str],
+) -> None:
+    """Print it on the screen once per job, and in this rank's log, which some launchers also show."""
+    is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
+    if not is_log_shown:
+        _append(log, shown("".join(traceback.format_exception(error))))
+    if first is None:
+        text = describe_failure(error, place, run=run)
+        _hand_over(error, place, run=run, environment=environment)
+        if not (is_log_shown and _append(log, text)):
+            show(text, end="", stream=screen())
+        return
+    line = paragraph(f"{place.clause('stopped')} because {first.sentence}")
+    _append(log, line)
+    if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
+        show(line, end="", stream=sys.stderr)
+
+
+def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
+    """Whether a restart can help. An error before the first checkpoint would be raised again at the same step. A NaN,
+    unused parameters, a full disk, a quota, a missing permission or a read-only file system would fail again, too."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NonFiniteError | UnusedParametersError):
+            return False
+        if isinstance(cause, OSError) and cause.errno in REFUSALS:
+            return False
+        cause = cause.__cause__
+    return has_checkpoint or isinstance(error, TrialError) or not is_own(error)
+
+
+def full_disk(error: BaseException, run: Path | None) -> str:
+    """The folder whose disk is full, if that is the cause; else empty."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            folder = run or Path()
+            if isinstance(cause.filename, str) and Path(cause.filename).parent.is_dir():
+                folder = Path(cause.filename).parent
+            return str(folder.absolute())
+        cause = cause.__cause__
+    return ""
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether it is this rank's own error, and not a result of another process's exit."""
+    if not isinstance(error, RuntimeError):  # torch's DistError is one
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    return not (
+        isinstance(error, dist.DistError)
+        or module.startswith(OTHERS_FAULT)
+        or failure_kind(error) is FailureKind.LOST_PEER
+    )
+
+
+def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
+    """A failure as text: our own errors and the system's are explained, others have their traceback."""
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        error = _explained(error, run)
+    if isinstance(error, UsageError) and place.step is None:
+        what, *more = error.lines()  # the command is wrong, on any rank
+    elif isinstance(error, DrumlineError):
+        what, *more = error.located(**vars(place)).lines()
+    else:
+        is_exit = isinstance(error, SystemExit)
+        what = f"{summary(error)} [{place}]" if is_exit else f"{place.clause('crashed')}: {summary(error)}"
+        more = users_traceback(error)
+    return paragraph(f"error: {what}", *more)
+
+
+def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Mapping[str, str]) -> None:
+    """The same to the Python program that has started this, if one has."""
+    record = ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        error = _explained(error, run).located(**vars(place))
+    if isinstance(error, DrumlineError):
+        record = ErrorRecord(error.what, error.next_step, error.place)
+    write_error(environment, record)
+
+
+def users_traceback(error: BaseException) -> list[str]:
+    """Its lines, from the first frame of the user's code on, without those of Drumline, torch and Python but for the
+    last one; all of them where no frame is the user's."""
+    report = traceback.TracebackException.from_exception(error)
+    num_left_out = 0
+    cause: traceback.TracebackException | None = report
+    while cause is not None:  # the error, and those that it was raised from
+        num_left_out += _leave_out(cause)
+        cause = cause.__cause__ or cause.__context__
+    first, *lines = "".join(report.format()).rstrip("\n").split("\n")
+    note = [f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"] if num_left_out else []
+    return [first, *note, *lines]
+
+
+def _leave_out(report: traceback.TracebackException) -> int:
+    """Returns how many frames."""
+    frames = list(report.stack)
+    own = [frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]]
+    if not any(is_users_file(frame.filename) for frame in own):
+        return 0
+    report.stack[:] = own
+    return len(frames) - len(own)
+
+
+def out_of_memory(error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None) -> TrainingError:
+    """The same error, with the setting that makes the model, a step or an evaluation need less memory. `job`: None
+    while it is built."""
+    peak, used = "", 0
+    if ddp.device.type == "cuda":
+        used, total = torch.cuda.max_memory_reserved(ddp.device), torch.cuda.mem_get_info(ddp.device)[1]
+        peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
+    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if job is not None and evaluate.__name__ in functions:
+        next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
+    elif job is None or TrainStep._update.__name__ in functions or (peak and _held(job) > used / 2):
+        next_step = _hold_less(config.dist.mode, ddp.world_size)
+    else:
+        next_step = _compute_less(job, config)
+    return TrainingError(
+        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}", next_step=next_step
+    )
+
+
+def _hold_less(mode: str, world_size: int) -> str:
+    """The model, its gradients and the optimizer's state, however small the batch is."""
+    if mode == "fsdp" and world_size > 1:
+        return "--dist.offload_optimizer, more GPUs or a smaller model"
+    on_several = "" if world_size > 1 else " on several GPUs"
+    return (
+        f"--dist.mode fsdp{on_several}, which shards the model and the optimizer's state over the ranks (drumline plan "
+        "TASK shows what each mode needs)"
+    )
+
+
+def _held(job: Job) -> int:
+    """Bytes of the parameters, their gradients and the optimizer's state, of which a smaller batch changes nothing."""
+    held = [tensor for state in job.optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    for parameter in job.model.parameters():
+        held += [parameter] if parameter.grad is None else [parameter, parameter.grad]
+    return sum(own_part(tensor).nbytes for tensor in held)
+
+
+def _compute_less(job: Job, config: Config) -> str:
+    """Half of the largest micro-batch."""
+    spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
+    at_once = max(span.size for span in spans)
+    if at_once <= 1:
+        shards = ", --dist.mode fsdp" if config.dist.mode == "ddp" and job.ddp.world_size > 1 else ""
+        return (
+            f"--model.activation_checkpointing, --train.precision bf16{shards} or a smaller model: a micro-batch is "
+            "one sample"
+        )
+    instead = " in place of --train.accumulate" if config.train.accumulate > 1 else ""
+    return (
+        f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "
+        "once; the global batch stays as it is (drumline find-batch measures what fits)"
+    )
+
+
+def _explained(error: OSError, run: Path) -> TrainingError:
+    """Its traceback is in the rank's log, if that can be written."""
+    path = error.filename2 or error.filename
+    reason, next_step = explain_os_error(error, folder=Path(str(path)).parent if path else run)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = str(path) if path else f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(run)
+    return TrainingError(f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command")
+
+
+def _append(log_file: Path | None, text: str) -> bool:
+    """Returns whether it could be written."""
+    if log_file is None:
+        return False
+    with contextlib.suppress(OSError), open_log(log_file) as file:
+        file.write(text)
+        return True
+    return False

@@ -1,0 +1,177 @@
+"""What an evaluation works on: the model, the evaluation sets and the metrics. The job of a training run has these and
+more; a checkpoint is evaluated without training data and without an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never
+
+import torch
+from torch import nn
+
+from drumline.config.schema import Config, TrainConfig
+from drumline.data.dataset import fingerprint
+from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.metrics.meters import check_names
+from drumline.parallel.shards import is_shard
+from drumline.parallel.wrap import gains_from_channels_last, unwrap_model
+from drumline.rank.collectives import check_same
+from drumline.training.job.task_metrics import make_metrics
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Metric, Task
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """What evaluations, and hooks around them, work on."""
+
+    task: Task
+    ddp: DDPManager
+    model: nn.Module
+    """The task's own model, on the device."""
+    autocast: AbstractContextManager[object]
+    eval_loaders: Mapping[str, EvaluationLoader]
+    """The evaluation sets by name; a single one is called ''."""
+    metrics: Mapping[str, Metric]
+    """The task's own, for evaluations."""
+
+    @property
+    def heartbeat(self) -> HeartbeatWriter:
+        return self.ddp._connection.heartbeat
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are sharded: a forward pass is then collective."""
+        return is_shard(next(self.model.parameters(), None))
+
+    @property
+    def eval_samples(self) -> int | None:
+        """Of all evaluation sets; None if the length of a stream is not known yet."""
+        sizes = [loader.num_samples for loader in self.eval_loaders.values()]
+        return None if None in sizes else sum(filter(None, sizes))
+
+    def reported(self, means: dict[str, float]) -> dict[str, float]:
+        """The numbers for the log: the task's `report` of the means."""
+        numbers = self.task.report(means)
+        check_names(numbers)
+        return numbers
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        for loader in self.eval_loaders.values():
+            loader.close()
+
+
+def build_evaluation_job(
+    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any], *, has_metrics: bool = True
+) -> EvaluationJob:
+    """Collective: build the model, as a training run has it, and the loaders of these sets, and compare them across
+    ranks. `has_metrics`: whether the task's own are measured."""
+    ddp._connection.heartbeat.mark(Phase.START)
+    set_arithmetic(config.train, ddp.device)
+    check_same_data(ddp, evaluation_facts(sets))
+    loaders = make_eval_loaders(config, task, ddp, sets)
+    model = task.model()
+    channels_last = is_channels_last(config.train, model, ddp.device)
+    wrapped = ddp.wrap(model, applied=True, channels_last=channels_last, reduces_gradients=False)
+    return EvaluationJob(
+        task=task,
+        ddp=ddp,
+        model=unwrap_model(wrapped),
+        autocast=make_autocast(config.train.precision, ddp.device),
+        eval_loaders=loaders,
+        metrics=make_metrics(task, ddp) if has_metrics else {},
+    )
+
+
+def evaluation_sets(task: Task) -> dict[str, Any]:
+    """The datasets by name; '' for a single one."""
+    found = task.eval_data()
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return dict(found)
+    return {} if found is None else {"": found}
+
+
+def evaluation_facts(sets: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same on every rank."""
+    facts: dict[str, Any] = {"the evaluation sets": list(sets)}
+    return facts | {f"the evaluation data {name}".rstrip(): fingerprint(data) for name, data in sets.items()}
+
+
+def check_same_data(ddp: DDPManager, facts: Mapping[str, Any]) -> None:
+    """Collective. The rendezvous has compared versions, settings and code."""
+    check_same(
+        facts,
+        host=ddp.host,
+        device=ddp.device,
+        next_step="start every rank with the same command, packages and data (data.dir and data.cache may differ)",
+    )
+
+
+def loading_options(config: Config, task: Task) -> dict[str, Any]:
+    """How `DDPManager.loader` reads the task's data."""
+    data = config.data
+    return {
+        "workers": data.workers,
+        "pin_memory": data.pin_memory,
+        "persistent_workers": data.persistent_workers,
+        "prefetch_factor": data.prefetch_factor,
+        "collate": task.collate,
+    }
+
+
+def make_eval_loaders(
+    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any]
+) -> dict[str, EvaluationLoader]:
+    """Of sets that `check_same_data` has compared."""
+    options: dict[str, Any] = {
+        **loading_options(config, task),
+        "batch_size": config.train.eval_batch_size,
+        "compare": False,
+    }
+    return {name: ddp.loader(data, train=False, **options) for name, data in sets.items()}
+
+
+def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
+    """Set TF32 and cuDNN's search for kernels, for the whole process."""
+    if device.type != "cuda":
+        return
+    match train.tf32:
+        case "auto":
+            pass
+        case "on" | "off":
+            is_allowed = train.tf32 == "on"
+            torch.backends.cuda.matmul.allow_tf32 = is_allowed
+            torch.backends.cudnn.allow_tf32 = is_allowed
+        case _:
+            assert_never(train.tf32)
+    torch.backends.cudnn.benchmark = train.cudnn_benchmark
+
+
+def make_autocast(precision: Literal["fp32", "bf16", "fp16"], device: torch.device) -> AbstractContextManager[object]:
+    """A context for forward passes, made once and entered in every step. fp32 needs none."""
+    match precision:
+        case "fp32":
+            return nullcontext()
+        case "bf16":
+            return torch.autocast(device.type, dtype=torch.bfloat16)
+        case "fp16":
+            return torch.autocast(device.type, dtype=torch.float16)
+        case _:
+            assert_never(precision)
+
+
+def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
+    """Tensor cores are faster with channels last; on the CPU it gains little."""
+    match train.memory_format:
+        case "auto":
+            return device.type == "cuda" and gains_from_channels_last(model)
+        case "contiguous":
+            return False
+        case "channels_last":
+            return True
+        case _:
+            assert_never(train.memory_format)

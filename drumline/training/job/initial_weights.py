@@ -1,0 +1,204 @@
+"""The weights that a new run begins with (`--model.init`): from a safetensors file, a Hugging Face folder, or a run.
+
+Rank 0 reads them, compares them with the model and sends them to the other ranks, so that only rank 0 needs the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drumline.base.errors import CheckpointError, UsageError, as_list
+from drumline.base.text import join_names, plural
+from drumline.base.untrusted import open_regular, parse_json, read_regular
+from drumline.checkpoint import store, tensor_file
+from drumline.checkpoint.state import model_state
+from drumline.config.schema import ModelConfig
+from drumline.rank.collectives import broadcast_tensors
+from drumline.runs import catalog, manifest
+from drumline.runs.manifest import CorruptCheckpointError
+from drumline.runs.run_folder import RunFolder
+from drumline.training.manager import DDPManager
+from drumline.training.saved.saved_run import find_checkpoint
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+DDP_PREFIX = "module."
+_ZIP = b"PK\x03\x04"  # how a file of torch.save begins
+_MOST_NAMES = 20
+_GIVE = "give a .safetensors file, a folder with model.safetensors, or a run folder"
+
+
+class FoundWeights(NamedTuple):
+    path: Path
+    """The file, or the folder of a checkpoint."""
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How tensors that were read fit a model."""
+
+    fitting: dict[str, Tensor]
+    """By the model's names; a tensor that has several names there is here once."""
+    missing: list[str]
+    unexpected: list[str]
+    different: list[str]
+    """Tensors of another shape or type, each as a sentence."""
+
+    def problems(self) -> Iterator[str]:
+        if self.missing:
+            yield f"missing: {join_names(self.missing, most=_MOST_NAMES)}"
+        if self.unexpected:
+            yield f"not in the model: {join_names(self.unexpected, most=_MOST_NAMES)}"
+        yield from self.different[:_MOST_NAMES]
+        if len(self.different) > _MOST_NAMES:
+            yield f"{len(self.different) - _MOST_NAMES} more that differ in shape or type"
+
+
+def load_initial_weights(settings: ModelConfig, model: nn.Module, ddp: DDPManager, report: Callable[..., None]) -> None:
+    """Collective: put the weights that `model.init` names into a new model, and report what they are. An error on rank
+    0, before anything is changed, if they do not fit."""
+    fitting = None
+    if ddp.is_main_process():
+        found = read_weights(Path(str(settings.init)))
+        fit = fit_weights(found.tensors, model)
+        problems = list(fit.problems())
+        if not fit.fitting or (problems and settings.init_strict):
+            raise UsageError(
+                as_list(f"the weights in {found.path} do not fit {type(model).__name__}:", problems),
+                next_step=_next_step(fit),
+            )
+        fitting = fit.fitting
+        report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {found.path}")
+        if problems:
+            report("warning", message=f"the model keeps its own values where they do not fit: {'; '.join(problems)}")
+    model.load_state_dict(broadcast_tensors(fitting, device=ddp.device), strict=False)
+
+
+def _next_step(fit: Fit) -> str:
+    if not fit.fitting:
+        return "give weights of this model: no tensor of these fits"
+    return "set the model up as for these weights, or load what fits, and list the rest, with --no-model.init_strict"
+
+
+def fit_weights(found: Mapping[str, Tensor], model: nn.Module) -> Fit:
+    """Compare them with the model by name, shape and type. One of the names of a tied weight is enough; a DDP model's
+    names, which all begin with `module.`, count without that."""
+    tensors, aliases = model_state(model)
+    stored = {**{name: name for name in tensors}, **aliases}
+    if found and all(name.startswith(DDP_PREFIX) for name in found) and stored.keys().isdisjoint(found):
+        found = {name.removeprefix(DDP_PREFIX): tensor for name, tensor in found.items()}
+    fitting: dict[str, Tensor] = {}
+    different = []
+    for name in filter(found.__contains__, stored):
+        theirs, own = found[name], stored[name]
+        if (difference := _difference(theirs, tensors[own])) is not None:
+            different.append(f"{name} is {difference}")
+        elif (first := fitting.setdefault(own, theirs)) is not theirs and not torch.equal(first, theirs):
+            different.append(f"{name} and another name of the same tensor in the model have different values")
+    known = {stored[name] for name in found if name in stored}
+    return Fit(
+        fitting={name: fitting[name] for name in tensors if name in fitting},
+        missing=[name for name in tensors if name not in known],
+        unexpected=[name for name in found if name not in stored],
+        different=sorted(different),
+    )
+
+
+def _difference(theirs: Tensor, ours: Tensor) -> str | None:
+    if theirs.shape != ours.shape:
+        return f"{list(theirs.shape)}, and {list(ours.shape)} in the model"
+    # Any floating point type is converted to the model's.
+    if theirs.dtype != ours.dtype and not (theirs.is_floating_point() and ours.is_floating_point()):
+        return f"{theirs.dtype}, and {ours.dtype} in the model"
+    return None
+
+
+def read_weights(path: Path) -> FoundWeights:
+    """The tensors of a safetensors file, of a folder with one or with an index of several (as Hugging Face saves a
+    model), of a checkpoint, or of the best checkpoint of a run. Mapped from the files: copy those that you keep."""
+    if path.is_file():
+        return FoundWeights(path, _read_file(path))
+    if not path.is_dir():
+        raise UsageError(f"there is no file or folder {path} (looked in {Path.cwd()})", next_step=_GIVE)
+    if (path / manifest.FILE_NAME).is_file():
+        return FoundWeights(path, _read_checkpoint(path))
+    if RunFolder(path).checkpoints.is_dir():
+        return read_weights(_best_checkpoint(path))
+    if (index := path / INDEX_FILE).is_file():
+        return FoundWeights(index, _read_shards(index))
+    if (single := path / SINGLE_FILE).is_file():
+        return FoundWeights(single, _read_file(single))
+    others = sorted(path.glob("*.safetensors"))
+    for pickled in sorted(one for one in path.iterdir() if one.suffix in PICKLE_ENDINGS and not others):
+        _refuse_pickle(pickled)
+    raise UsageError(
+        f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints",
+        next_step=f"name the file: {others[0]}" if others else _GIVE,
+    )
+
+
+def _best_checkpoint(run: Path) -> Path:
+    try:
+        return find_checkpoint(run, "best")
+    except UsageError as error:  # none was evaluated
+        error.next_step = f"name a checkpoint: {find_checkpoint(run, 'last', prints=False)}"
+        raise
+
+
+def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
+    catalog.verify(path)
+    tensors = store.read(path).tensors
+    if "model" not in tensors:
+        raise CheckpointError(
+            f"the checkpoint {path} holds no model, but {join_names(sorted(tensors))}", next_step="give another one"
+        )
+    return tensors["model"]
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    try:
+        document = parse_json(read_regular(index, most=catalog.MAX_DOCUMENT_BYTES, follow_links=True))
+        files = sorted(set(document["weight_map"].values()))
+        if not all(manifest.NAME.fullmatch(file) for file in files):
+            raise ValueError("it names a file outside its folder")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{index} is not an index of safetensors files: {type(error).__name__}: {error}", next_step=_GIVE
+        ) from error
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _read_file(index.with_name(file))
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        _refuse_pickle(path)
+        return tensor_file.read(path, follow_links=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", next_step=_GIVE) from error
+    except CorruptCheckpointError as error:
+        raise UsageError(f"{path} is not a complete safetensors file: {error.reason}", next_step=_GIVE) from error
+
+
+def _refuse_pickle(path: Path) -> None:
+    """Its name and its first bytes are checked, nothing in it is loaded."""
+    with open_regular(path, follow_links=True) as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP
+    if not is_zip and path.suffix not in PICKLE_ENDINGS:
+        return
+    to = path.with_suffix(".safetensors")
+    raise UsageError(
+        f"{path} is a pickle, which may run code when it is loaded; weights are read from safetensors only",
+        next_step='convert it once, if you trust it: python -c "import sys, torch; from safetensors.torch import '
+        "save_file; state = torch.load(sys.argv[1], map_location='cpu', weights_only=True); save_file({name: "
+        f'tensor.clone() for name, tensor in state.items()}}, sys.argv[2])" {quote(str(path))} {quote(str(to))}',
+    )

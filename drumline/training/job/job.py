@@ -1,0 +1,381 @@
+"""The parts of a run on one rank, built in the order that distributed training needs, and compared across ranks.
+
+All ranks build the model from the same seed; it is moved to its device and compared before it is wrapped; the optimizer
+is built from the parameters on the device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed import get_world_size
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from drumline.base.errors import UsageError, log
+from drumline.config.fields import scope_of
+from drumline.config.schema import Config, TrainConfig
+from drumline.data.dataset import fingerprint
+from drumline.data.sharding import Cursor
+from drumline.data.stream_loader import AnyLoader, StreamLoader
+from drumline.metrics.meters import Meter
+from drumline.parallel.comm_hook import PowerSGD
+from drumline.parallel.outer_sync import OuterSync, make_sync
+from drumline.parallel.sharded_model import ShardedModel
+from drumline.parallel.wrap import LiveBuffers, has_batchnorm, unwrap_model
+from drumline.rank.collectives import check_same, gather_json
+from drumline.rank.determinism import platform_facts
+from drumline.training.job.evaluation_job import (
+    EvaluationJob,
+    check_same_data,
+    evaluation_facts,
+    evaluation_sets,
+    loading_options,
+    make_autocast,
+    make_eval_loaders,
+    set_arithmetic,
+)
+from drumline.training.job.learning_rates import LearningRates, peak_rate
+from drumline.training.job.model_setup import plan_sharding, set_up_model
+from drumline.training.job.optimizer import check_own_optimizer, find_uncapturable, group_settings, make_optimizer
+from drumline.training.job.task_metrics import make_metrics
+from drumline.training.manager import DDPManager
+from drumline.training.steps.finite_steps import FiniteSteps
+from drumline.training.tasks.base import Task
+from drumline.watch.heartbeat import Phase
+
+CAPTURING = ("graph", "compiled_graph", "auto")
+"""The kinds of steps that capture a graph, or may do so."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. Only the loop and its actions change it."""
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    saved_step: int | None = None
+    """The step of the newest checkpoint that this start has begun to write, or None."""
+    is_stopping: bool = False
+    """The run was preempted, and ends before its last step."""
+    last_step: int = sys.maxsize
+    """The run ends after it."""
+    stopped: dict[str, Any] | None = None
+    """A hook has ended the run: its `reason`, and the `run_length` that the run would have had."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """The metrics of the latest evaluation: numbers and nested lists of numbers."""
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """The batch of one optimizer step."""
+
+    size: int
+    """Samples over all ranks."""
+    accumulate: int
+    micro_batch_size: int | None
+    num_shares: int
+    """The number of ranks when the run began; the rate may be scaled by it."""
+    note: str | None = None
+    """A note for the log."""
+
+
+@dataclass(frozen=True)
+class Job(EvaluationJob):
+    """What the step, the loop, evaluation and checkpoints work on."""
+
+    applied: nn.Module
+    """The wrapped model, called with a function of the model and its arguments; under DDP if there is a group."""
+    optimizer: Optimizer
+    rates: LearningRates
+    scaler: GradScaler | None
+    loader: AnyLoader
+    meter: Meter
+    finite: FiniteSteps
+    batch: GlobalBatch
+    data_fingerprint: str
+    step: str = "eager"
+    """The kind of its steps: a value of `train.step`."""
+    uncapturable: str | None = None
+    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can."""
+    group_settings: list[dict[str, Any]] = field(default_factory=list)
+    """The optimizer's before its first step, by parameter group."""
+    comm: PowerSGD | None = None
+    """What reduces the gradients, if it has a state (`--dist.comm powersgd` on several ranks)."""
+    sync: OuterSync | None = None
+    """What synchronizes the replicas, if they do not reduce their gradients in every step (`--dist.sync`)."""
+    captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
+    """The steps of `steps/graph.py` that are still in use."""
+
+    def shared_weights(self) -> AbstractContextManager[None]:
+        """In it the model has the weights and buffers that all ranks share: with `--dist.sync` those of the last
+        round, otherwise those that it has."""
+        return nullcontext() if self.sync is None else self.sync.shared_weights()
+
+    @property
+    def sharded(self) -> ShardedModel | None:
+        """The wrapped model if it is sharded (`--dist.mode`)."""
+        return self.applied if isinstance(self.applied, ShardedModel) else None
+
+    def close(self) -> None:
+        """Release captured steps, which must not outlive the process group, and end the processes that load data."""
+        for captured in self.captured_steps:
+            captured.release()
+        if self.sharded is not None:
+            self.sharded.use.close()
+        self.loader.close()
+        super().close()
+
+
+def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
+    """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its folder."""
+    is_elastic = config.train.exact == "elastic"
+    by_default = config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
+    return DDPManager(
+        device=config.dist.device,
+        backend=config.dist.backend,
+        start_timeout_s=config.dist.start_timeout_s,
+        train_timeout_s=config.dist.train_timeout_s,
+        seed=config.train.seed,
+        deterministic=config.train.deterministic or is_elastic,
+        captures=by_default or config.train.step in CAPTURING,
+        threads=config.dist.threads or (1 if is_elastic else None),
+        settings=compared_settings(config, task),
+        same_code=config.dist.same_code,
+        watch=config.watch,
+        run=run,
+    )
+
+
+def compared_settings(config: Config, task: str) -> dict[str, Any]:
+    """The settings that must be the same on every rank, and the name of the task."""
+    settings = {name: value for name, value in flat(config).items() if not scope_of(name).may_differ_across_ranks}
+    # The task's file may be in a different folder on each node.
+    return {**settings, "TASK": task.rpartition("/")[2]}
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """The settings by their dotted names, in JSON's types."""
+    sections = json.loads(json.dumps(asdict(config)))
+    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+
+
+def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None) -> GlobalBatch:
+    """The global batch, which does not depend on the number of ranks once the run has begun. `saved`: the facts of the
+    checkpoint that the run resumes from."""
+    per_rank = train.batch_size_per_rank or 1
+    size = train.batch_size or per_rank * world_size
+    began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
+    # With a changed batch per rank the user chooses a new global batch.
+    if saved is None or train.batch_size is not None or began_with != per_rank or saved["batch_size"] == size:
+        return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
+    size = int(saved["batch_size"])
+    ranks = size // per_rank
+    note = (
+        f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
+        f"{size / world_size:.4g} on each of {world_size}"
+    )
+    if train.exact == "elastic":  # micro-batches belong to the shards, which do not change
+        return GlobalBatch(size, train.accumulate, train.micro_batch_size, ranks, note)
+    # A rank holds no more samples at once than when the run began.
+    most = train.micro_batch_size or -(-per_rank // train.accumulate)
+    return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
+
+
+def choose_step(config: Config, device: torch.device, saved: Mapping[str, Any] | None = None) -> str:
+    """`train.step`; by default the kind that the run began with, and in a new run `auto` on a GPU, if its bits need not
+    be the same each time, otherwise `eager`. `saved`: the facts of the checkpoint that the run resumes from."""
+    if config.train.step is not None:
+        return config.train.step
+    if config.dist.mode != "ddp":
+        return "eager"
+    began_with = None if saved is None else saved["config"].get("train.step", "eager")
+    if config.data.balance == "auto":  # the shapes of a captured step are fixed, and trials would be measured too
+        return "compile" if began_with == "compile" else "eager"
+    if device.type != "cuda":
+        return began_with if began_with in ("compile", "auto") else "eager"
+    if began_with is not None:
+        return str(began_with)
+    is_exact = config.train.deterministic or config.train.exact == "elastic" or config.log.trace
+    return "eager" if is_exact else "auto"
+
+
+def build_job(
+    config: Config,
+    task: Task,
+    ddp: DDPManager,
+    batch: GlobalBatch | None = None,
+    *,
+    step: str | None = None,
+    on_data: Callable[[], None] = lambda: None,
+    on_model: Callable[[nn.Module], None] | None = None,
+) -> Job:
+    """Collective: build data, model and optimizer, and compare them across ranks. `batch` and `step`: those
+    of the resumed run; otherwise the settings decide. `on_data` is called when the data is built, `on_model` with the
+    new model, before it is compared."""
+    ddp._connection.heartbeat.mark(Phase.START)
+    device = ddp.device
+    set_arithmetic(config.train, device)
+    step = step or choose_step(config, device)
+    in_graph = device.type == "cuda" and step in CAPTURING
+    if in_graph:
+        leave_default_stream(device)
+    batch = batch or choose_batch(config.train, world_size=ddp.world_size)
+    plan = plan_sharding(config, ddp)
+    train_data, eval_sets = task.train_data(), evaluation_sets(task)
+    data_fingerprint = fingerprint(train_data)
+    # Elastic mode also compares the machines.
+    machine = platform_facts(device) if config.train.exact == "elastic" else {}
+    facts: dict[str, Any] = {"the training data": data_fingerprint, **evaluation_facts(eval_sets)}
+    facts["the number of ranks that hold one model"] = 1 if plan is None else plan.num_shards
+    check_same_data(ddp, facts | {f"the {name}": value for name, value in machine.items()})
+    loader = _make_loader(config, task, ddp, batch, train_data)
+    eval_loaders = make_eval_loaders(config, task, ddp, eval_sets)
+    on_data()
+    applied, groups = set_up_model(config, task, ddp, plan, on_model)
+    model = unwrap_model(applied)
+    _warn_about_data(config, ddp, loader, model, batch.size)
+    if (optimizer := task.optimizer(model)) is not None:
+        check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
+    else:
+        optimizer = make_optimizer(model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares))
+    rates = LearningRates(optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule)
+    # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
+    scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
+    meter = Meter(device)
+    return Job(
+        task=task,
+        ddp=ddp,
+        model=model,
+        applied=applied,
+        optimizer=optimizer,
+        rates=rates,
+        scaler=scaler,
+        autocast=make_autocast(config.train.precision, device),
+        loader=loader,
+        eval_loaders=eval_loaders,
+        metrics=make_metrics(task, ddp) if eval_loaders and type(task).metrics is not Task.metrics else {},
+        meter=meter,
+        finite=FiniteSteps(
+            config.train.on_nan,
+            meter,
+            LiveBuffers(model),
+            optimizer,
+            scaler,
+            waits_for_device=device.type != "cpu",
+            is_sharded=plan is not None,
+        ),
+        batch=batch,
+        data_fingerprint=data_fingerprint,
+        step=step,
+        uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip") if in_graph else None,
+        group_settings=group_settings(optimizer),
+        comm=PowerSGD(applied, columns=config.dist.powersgd_rank, start=config.dist.powersgd_start)
+        if config.dist.comm == "powersgd" and isinstance(applied, DistributedDataParallel) and get_world_size() > 1
+        else None,
+        sync=None if groups is None else make_sync(config.dist, model, groups),
+    )
+
+
+def leave_default_stream(device: torch.device) -> None:
+    """Make a new stream current: CUDA cannot capture the default stream, and a step must be captured on the stream of
+    its warm-up. Call it before the model is built: autograd remembers each parameter's first stream."""
+    if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
+        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        own.wait_stream(torch.cuda.default_stream(device))
+        torch.cuda.set_stream(own)
+
+
+def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, data: Any) -> AnyLoader:
+    made = ddp.loader(
+        data,
+        batch_size=batch.size,
+        accumulate=batch.accumulate,
+        micro_batch_size=batch.micro_batch_size,
+        shards=config.train.shards if config.train.exact == "elastic" else None,
+        resident=config.data.resident,
+        compare=False,  # build_job has done it for all data at once
+        **loading_options(config, task),
+    )
+    made.count_tokens = task.num_tokens
+    return cast(AnyLoader, made)
+
+
+def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int) -> None:
+    num_samples = loader.num_samples
+    if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
+        log.warning(
+            f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
+            "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
+        )
+    if loader.stream_state() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
+        log.warning(
+            "training data with a state_dict has no epochs, so nothing is saved before the end: set "
+            "--checkpoint.every_steps"
+        )
+
+
+def check_streams(job: Job) -> None:
+    """Collective: compare the next sample of the training stream across ranks, without taking it. In a plain iterable
+    it must be the same on every rank, in a stream with its own state it must not."""
+    loader, ddp = job.loader, job.ddp
+    if not isinstance(loader, StreamLoader) or ddp.world_size == 1:
+        return
+    digest = loader.peek()
+    if not loader.is_resumable:
+        check_same(
+            {f"the next sample of the stream {loader.name}": digest},
+            host=ddp.host,
+            device=ddp.device,
+            next_step="let every rank read the same samples in the same order: Drumline splits them; shuffle "
+            "with the global generators or by set_epoch(epoch), which are the same on every rank",
+        )
+    elif len(set(gather_json(digest, device=ddp.device))) == 1 and ddp.is_main_process():
+        log.warning(
+            f"all {ddp.world_size} ranks read the same next sample of the stream {loader.name}: Drumline does not "
+            "split a stream with a state_dict; let it choose its samples by rank, or all ranks train on the same ones"
+        )
+
+
+def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
+    """How many steps the run has in all, as seen from `progress`: no more where a hook has stopped it, unless the user
+    has made the run longer since."""
+    length, stopped = run_length(train), progress.stopped
+    # Not by the number of steps, which a smaller batch raises, too.
+    if stopped is not None and stopped["unit"] == length["unit"] and stopped["length"] >= length["length"]:
+        return progress.step
+    return steps_of_settings(job, train, progress)
+
+
+def run_length(train: TrainConfig) -> dict[str, Any]:
+    """How long the settings want the run to be: its `unit`, steps or epochs, and the `length` in it."""
+    if train.steps is not None:
+        return {"unit": "steps", "length": train.steps}
+    return {"unit": "epochs", "length": train.epochs or 1}
+
+
+def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
+    """How many steps the settings ask for. Epochs are passes over the data, so if the user has changed the batch since,
+    the remaining epochs have a different number of steps."""
+    if train.steps is not None:
+        return train.steps
+    if isinstance(job.loader, StreamLoader):
+        raise UsageError(
+            f"the length of the stream {job.loader.name} is unknown, so train.epochs does not say how long to train",
+            next_step="give --train.steps",
+        )
+    epochs_left = (train.epochs or 1) - progress.cursor.epoch
+    if epochs_left <= 0:
+        return progress.step
+    steps_left_in_epoch = -(-(job.loader.num_samples - progress.cursor.position) // job.batch.size)
+    return progress.step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch

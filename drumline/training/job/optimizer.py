@@ -1,0 +1,226 @@
+"""The optimizer that the settings name, or the task's own, and what can be captured of its step."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.utils import _pytree as pytree
+
+from drumline.base.errors import UsageError
+from drumline.base.user_code import build_accepted, load_class
+from drumline.config.schema import OptimConfig
+from drumline.parallel.shards import is_shard
+
+NAMED = 5
+# Those of torch that have a fused kernel on every device that we train on.
+FUSED: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
+GIVEN_ELSEWHERE = ("lr", "weight_decay")
+
+
+def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
+    """The optimizer of the settings over the trained parameters, fused if the device has such a kernel."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise UsageError(f"{type(model).__name__} has no trainable parameter")
+    options = {name: _parsed(value) for name, value in optim.options.items()}
+    for name in GIVEN_ELSEWHERE:
+        if name in options:
+            raise UsageError(f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}")
+    try:
+        if optim.name == "muon":
+            return _make_muon(model, trained, optim, lr, options)
+        return _make_named(trained, optim, lr, options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the optimizer {optim.name} does not accept its settings: {error}",
+            next_step="check --optim.options and the other settings of the optimizer",
+        ) from error
+
+
+def _make_named(trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Mapping[str, Any]) -> Optimizer:
+    settings: dict[str, Any] = {}
+    if optim.name == "sgd":
+        settings = {"momentum": optim.momentum, "nesterov": optim.nesterov and optim.momentum > 0}
+    elif optim.name == "adamw":
+        settings = {"betas": optim.betas, "eps": optim.eps}
+    kind = optimizer_class(optim.name)
+    if kind in FUSED:
+        settings["fused"] = all(p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained)
+        if kind is SGD and any(map(is_shard, trained)):  # torch has no fused SGD for shards
+            settings["fused"] = False
+    takes_decay = "weight_decay" in inspect.signature(kind).parameters
+    groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
+    pool = {"params": groups, "lr": lr, **settings}
+    return check_steps(build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}"))
+
+
+class MuonAndAdamW(Optimizer):
+    """`--optim.name muon`: one optimizer over the groups and the state of two, which take a step each."""
+
+    def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
+        self._both: list[Optimizer] = [muon] if adamw is None else [muon, adamw]
+        self._num_groups = [len(one.param_groups) for one in self._both]
+        super().__init__([group for one in self._both for group in one.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Both steps. Groups and state are passed on each time, because `load_state_dict` replaces them."""
+        loss = None if closure is None else closure()
+        groups = iter(self.param_groups)
+        for one, count in zip(self._both, self._num_groups, strict=True):
+            one.state, one.param_groups = self.state, list(islice(groups, count))
+            one.step()
+        return loss
+
+
+MuonAndAdamW.__name__ = "muon"  # messages and checkpoints name it as the user does
+
+
+def _make_muon(model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Any) -> Optimizer:
+    """Muon for matrices but for embeddings, as torch documents it, and AdamW for the rest. `match_rms_adamw` makes
+    Muon's updates as large as AdamW's, so one rate and one decay fit both."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
+    if not matrices:
+        raise UsageError(
+            f"{type(model).__name__} has no matrix for muon, which trains 2-D weights that are not embeddings",
+            next_step="choose --optim.name adamw or sgd",
+        )
+    chosen = {id(p) for p in matrices}
+    others = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
+    pool = {"params": matrices, "lr": lr, "weight_decay": optim.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
+    return MuonAndAdamW(muon, AdamW(others, lr=lr, betas=optim.betas, eps=optim.eps) if others else None)
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """`sgd`, `adamw`, or a class by its dotted name (`torch.optim.NAdam`) or as `file.py:Class`."""
+    built_in: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW}
+    if name in built_in:
+        return built_in[name]
+    module, _, last = name.rpartition(".")
+    found = load_class(name if ":" in name else f"{module}:{last}", Optimizer)
+    if not issubclass(found, Optimizer):
+        raise UsageError(f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer")
+    return found
+
+
+def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups at most. Biases and normalization scales have one dimension; they are not decayed."""
+    parameters = list(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _parsed(value: Any) -> Any:
+    """An option as torch takes it: `0.9,0.99` is a tuple of numbers."""
+    try:
+        return tuple(map(float, value.split(","))) if isinstance(value, str) and "," in value else value
+    except ValueError:
+        return value
+
+
+def check_steps(optimizer: Optimizer) -> Optimizer:
+    """Refuse an optimizer that the engine cannot use."""
+    name, closure = type(optimizer).__name__, inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{name}.step() needs a closure that computes the loss again, and an engine step computes it once",
+            next_step="use an optimizer without one, or a loop of your own (docs/own-loop.md)",
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise UsageError(
+            f"{name} has a parameter group without lr, which the schedule sets",
+            next_step="give every group an lr; schedule() may return 1.0",
+        )
+    return optimizer
+
+
+def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -> Optimizer:
+    """What a task's own `optimizer(model)` returned, if it trains the whole model. `maker`: its name for messages."""
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"{maker} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
+            next_step="return one optimizer over all trained parameters; parameter groups may have rates of their own",
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if held - names.keys():
+        raise UsageError(
+            f"{maker} holds a parameter that the model does not have",
+            next_step="build it from the model that is given, not from self.model(), which makes another one",
+        )
+    left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held]
+    if left_out:
+        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+        raise UsageError(
+            f"{maker} leaves out parameters that get gradients: {', '.join(left_out[:NAMED])}{more}",
+            next_step="add them to a group, or freeze them in model() with requires_grad=False",
+        )
+    return check_steps(optimizer)
+
+
+def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
+    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can. `skips`:
+    non-finite updates are skipped."""
+    groups, name = optimizer.param_groups, type(optimizer).__name__
+    if skips and not leaves_out_itself(optimizer):
+        return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
+    is_sgd = isinstance(optimizer, SGD)
+    if all(group["fused"] if is_sgd else "capturable" in group for group in groups):
+        return None
+    return f"{name} reads its rate on the host" + (" unless it is fused" if is_sgd else "")
+
+
+def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool) -> None:
+    """Let the optimizer's step be captured: its rates and counts of steps move to the device, where torch rounds
+    differently. Or undo it, with the `group_settings` that it was built with."""
+    for group, own in zip(optimizer.param_groups, built, strict=True):
+        device = next((parameter.device for parameter in group["params"]), None)
+        group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
+        if "capturable" in own:
+            group["capturable"] = is_on or own["capturable"]
+        is_on_device = group.get("capturable") or group.get("fused")
+        for state in filter(None, map(optimizer.state.get, group["params"])):
+            for name in ("step", "mu_product"):  # what torch else keeps on the host
+                if isinstance(state.get(name), Tensor):
+                    state[name] = state[name].to(device if is_on_device else "cpu")
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """A copy of what each parameter group holds beside its parameters and its rate, which is set before each step."""
+    return [
+        copy.deepcopy({name: value for name, value in group.items() if name not in ("params", "lr")})
+        for group in optimizer.param_groups
+    ]
+
+
+def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[str]]:
+    """By group: the settings that the optimizer has changed itself since it was built, as schedule-free ones and
+    Prodigy do. They are state: a resumed run takes them from the checkpoint. Tensors always count, since comparing
+    them would wait for the device."""
+
+    def is_state(value: Any, before: Any) -> bool:
+        return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)) or bool(value != before)
+
+    return [
+        [name for name, before in own.items() if name in group and is_state(group[name], before)]
+        for group, own in zip(optimizer.param_groups, built, strict=True)
+    ]
+
+
+def leaves_out_itself(optimizer: Optimizer) -> bool:
+    """Whether the optimizer itself skips an update if `found_inf` is set, as torch's fused optimizers do for a loss
+    scaler. torch has no public name for it."""
+    is_fused = all(group.get("fused", True) for group in optimizer.param_groups)
+    return is_fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))

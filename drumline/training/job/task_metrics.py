@@ -1,0 +1,157 @@
+"""A task's own metrics: every rank updates them with its evaluation batches, and rank 0 merges all ranks' states, in
+their order, and computes the values once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from drumline.base.errors import UsageError
+from drumline.checkpoint.optimizer_state import decode_state, encode_state
+from drumline.checkpoint.rank_states import gather_states
+from drumline.metrics.meters import check_names
+from drumline.rank.collectives import broadcast_json
+from drumline.training.manager import DDPManager
+from drumline.training.tasks.base import Metric, Task
+
+NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")
+INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), or train on one rank"
+
+
+def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
+    """Those of the task, on the device. What could not be merged on several ranks is refused there."""
+    metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
+    check_names(metrics)
+    for name, metric in metrics.items():
+        needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
+        # By its class where that has it: a property may need an update first.
+        if missing := [one for one in needed if not (hasattr(type(metric), one) or hasattr(metric, one))]:
+            raise UsageError(
+                f"the metric {name!r} has no {' and no '.join(missing)}",
+                next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
+            )
+        if isinstance(metric, nn.Module):
+            metric.to(ddp.device)
+        for place, part in _parts(metric).items():
+            if hasattr(part, "sync_on_compute"):  # torchmetrics would add up the ranks by itself, and again
+                vars(part).update(sync_on_compute=False, _to_sync=False)
+            if ddp.world_size > 1:
+                _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
+    return metrics
+
+
+def _is_collection(metric: Any) -> bool:
+    """Whether it is a MetricCollection of torchmetrics, which is not imported for this."""
+    return isinstance(metric, getattr(sys.modules.get("torchmetrics"), "MetricCollection", ()))
+
+
+def _without_groups(metric: Any) -> Any:
+    """A MetricCollection updates one metric of a group, and each rank would form its groups from its first batch."""
+    if not _is_collection(metric):
+        return metric
+    members = dict(metric.items(keep_base=True, copy_state=False))
+    return type(metric)(members, prefix=metric.prefix, postfix=metric.postfix, compute_groups=False)
+
+
+def _check_merge(name: str, metric: Metric) -> None:
+    """Refuse what torchmetrics' own merge_state cannot merge, or merges wrongly. One that was written for the metric is
+    not tried: a state without updates is nothing that it must expect."""
+    if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
+        return
+    problem = _unweighted(metric)
+    try:
+        metric.merge_state(metric.metric_state)
+    except (RuntimeError, NotImplementedError) as error:
+        problem = str(error)
+    metric.reset()
+    if problem is not None:
+        raise UsageError(f"the metric {name!r} cannot be merged over ranks: {problem}", next_step=INSTEAD)
+
+
+def _unweighted(metric: Metric) -> str | None:
+    """What merge_state gets wrong: it does not know how many updates a mean is of, nor what a tensor
+    without a reduction is for."""
+    for key, reduction in getattr(metric, "_reductions", {}).items():
+        if getattr(reduction, "__name__", "") == "dim_zero_mean":
+            return f"its {key} is a mean, of which merge_state does not know the weight"
+        if reduction is None and isinstance(metric.metric_state[key], Tensor):
+            return f"its {key} has no dist_reduce_fx"
+    return None
+
+
+def _parts(metric: Metric) -> dict[str, Metric]:
+    """What holds states, by name: the wrappers of torchmetrics have them in metrics inside them, whose `_defaults` some
+    of them share."""
+    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
+    inside = {id(vars(one)["_defaults"]): (name, one) for name, one in modules if vars(one).get("_defaults")}
+    holders: dict[str, Any] = dict(inside.values())
+    return holders or {"": metric}
+
+
+def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
+    """With the `Loss.outputs` of one batch."""
+    if metrics and outputs is None:
+        raise UsageError(
+            "the task has metrics(), but its loss() returns no outputs to update them with",
+            next_step="return Loss(total, outputs=(scores, labels))",
+        )
+    for metric in metrics.values():
+        if isinstance(outputs, Mapping):
+            metric.update(**outputs)
+        elif isinstance(outputs, tuple | list):
+            metric.update(*outputs)
+        else:
+            metric.update(outputs)
+
+
+def compute_metrics(metrics: Mapping[str, Metric], ddp: DDPManager, *, is_updated: bool) -> dict[str, Any]:
+    """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a batch; rank 0 has."""
+    if not metrics:
+        return {}
+    tensors: dict[str, Tensor] = {}
+    document = None
+    if is_updated:  # else it may have no state
+        states = {
+            name: {place: dict(part.metric_state) for place, part in _parts(metric).items()}
+            for name, metric in metrics.items()
+        }
+        document = encode_state(states, "metrics", tensors)
+    gathered, tensors = gather_states(document, tensors, device=ddp.device)
+    values = None
+    if ddp.is_main_process():
+        # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
+        for rank, document in enumerate(gathered["ranks"]):
+            if rank > 0 and document is not None:
+                own = {name: one.to(ddp.device) for name, one in tensors.items() if name.startswith(f"{rank}/")}
+                states = decode_state(document, {name.partition("/")[2]: one for name, one in own.items()}.__getitem__)
+                for name, metric in metrics.items():
+                    for place, part in _parts(metric).items():
+                        part.merge_state(states[name][place])
+        values = {key: value for name, metric in metrics.items() for key, value in _values(name, metric.compute())}
+    found: dict[str, Any] = broadcast_json(values, device=ddp.device)
+    return found
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A number, a nested list, or those of a dict, each as NAME/KEY."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _values(f"{name}/{key}", one)
+    else:
+        yield name, _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if hasattr(value, "tolist"):  # a tensor or an array
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(name, one) for one in value]
+    if isinstance(value, bool | int | float):
+        return float(value) if isinstance(value, bool) else value
+    raise UsageError(
+        f"the metric {name!r} computed a {type(value).__name__}",
+        next_step="let compute() return a number, a tensor, a list or a dict of these",
+    )

@@ -1,0 +1,257 @@
+"""Where a rank reports: its event file, its log file and the user's screen; the events at the start and at the end of a
+run; and the notices of the sidecars.
+
+Rank 0 shows the run on the screen. The other ranks write to their own log files, and use the screen only for a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TextIO, assert_never
+
+from drumline.base.command_lines import resume_command, two_node_command
+from drumline.base.errors import log, summary
+from drumline.base.startup import command_start, now, process_start
+from drumline.base.untrusted import APPEND, descriptor_of, open_log
+from drumline.checkpoint.retention import best
+from drumline.config.schema import Config
+from drumline.data.sharding import Cursor, plan_step
+from drumline.metrics.display import Display, PlainDisplay
+from drumline.metrics.trackers.mlflow import MLflow
+from drumline.metrics.trackers.tensorboard import TensorBoard
+from drumline.metrics.trackers.tracker import Tracker
+from drumline.metrics.trackers.tracking import Tracking, close_all
+from drumline.metrics.trackers.wandb import WeightsAndBiases
+from drumline.runs.events import EventLog, Reporter, Sink, Tail
+from drumline.runs.run_folder import RunFolder
+from drumline.training.job.job import Progress, flat, steps_of_settings
+from drumline.training.manager import DDPManager
+from drumline.training.run_context import RunContext
+from drumline.watch.sidecar.sidecar_reporter import NOTICES
+
+_screen: TextIO | None = None
+
+
+def divert_output(path: Path) -> None:
+    """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is for failures."""
+    global _screen
+    undo_divert()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
+    target = descriptor_of(path, APPEND)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+def undo_divert() -> None:
+    """This process shows the run from now on."""
+    global _screen
+    if _screen is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(_screen.fileno(), 1)
+        os.dup2(_screen.fileno(), 2)
+        _screen.close()
+        _screen = None
+
+
+def screen() -> TextIO:
+    """The user's screen, also after `divert_output`."""
+    return _screen or sys.stderr
+
+
+@contextmanager
+def open_reporter(config: Config, folder: RunFolder, ddp: DDPManager, progress: Progress) -> Iterator[Reporter]:
+    """A reporter for one run on one rank. Warnings of the package's logger become events, and so does an error that
+    leaves the block."""
+    with ExitStack() as stack:
+        log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
+        plain = make_display("plain", log_file)
+        events = stack.enter_context(closing(EventLog(folder.event_file(ddp.rank))))
+        sinks: list[Sink] = [events]
+        if ddp.is_main_process():
+            sinks += [plain, make_display(config.log.display, sys.stdout)]
+        else:  # the launcher may show its log, too
+            sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
+        reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: reporter.report("warning", message=record.getMessage())  # type: ignore[method-assign]
+        log.logger.addHandler(handler)
+        stack.callback(log.logger.removeHandler, handler)
+        if ddp.is_main_process():
+            trackers = _trackers(config, folder, reporter)
+            stack.callback(close_all, trackers)  # while their warnings still become events
+            for sink in trackers:
+                reporter.add(sink)
+        try:
+            yield reporter
+        except (Exception, SystemExit) as error:
+            reporter.report("error", step=progress.step, message=summary(error))
+            raise
+
+
+def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tracking]:
+    names = {*(config.log.trackers or ()), *(["tensorboard"] if config.log.tensorboard else [])}
+    makers: dict[str, Callable[[], Tracker]] = {
+        "wandb": lambda: WeightsAndBiases(folder.path, flat(config)),
+        "mlflow": lambda: MLflow(folder.path, flat(config)),
+        "tensorboard": lambda: TensorBoard(folder.tensorboard, flat(config)),
+    }
+    made = [makers[name]() for name in sorted(names)]  # all packages are there, before a thread starts
+    return [
+        Tracking(
+            tracker,
+            folder=folder.path,
+            event_file=folder.event_file(0),
+            id_file=folder.trackers / f"{tracker.name}.json",
+            report=reporter.report,
+        )
+        for tracker in made
+    ]
+
+
+def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
+    """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain elsewhere."""
+    match mode:
+        case "none":
+            return Display()
+        case "plain":
+            return PlainDisplay(stream)
+        case "live" | "auto":
+            if mode == "auto" and not stream.isatty():
+                return PlainDisplay(stream)
+            from drumline.metrics.live import LiveDisplay  # the plain display does not need rich
+
+            live = LiveDisplay(stream)
+            return live if mode == "live" or live.can_animate else PlainDisplay(stream)
+        case _:
+            assert_never(mode)
+
+
+@dataclass
+class StartClock:
+    """Divides the time from the command to the end of the first step into parts: each stage of the start marks its end.
+    Later steps do not use it."""
+
+    began: float = field(default_factory=now)
+    since: str = "rank"
+    """What the time is measured from: the `command`, or the start of this `rank`."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by name, in the order of the run."""
+
+    def mark(self, part: str) -> None:
+        """All time since the last mark belongs to this part."""
+        past = sum(self.parts.values())
+        self.parts[part] = self.parts.get(part, 0.0) + now() - self.began - past
+
+    def report(self, reporter: Reporter, *, step: int) -> None:
+        """After the first step, once the device has finished it."""
+        self.mark("first step")
+        seconds = sum(self.parts.values())
+        reporter.report("first_step", step=step, seconds=seconds, since=self.since, parts=self.parts)
+
+
+def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock:
+    """The clock of this rank, after its imports. `is_alone`: this process is the command."""
+    own = process_start()
+    start = own if is_alone else command_start(environment)
+    clock = StartClock(own if start is None else start, "rank" if start is None else "command")
+    if clock.began < own:
+        clock.parts["launcher"] = own - clock.began
+    clock.mark("python and torch")
+    return clock
+
+
+def report_start(context: RunContext) -> None:
+    request, job = context.request, context.job
+    train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
+    total_steps = context.total_steps
+    if context.progress.stopped is not None:
+        # A hook has ended the run before its last step: that is not the length that was asked for.
+        total_steps = max(total_steps, steps_of_settings(job, train, context.progress))
+    context.reporter.report(
+        "start",
+        task=request.task,
+        run=str(request.run),
+        world_size=world_size,
+        device=str(job.ddp.device.type),
+        backend=job.ddp.backend,
+        model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
+        train_samples=job.loader.num_samples,
+        eval_samples=job.eval_samples,
+        batch_size=job.batch.size,
+        batch_size_per_rank=job.batch.size / world_size,
+        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
+        shards=train.shards if train.exact == "elastic" else None,
+        precision=train.precision,
+        lr=job.rates.peak,
+        lr_rates=job.rates.num_rates,
+        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
+        total_steps=total_steps,
+    )
+
+
+def report_end(context: RunContext, notices: WatchNotices) -> None:
+    request, job, ddp = context.request, context.job, context.job.ddp
+    throughput = context.throughput
+    notices.report(context.reporter)
+    # On several nodes a rank does not know the launcher's command.
+    is_one_node = ddp.world_size == ddp.local_world_size
+    two_nodes = two_node_command(request.task, request.command, procs=ddp.local_world_size)
+    context.reporter.report(
+        "end",
+        step=context.progress.step,
+        epoch=context.epoch,
+        seconds=time.perf_counter() - throughput.created,
+        start_s=throughput.start_s,
+        **asdict(throughput.steady()),
+        checkpoint_pause_s=throughput.checkpoint_pause_s,
+        metrics=context.metrics,
+        best_step=best(
+            context.folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
+        ),
+        stragglers=notices.stragglers,
+        stopped=context.progress.stopped and context.progress.stopped["reason"],
+        run=str(request.run),
+        resume_command=resume_command(request.command, procs=ddp.world_size) if is_one_node else None,
+        two_node_command=two_nodes if is_one_node else None,
+    )
+
+
+class WatchNotices:
+    """Reports notices of the sidecars (stragglers, stalls, recoveries). Their leader appends to a file in the watch
+    folder; rank 0 checks it with each log line, which costs one `stat`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._tail = None if folder is None else Tail(folder / NOTICES)
+        if folder is not None:
+            with suppress(OSError):
+                (folder / NOTICES).touch()  # if it exists, the sidecar does not print
+        self._slow: dict[tuple[Any, Any], str] = {}
+
+    @property
+    def stragglers(self) -> list[str]:
+        """The latest notice about each rank or host, over the whole run."""
+        return list(self._slow.values())
+
+    def report(self, reporter: Reporter) -> None:
+        """Report new notices."""
+        for notice in [] if self._tail is None else self._tail.new():
+            if not all(isinstance(notice.get(name), str) for name in ("kind", "message")):
+                continue
+            kind, rank, host = notice["kind"], notice.get("rank"), notice.get("host")
+            if kind == "recovery":
+                reporter.report("note", message=notice["message"])
+            elif kind in ("straggler", "stall"):
+                reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
+            if kind == "straggler":
+                self._slow[host, rank] = str(notice.get("what", ""))

@@ -1,0 +1,165 @@
+"""What `--dist.sync` adds to a run: the groups of ranks, rounds after steps, and every replica's state in checkpoints.
+
+A checkpoint's model and optimizer are the shared weights and rank 0's optimizer, so that anything can load it. Beside
+them, `outer` is what the outer optimizer knows, and `replicas` what each replica has to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drumline.base.errors import log
+from drumline.checkpoint import state
+from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
+from drumline.checkpoint.rank_states import sent_state
+from drumline.checkpoint.store import Snapshot
+from drumline.data.loader import Step
+from drumline.parallel.outer_sync import OuterSync
+from drumline.rank.collectives import all_sum
+from drumline.rank.rendezvous.live_nodes import LiveNodes
+from drumline.training.job.job import Job
+from drumline.training.run_context import RunContext
+from drumline.training.steps.eager import AnyStep
+from drumline.training.steps.step_state import StepState
+from drumline.watch.heartbeat import BACKWARD
+
+REPLICAS_FILE, OUTER_FILE = "replicas", "outer"
+_NOT_A_LEADER: dict[str, Any] = {"dict": []}
+
+
+class RepeatableStep:
+    """A step that has changed nothing if it fails because a node is lost."""
+
+    def __init__(self, inner: AnyStep, live: LiveNodes, job: Job) -> None:
+        self._inner = inner
+        self._live = live
+        self._before = StepState(job.model, job.meter, job.ddp.device)
+        self.grad_norm: Tensor | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        self._before.keep()
+        try:
+            self._inner(step)
+        except RuntimeError as error:
+            if self._live.is_lost(error):
+                self._before.restore()
+            raise
+        self.grad_norm = self._inner.grad_norm
+
+
+class SyncedStep:
+    """A step of a replica, and the rounds after it."""
+
+    def __init__(self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None) -> None:
+        # A replica of one rank needs nobody in its own steps.
+        has_peers = sync.groups.within is not None
+        self._inner = inner if live is None or not has_peers else RepeatableStep(inner, live, context.job)
+        self._sync = sync
+        self._progress = context.progress
+        self._live = live
+        self._device = context.job.ddp.device
+        self._heartbeat, self._total_steps = context.job.heartbeat, context.total_steps
+        self.grad_norm: Tensor | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Collective in rounds: one optimizer step."""
+        self._inner(step)
+        self.grad_norm = self._inner.grad_norm
+        self._heartbeat.mark(BACKWARD)  # where the watchdog expects a rank to wait for others
+        number = self._progress.step + 1
+        if self._live is None:
+            self._sync.after_step(number, is_last=number >= self._total_steps)
+        else:
+            self._live.ends = self._synchronize(number, self._live)
+
+    def _synchronize(self, number: int, live: LiveNodes) -> bool:
+        """Collective: the rounds after this step. Returns whether the group of nodes ends after it: one is lost, or
+        joins. The step itself is done, and counts."""
+        try:
+            if live.is_broken:
+                return True
+            self._sync.after_step(number, is_last=number >= self._total_steps)
+            if self._sync.finished_at[-1] + self._sync.plan.overlap != number or number >= self._total_steps:
+                return False
+            # All ranks at the same step, whenever each has heard of the node that waits.
+            return bool(all_sum(torch.tensor([float(live.has_joiner)], device=self._device)).item())
+        except RuntimeError as error:
+            if not live.is_lost(error):
+                raise
+            return True
+
+
+class AgreedStep:
+    """A step of replicas that reduce their gradients in every step, and continue without a lost node (hsdp): no rank
+    updates its shards before all have their gradients, so a step that fails has changed nothing."""
+
+    def __init__(self, inner: AnyStep, live: LiveNodes, context: RunContext) -> None:
+        self._inner = RepeatableStep(inner, live, context.job)
+        self._live = live
+        self._progress = context.progress
+        self._every, self._total_steps = context.config.log.every_steps, context.total_steps
+        self._flag = torch.zeros(1, device=context.job.ddp.device)
+        self.grad_norm: Tensor | None = None
+        context.job.finite.agree = lambda: self._vote(0.0)
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        self._inner(step)
+        self.grad_norm = self._inner.grad_norm
+        number = self._progress.step + 1
+        try:
+            if number % self._every == 0 and number < self._total_steps:
+                self._live.ends = bool(self._vote(float(self._live.has_joiner)))
+        except RuntimeError as error:  # the step is done, and counts
+            if not self._live.is_lost(error):
+                raise
+        self._live.ends |= self._live.is_broken
+
+    def _vote(self, value: float) -> float:
+        """Collective: the sum over all ranks."""
+        return all_sum(self._flag.fill_(value)).item()
+
+
+def replica_state(job: Job) -> dict[str, Any] | None:
+    """Collective: what the leader of a replica saves. Rank 0's optimizer is in the checkpoint already."""
+    if job.sync is None:
+        return None
+    own = job.sync.state_dict()
+    if job.sync.groups.across is None:
+        return {}
+    if job.ddp.rank > 0:
+        tensors, document = optimizer_state(job.model, job.optimizer)
+        own["optimizer"] = {"tensors": tensors, "document": document}
+        own["scaler"] = None if job.scaler is None else job.scaler.state_dict()
+    return own
+
+
+def restore_replica(
+    job: Job, sync: OuterSync, snapshot: Snapshot, tensors: Mapping[str, Tensor] | None, *, with_optimizer: bool
+) -> None:
+    """Collective: the job has been restored; add what its replica has to itself, from rank 0's `tensors`. A checkpoint
+    of another number of replicas is given to them in turn."""
+    with state.translated(REPLICAS_FILE):
+        sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
+        ranks = snapshot.documents.get(REPLICAS_FILE, {"ranks": []})["ranks"]
+        leaders = [rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER]
+        mine = leaders[sync.groups.index % len(leaders)] if leaders else None
+        for rank in leaders:  # one after the other: all of them may need more memory than there is
+            found = sent_state(ranks[rank], rank, tensors, device=job.ddp.device)
+            if rank != mine:
+                continue
+            sync.load_state_dict(found)
+            if with_optimizer and found.get("optimizer"):
+                load_optimizer_state(job.model, job.optimizer, **found["optimizer"])
+            if job.scaler is not None and found.get("scaler"):
+                job.scaler.load_state_dict(found["scaler"])
+    if leaders and len(leaders) != len(sync.groups.leaders) and job.ddp.is_main_process():
+        log.warning(
+            f"the checkpoint has {len(leaders)} replicas, and this run {len(sync.groups.leaders)}: they continue from "
+            "those in turn"
+        )

@@ -1,0 +1,357 @@
+"""How a run resumes: whether a restart can help after the previous failure, and the newest complete checkpoint. Rank 0
+reads it and sends the other ranks what they need, so that only rank 0 needs the folder.
+
+Diagnoses of the sidecars are in `RUN/diagnoses`, each with the name of its launch. `RUN/watch/launch.json` has the name
+of this launch: rank 0 draws it at the first start and keeps it at a restart, with any launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drumline.base.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    HangError,
+    OptimizerMismatchError,
+    Place,
+    as_list,
+    log,
+)
+from drumline.base.untrusted import make_own_folder, parse_json, read_regular
+from drumline.checkpoint import state, store
+from drumline.checkpoint.rank_states import sent_state, state_of_rank
+from drumline.checkpoint.shard_files import own_shards
+from drumline.checkpoint.state import check_rng_file, restore_own_rng
+from drumline.data.sharding import Cursor
+from drumline.parallel.comm_hook import PowerSGD, average_errors
+from drumline.parallel.shards import sharded_parameters
+from drumline.rank.collectives import broadcast_json, gather_json
+from drumline.runs import catalog
+from drumline.runs.events import Reporter
+from drumline.runs.manifest import CorruptCheckpointError
+from drumline.runs.run_folder import RunFolder, write_whole
+from drumline.training.between_steps.saver import COMM_FILE, DATA_FILE
+from drumline.training.between_steps.task_hooks import HOOKS_FILE, TaskHooks
+from drumline.training.job.job import Job, Progress
+from drumline.training.job.optimizer import optimizer_class
+from drumline.training.manager import DDPManager
+from drumline.training.replica_state import REPLICAS_FILE, restore_replica
+from drumline.training.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
+from drumline.watch.diagnosis.diagnosis import Cause
+from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
+from drumline.watch.heartbeat import Phase
+
+MOST_AT_ONE_STEP = 3
+# The facts in a checkpoint that a resumed run reads.
+_FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
+_STOPPED = {"reason": str, "unit": str, "length": int}
+
+
+def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
+    """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets the failure that ended
+    the previous start, for `report_recovery`."""
+    found: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
+    found = broadcast_json(found, device=ddp.device)
+    if found["refusal"] is not None:
+        what, next_step = found["refusal"]
+        # The place is where it failed; the error is raised on every rank.
+        raise HangError(what, next_step=next_step, place=Place(**found["place"]))
+    failure: dict[str, Any] | None = found["failure"]
+    return failure if ddp.is_main_process() else None
+
+
+def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
+    """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: the new one since the last start."""
+    launch = _read_launch(folder.launch_file) if is_restart else None
+    launch = launch or {"launch": uuid.uuid4().hex, "starts": [], "refused": None}
+    if launch["refused"] is not None:  # torchrun restarts anyway
+        return dict(launch["refused"])
+    diagnoses = diagnoses_of_launch(folder.diagnoses, launch["launch"]) if launch["starts"] else []
+    starts = [*launch["starts"], len(diagnoses)]
+    firsts = [_first_cause(of_start) for begin, end in pairwise(starts) if (of_start := diagnoses[begin:end])]
+    last = firsts[-1] if firsts else None
+    is_new = len(starts) > 1 and starts[-1] > starts[-2]
+    found = {
+        "refusal": check_same_step(firsts, folder.diagnoses),
+        "place": {} if last is None else {name: last["diagnosis"][name] for name in ("host", "rank", "step")},
+        "failure": _failure_in(last) if last is not None and is_new else None,
+    }
+    make_own_folder(folder.launch_file.parent)
+    # A refusal is final, whatever a sidecar diagnoses later.
+    launch = {**launch, "starts": starts, "refused": found if found["refusal"] else None}
+    write_whole(folder.launch_file, json.dumps(launch) + "\n")
+    return found
+
+
+def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
+    """The diagnoses that ended a start of this launch, the newest last, without those that were only reported."""
+    return [
+        record
+        for record in read_diagnoses(folder)
+        if record.get("launch") == launch
+        and (record["alarm"] == "failure" or (record["alarm"] == "hang" and record["action"] != "report"))
+    ]
+
+
+def _first_cause(of_start: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One start may have several diagnoses: in a network partition each side makes its own. The first is the cause,
+    but for a kill of our own, which follows from another failure."""
+    causes = (record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED)
+    return next(causes, of_start[0])
+
+
+def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
+    """From the diagnoses that ended starts: why not to restart, and what to do instead; None: restart."""
+    if not diagnoses:
+        return None
+    last = diagnoses[-1]
+    step = last["diagnosis"]["step"]
+    next_step = f"read {folder} and fix the cause, then rerun the same command to resume from the newest checkpoint"
+    if last["action"] == "stop":
+        at = "" if step is None else f" at step {step}"
+        return f"the run was stopped{at} and is not restarted: {last['diagnosis']['what']}", next_step
+    same = [record for record in diagnoses if step is not None and record["diagnosis"]["step"] == step]
+    same = [record for record in same if record["diagnosis"]["cause"] != Cause.ENDED]
+    if len(same) < MOST_AT_ONE_STEP:
+        return None
+    heading = f"the run has failed {len(same)} times at step {step} and is not restarted:"
+    return as_list(heading, [str(record["diagnosis"]["what"]) for record in same]), next_step
+
+
+def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole host."""
+    diagnosis, diagnosed_at = record["diagnosis"], float(record["time"])
+    names = ("cause", "rank", "host", "step")
+    times = {"failed_at": diagnosed_at - float(diagnosis["since_s"]), "diagnosed_at": diagnosed_at}
+    return {**{name: diagnosis[name] for name in names}, **times}
+
+
+def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int) -> None:
+    """Called after `step`, the first of this start, when the device has finished it."""
+    reporter.report(
+        "recovered",
+        step=step,
+        cause=failure["cause"],
+        about_rank=failure["rank"],
+        about_host=failure["host"],
+        seconds=max(0.0, time.time() - failure["failed_at"]),
+        seconds_to_diagnosis=max(0.0, failure["diagnosed_at"] - failure["failed_at"]),
+        lost_steps=None if failure["step"] is None else max(0, failure["step"] - (step - 1)),
+    )
+
+
+def _read_launch(path: Path) -> dict[str, Any] | None:
+    """`launch`: its name; `starts`: the number of its diagnoses at each of its starts; `refused`: the result of
+    `look_back` when a restart was refused. None: there is no such file, or it is damaged."""
+    try:
+        record = parse_json(read_regular(path))
+        starts, refused = record["starts"], record["refused"]
+        if not all(type(number) is int for number in starts) or not isinstance(refused, dict | None):
+            return None
+        return {"launch": str(record["launch"]), "starts": starts, "refused": refused}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The newest complete and finite checkpoint, and newer ones that were skipped, each with the reason."""
+
+    path: Path
+    facts: dict[str, Any]
+    progress: Progress
+    """The progress of the run when it was saved."""
+    skipped: list[tuple[str, str]]
+    non_finite: str | None
+    """If no checkpoint is finite: a non-finite tensor of this one."""
+
+
+def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
+    """Collective: the checkpoint to resume from; None: the run starts."""
+    answer: Any = None
+    if ddp.is_main_process():
+        path, skipped = catalog.newest_valid(root, check_contents)
+        saved = None if path is None else catalog.read_document(path, "progress")
+        non_finite = None if path is None else catalog.check_sizes(path).non_finite
+        answer = [str(path or ""), saved, [(str(one), reason) for one, reason in skipped], non_finite]
+    path, saved, skipped, non_finite = broadcast_json(answer, device=ddp.device)
+    if skipped and not path:
+        raise CheckpointError(
+            f"none of the {len(skipped)} checkpoints in {root} is complete; the newest: {skipped[0][1]}",
+            next_step="restore one from a backup, or start a new run with --fresh, which moves this one aside",
+        )
+    if not path:
+        return None
+    cursor, metrics = Cursor(**saved["cursor"]), saved.get("metrics", {})
+    progress = Progress(saved["step"], cursor, stopped=saved.get("stopped"), metrics=metrics)
+    return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
+
+
+def check_contents(path: Path) -> None:
+    """Check what checksums do not show: whoever wrote them may have written anything."""
+    found = store.read(path)
+    has_documents = all(isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress"))
+    if isinstance(found.documents.get("progress"), dict) and "objects" in found.documents["progress"]:
+        raise CorruptCheckpointError(path, "it was saved by ddp.checkpoint, in a loop of its own")
+    if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
+        raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
+    saved = found.documents["progress"]
+    facts, cursor, stopped = saved.get("facts"), saved.get("cursor"), saved.get("stopped")
+    is_complete = (
+        isinstance(facts, dict)
+        and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
+        and type(facts["config"].get("optim.name")) is str
+        and isinstance(cursor, dict)
+        and cursor.keys() == {"epoch", "position"}
+        and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
+        and saved["step"] == catalog.check_sizes(path).step
+        and isinstance(stopped, dict | None)
+        and all(stopped is None or type(stopped.get(name)) is kind for name, kind in _STOPPED.items())
+        and isinstance(saved.get("stop_asked"), str | None)
+        and isinstance(saved.get("metrics", {}), dict)
+    )
+    if not is_complete:
+        raise CorruptCheckpointError(path, "progress.json does not have the run's position")
+    check_rng_file(path, found.tensors["rng"])
+
+
+def resume(context: RunContext, found: FoundCheckpoint) -> None:
+    """Collective: continue from this checkpoint, unless the run has finished and its settings have changed."""
+    request, job, at = context.request, context.job, found.progress
+    check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
+    check_init(found.facts, request, step=at.step)
+    restore(job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request))
+    context.progress.step, context.progress.cursor, context.progress.metrics = at.step, at.cursor, at.metrics
+    if at.step >= context.total_steps:
+        context.progress.stopped = at.stopped
+    job.loader.cursor = at.cursor
+
+
+def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[str, Any]) -> None:
+    step = found.progress.step
+    for path, reason in found.skipped:
+        context.warn(f"the checkpoint {path} was skipped: {reason}")
+    if found.non_finite is not None:
+        context.warn(
+            f"no checkpoint is finite: {found.non_finite} of {found.path} is not; start a new run with --fresh"
+        )
+    context.reporter.report("resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path))
+    if context.job.batch.note is not None:
+        context.note(context.job.batch.note)
+    if resets_optimizer(found.facts, context.request):
+        context.note(f"the optimizer is reset at step {step} (--optim.reset); the weights are kept")
+    for change in changes(found.facts, facts, context.request):
+        context.warn(change)
+
+
+def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True) -> None:
+    """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its optimizer stays new."""
+    job.heartbeat.mark(Phase.START)
+    device = job.ddp.device
+    comm = replicas = None
+    if job.is_sharded:
+        snapshot = _read_own_shards(job, path)
+    else:
+        read = store.read(path) if job.ddp.is_main_process() else None
+        comm = None if read is None else read.tensors.pop(COMM_FILE, {})
+        replicas = None if read is None else read.tensors.pop(REPLICAS_FILE, {})
+        snapshot = store.broadcast(read, device=device)
+    documents = snapshot.documents
+    if job.comm is not None:
+        _restore_comm(job.comm, job.ddp, documents, comm)
+    _restore_data(job, snapshot)
+    # An earlier version, which had these two, saved the optimizer's name only in the settings.
+    name = documents["progress"]["facts"]["config"]["optim.name"]
+    if name in ("sgd", "adamw"):
+        documents["optimizer"].setdefault("class", optimizer_class(name).__name__)
+    try:
+        optimizer = job.optimizer if with_optimizer else None
+        saved = state.restore(snapshot, job.model, optimizer, scaler=job.scaler)
+    except CheckpointMismatchError as error:
+        instead = "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
+        if isinstance(error, OptimizerMismatchError):
+            instead = "reset the optimizer and keep the weights with --optim.reset"
+        error.next_step = f"{error.next_step}, or {instead}"
+        raise
+    if job.sync is not None:
+        restore_replica(job, job.sync, snapshot, replicas, with_optimizer=with_optimizer)
+    if with_optimizer:
+        use_own_settings(job, saved.get("group_state"))
+    if job.ddp.is_main_process() and "measured" in saved:
+        with state.translated("progress"):
+            job.meter.put(**saved["measured"])
+    if hooks is not None:
+        hooks.restore(snapshot)
+        hooks.run.stop_reason = saved.get("stop_asked")
+    # Last: hooks may have drawn random numbers.
+    restore_own_rng(snapshot.tensors["rng"], rank=job.ddp.rank, device=device)
+
+
+def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
+    """Collective: every rank reads its own rows from the folder."""
+    snapshot, problem = None, None
+    try:
+        snapshot = store.read(path)
+    except CorruptCheckpointError as error:
+        problem = error.reason
+    found = gather_json([job.ddp.host, problem], device=job.ddp.device)
+    for rank, (host, reason) in enumerate(found):
+        if reason is not None:
+            raise CheckpointError(
+                f"rank {rank} on {host} cannot read the checkpoint {path}: {reason}",
+                next_step="give a --run on a volume that all nodes share: each rank reads its own shards",
+            )
+    assert snapshot is not None
+    parameters = sharded_parameters(job.model)
+    for file in {"model", "optimizer", HOOKS_FILE} & snapshot.tensors.keys():
+        snapshot.tensors[file] = own_shards(snapshot.tensors[file], parameters)
+    return snapshot
+
+
+def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
+    """Give the optimizer the settings of this start, but for what it had changed itself. Its rate is set before each
+    step. None: a checkpoint of an earlier version, which did not record it."""
+    groups = job.optimizer.param_groups
+    with state.translated("progress"):
+        for group, own, changed in zip(groups, job.group_settings, group_state or [[]] * len(groups), strict=True):
+            group.update({name: value for name, value in own.items() if name not in changed})
+
+
+def _restore_comm(
+    comm: PowerSGD, ddp: DDPManager, documents: Mapping[str, Any], tensors: Mapping[str, Tensor] | None
+) -> None:
+    """Collective: restore this rank's state from rank 0's `tensors`. They are sent for one rank after the other: those
+    of all ranks may need more memory than there is."""
+    own: Mapping[int, Any] = {}
+    with state.translated(COMM_FILE):
+        saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
+        sent = (sent_state(one, rank, tensors, device=ddp.device) for rank, one in enumerate(saved))
+        if len(saved) != ddp.world_size:
+            own = average_errors(sent)
+        else:
+            own = [one if rank == ddp.rank else {} for rank, one in enumerate(sent)][ddp.rank]
+        comm.load_state_dict(own, step=documents["progress"]["step"])
+    if own and len(saved) != ddp.world_size and ddp.is_main_process():
+        log.warning(
+            f"PowerSGD's error feedback is that of {len(saved)} ranks: each of the {ddp.world_size} ranks gets its mean"
+        )
+
+
+def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
+    """Restore the position of this rank's dataset, if it keeps one."""
+    if DATA_FILE not in snapshot.documents:
+        return
+    # A rank that did not exist when it was saved gets another's state, which its loader refuses, as all loaders then
+    # do.
+    tensors = snapshot.tensors.get(DATA_FILE, {})
+    job.loader.load_stream_state(state_of_rank(snapshot.documents[DATA_FILE], tensors, job.ddp.rank))

@@ -1,0 +1,131 @@
+"""A checkpoint's weights as a plain safetensors file, with a model card beside it. The task's code is not imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drumline.base.errors import CheckpointError, UsageError
+from drumline.base.text import file_size, plural
+from drumline.base.untrusted import replace_text, replacing
+from drumline.checkpoint import state, store, tensor_file
+from drumline.checkpoint.optimizer_state import decode_state
+from drumline.config.fields import FIELDS, scope_of
+from drumline.runs import catalog
+from drumline.training.between_steps.task_hooks import HOOKS_FILE
+
+
+def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:
+    """Write the weights of a checkpoint, or the average of them that an EMA hook kept, to `to`, and a model card to
+    `card`. Returns a summary."""
+    snapshot, step = store.read(checkpoint), catalog.check_sizes(checkpoint).step
+    weights = weights_in(snapshot, averaged=averaged)
+    size = tensor_file.num_bytes(weights)
+    contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}{', averaged (EMA)' if averaged else ''}"
+    with state.translated("progress"):
+        text = model_card(checkpoint, snapshot, contents=contents, file=to.name, averaged=averaged)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(to) as file:
+            file.writelines(tensor_file.stream(weights))
+            file.flush()
+            os.fsync(file.fileno())
+        replace_text(card, text)
+    except OSError as error:
+        reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
+        raise CheckpointError(f"{to} could not be written: {reason}", next_step=next_step) from error
+    summary = f"step {step}: {contents}"
+    if average_in(snapshot) is None:
+        return summary
+    if averaged:
+        return f"{summary}; without --ema: the weights as trained"
+    return f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
+
+
+def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str, Tensor]:
+    """The tensors by every name of the model's `state_dict`: one that has several names is there under each, so that
+    `load_state_dict` finds them all."""
+    with state.translated("model"):
+        tensors, aliases = snapshot.tensors["model"], snapshot.documents["model"]["aliases"]
+        average = average_in(snapshot) if averaged else {}
+        if average is None:
+            raise UsageError(
+                "the checkpoint holds no average of the weights",
+                next_step="leave --ema (ema=True) out, or train with drumline.EMA in the task's hooks()",
+            )
+        tensors = {name: average[name].to(one.dtype) if name in average else one for name, one in tensors.items()}
+        return {**tensors, **{name: tensors[stored] for name, stored in aliases.items()}}
+
+
+def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
+    """The average of the weights that a hook such as EMA has saved; None: there is none."""
+    tensors, names = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.tensors["model"].keys()
+    for entry in reversed(snapshot.documents.get(HOOKS_FILE, [])):  # of several, evaluations are of the last
+        saved = decode_state(entry["state"], tensors.__getitem__)
+        average = saved.get("average") if isinstance(saved, dict) else None
+        if isinstance(average, dict) and average and average.keys() <= names:
+            return average
+    return None
+
+
+def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool) -> str:
+    """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load them."""
+    record, facts = catalog.check_sizes(checkpoint), snapshot.documents["progress"]["facts"]
+    task, init = _plain(str(facts["task"]).rpartition("/")[2]), facts["config"].get("model.init")
+    rows = {
+        "task": f"`{task}`",
+        "checkpoint": f"step {record.step}, saved {_plain(record.created)}",
+        "weights": contents,
+        "began with": "random weights" if init is None else f"`{_plain(Path(init).name)}`",
+        "global batch": f"{plural(facts['batch_size'], 'sample')} on {plural(facts['world_size'], 'rank')}",
+        "exported by": f"Drumline {version('drumline')}",
+    }
+    lines = [
+        f"# {task}, step {record.step}\n\n| | |\n| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "\n## Metrics\n",
+        *_metric_lines(record.metrics),
+    ]
+    if record.metrics and not averaged and average_in(snapshot) is not None:
+        lines.append("\nMeasured with the average of the weights (EMA), which these are not.")
+    lines += ["\n## Settings\n\nThose that differ from Drumline's defaults:\n\n```toml"]
+    lines += [*settings_in_card(facts["config"]), "```\n\n## Load them\n\n```python"]
+    lines += ["from safetensors.torch import load_file\n", f'model.load_state_dict(load_file("{file}"))\n```\n']
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Text of a checkpoint, without what Markdown and HTML would read as more than text."""
+    return re.sub(r"[^\w .,:;=/@%+-]", "?", text)
+
+
+def _metric_lines(metrics: Mapping[str, float]) -> list[str]:
+    if not metrics:
+        return ["This checkpoint was not evaluated."]
+    return [
+        "| metric | value |\n| --- | --- |",
+        *(f"| {_plain(name)} | {value:.6g} |" for name, value in metrics.items()),
+    ]
+
+
+def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:
+    """The settings that differ from the defaults, without those that change no result, such as a machine's paths."""
+    for path, value in config.items():
+        if value is None or not scope_of(path).changes_result:
+            continue
+        name = _plain(path)
+        if isinstance(value, dict):
+            yield from (f"{name}.{_plain(option)} = {_as_json(entry)}" for option, entry in value.items())
+        elif path not in FIELDS or _as_json(FIELDS[path].default) != _as_json(value):
+            yield f"{name} = {_as_json(value)}"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

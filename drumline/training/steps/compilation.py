@@ -1,0 +1,159 @@
+"""What torch compiles in a run: every rank compiles before the first compiled step, their results are compared, and a
+later recompilation is reported with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.base.errors import TrainingError, log
+from drumline.base.text import by_rank, duration, named_ranks, plural
+from drumline.data.loader import Step
+from drumline.rank.collectives import gather_json
+from drumline.rank.failure import wait_for_ranks
+from drumline.training.job.job import Job
+from drumline.training.run_context import RunContext
+from drumline.training.steps import eager
+from drumline.training.steps.warm_up import dry_run
+from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
+
+FIRST_STEPS = 5
+"""Shapes that vary lead to a second, more general compilation in the first steps, which is usual."""
+_AFTER_BREAK = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+_ID = re.compile(r"^[\[\]!\d/_]+: ")
+
+
+def compile_before(step: Step, compute_loss: eager.LossFunction, job: Job, *, note: Callable[[str], None]) -> Step:
+    """Collective: let torch compile the loss for the first micro-batch of this step, where no other rank waits in a
+    collective for this one; then wait for the other ranks, and compare. Nothing of the job changes. Returns the same
+    step, whose micro-batches are still to be taken."""
+    ddp, first = job.ddp, next(step.micro_batches)
+    job.heartbeat.next_micro()  # to the watchdog a rank that still waits for its batch is behind this one
+    job.heartbeat.mark(Phase.FORWARD)
+    if (marks := ddp._connection.compilations) is not None:
+        marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
+    before, began = _counts(), time.perf_counter()
+    # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
+    local = job.applied.no_sync() if isinstance(job.applied, DistributedDataParallel) else nullcontext()
+    with dry_run(job), local:
+        with job.autocast:
+            loss = job.applied(compute_loss, first.data)
+        (loss.total * 0.0).backward()
+    job.optimizer.zero_grad(set_to_none=True)
+    if ddp.world_size > 1:
+        made = {name: count - before[name] for name, count in _counts().items()}
+        mine = {**made, "host": ddp.host, "seconds": time.perf_counter() - began}
+        _wait_for_ranks(job)
+        everyone = gather_json(mine, device=ddp.device)
+        difference, cached = find_difference(everyone), describe_cache(everyone)
+        if ddp.is_main_process() and difference is not None:
+            log.warning(
+                f"ranks differ in what torch.compile made of {type(job.task).__name__}.loss(): {difference}. Try: let "
+                "the loss do the same on every rank; TORCH_LOGS=graph_breaks,guards shows where it differs"
+            )
+        if ddp.is_main_process() and cached is not None:
+            note(cached)
+    return step._replace(micro_batches=chain([first], step.micro_batches))
+
+
+def _counts() -> dict[str, int]:
+    """What torch's compiler has counted in this process."""
+    from torch._dynamo.utils import counters, get_compilation_metrics  # loaded only where something is compiled
+
+    caches = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": counters["graph_break"].total(),
+        "guards": sum(metrics.guard_count or 0 for metrics in get_compilation_metrics()),
+        "hits": sum(counters[part][f"{cache}_hit"] for part, cache in caches),
+        "misses": sum(counters[part][f"{cache}_miss"] for part, cache in caches),
+    }
+
+
+def _wait_for_ranks(job: Job) -> None:
+    """Collective, through the store: a collective of the group would time out while a rank compiles."""
+    ddp, store = job.ddp, job.ddp._connection.store
+    assert store is not None
+    job.heartbeat.mark(Phase.COMPILED)
+    limit_s = COMPILE_FACTOR * ddp._train_timeout_s  # the watchdog, which names the rank, acts before
+    if missing := wait_for_ranks(store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s):
+        raise TrainingError(
+            f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
+            next_step="use --train.step eager, or raise --dist.train_timeout_s: the limit is a multiple of it",
+        )
+
+
+def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:
+    """What each rank's compiler made, if it is not the same on all of them."""
+    nouns = {"graphs": "graph", "breaks": "graph break", "guards": "guard"}
+    made = [", ".join(plural(one[name], noun) for name, noun in nouns.items()) for one in everyone]
+    return by_rank(made, [one["host"] for one in everyone]) if len(set(made)) > 1 else None
+
+
+def describe_cache(everyone: Sequence[Mapping[str, Any]]) -> str | None:
+    """Which ranks compiled anew, if others found everything in the compiler's cache on their disk."""
+    anew = [rank for rank, one in enumerate(everyone) if one["misses"]]
+    cached = [rank for rank, one in enumerate(everyone) if one["hits"] and not one["misses"]]
+    if not anew or not cached:
+        return None
+    longest = duration(max(everyone[rank]["seconds"] for rank in anew))
+    return f"{named_ranks(anew)} compiled anew, in {longest}; {named_ranks(cached)} read the compiler's cache"
+
+
+def report_recompilations(context: RunContext, first_step: int) -> None:
+    """Collective: warn about each function that torch has compiled again since the last call, once."""
+    ddp = context.job.ddp
+    marks = ddp._connection.compilations
+    mine, known = [], set() if marks is None else marks.reported
+    if marks is not None:
+        usual_until = max(marks.is_usual_until, first_step + FIRST_STEPS)
+        mine = [one for one in _recompiled(marks.began_at) if one["step"] >= usual_until]
+        marks.began_at.clear()
+    everyone = gather_json(mine, device=ddp.device)
+    for function, message in describe_recompilations(everyone, type(context.job.task).__name__):
+        if ddp.is_main_process() and function not in known:
+            context.warn(message)
+        known.add(function)
+
+
+def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    from torch._dynamo.utils import get_compilation_metrics
+
+    # After torch._dynamo.reset() the ids begin again.
+    newest: dict[Any, Any] = {metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name}
+    for number, metrics in newest.items():
+        if number in began_at and metrics.recompile_reason:
+            name, file = _AFTER_BREAK.sub(r"\1", metrics.co_name), Path(metrics.co_filename).name
+            yield {
+                # Empty: the task's loss, which is compiled inside a function of ours.
+                "function": ""
+                if metrics.co_filename == eager.__file__
+                else f"{name} ({file}:{metrics.co_firstlineno})",
+                "step": began_at[number],
+                "reason": " ".join(_ID.sub("", metrics.recompile_reason.partition("\n")[0]).split())[:200],
+            }
+
+
+def describe_recompilations(everyone: Sequence[Sequence[Mapping[str, Any]]], task: str) -> Iterator[tuple[str, str]]:
+    """The functions, each with a warning: where, why, and what to do."""
+    found = [(one["step"], rank, one["function"], one["reason"]) for rank, own in enumerate(everyone) for one in own]
+    for function in dict.fromkeys(name for _, _, name, _ in found):
+        step, _, _, reason = min(one for one in found if one[2] == function)
+        ranks = sorted({rank for _, rank, name, _ in found if name == function})
+        advice = "keep what changes from step to step in a tensor, not in a number or an attribute"
+        if "size mismatch" in reason or ".size()" in reason or "stride" in reason:
+            advice = "pad batches to a few fixed lengths, in the task's collate for example"
+        yield (
+            function,
+            f"torch compiled {function or f'{task}.loss()'} again at step {step} on {named_ranks(ranks)}: {reason}. "
+            "All ranks wait while it compiles, and after several times torch runs it uncompiled. "
+            f"Try: {advice}; TORCH_LOGS=recompiles shows every one",
+        )

@@ -1,0 +1,230 @@
+"""One optimizer step: the hot path. Nothing here waits for the device, and nothing is done per sample.
+
+A task's loss is a sum over its micro-batch, but the gradient must be that of the mean over the whole global batch. DDP
+averages over ranks, so each sum is scaled by world_size / (samples in the global batch) before its backward pass. A
+loss with weights (tokens) needs their sum over all ranks: it is reduced while the last backward pass runs, and the
+gradients are then corrected by one multiplication. A replica of `--dist.sync` takes the mean over its own samples: on
+several ranks their number is such a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.base.errors import TrainingError, UnusedParametersError, UsageError
+from drumline.base.text import join_names
+from drumline.data.loader import MicroBatch, Step
+from drumline.parallel.sharded_model import ShardedModel
+from drumline.parallel.shards import own_parts
+from drumline.parallel.wrap import FIND_UNUSED, NAMED, LiveBuffers, names_without_gradient
+from drumline.training.job.job import Job
+from drumline.training.tasks.base import Loss, Task
+from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
+
+NOT_STATIC = "set --dist.find_unused_parameters in place of --dist.static_graph"
+OUTSIDE_FORWARD = "mixed torch.Tensor and DTensor"
+"""In torch's error when a shard is used as if it were the whole parameter."""
+
+
+class AnyStep(Protocol):
+    """The interface of all kinds of steps."""
+
+    grad_norm: Tensor | None
+    """The norm of the latest step's gradient, before clipping; on the device."""
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+
+
+class LossParts(NamedTuple):
+    """A `Loss` as a plain tuple of tensors, for DDP and torch.compile."""
+
+    total: Tensor
+    weight: Tensor | float | None
+    metrics: dict[str, Tensor]
+
+
+LossFunction = Callable[[nn.Module, Any], LossParts]
+
+
+def loss_function(task: Task) -> LossFunction:
+    """The task's loss of a model and a batch, checked."""
+
+    def parts(model: nn.Module, batch: Any) -> LossParts:
+        loss = task.loss(model, task.on_device(batch))
+        if not isinstance(loss, Loss):
+            raise UsageError(
+                f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
+                next_step="return drumline.Loss(the sum of the loss over the batch)",
+            )
+        # Detached: to DDP every parameter in the graph of an output is used.
+        weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
+        return LossParts(loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()})
+
+    return parts
+
+
+class TrainStep:
+    """Runs a job's steps; holds what would otherwise be created in every step."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        clip_norm: float | None = None,
+        sends_buffers: bool = True,
+        compute_loss: LossFunction | None = None,
+    ) -> None:
+        """`compute_loss`: replaces the task's own, for example with a compiled one."""
+        self.compute_loss = compute_loss or loss_function(job.task)
+        self._applied = job.applied
+        self._optimizer = job.optimizer
+        self._meter = job.meter
+        self._finite = job.finite
+        self._autocast = job.autocast
+        self._scaler = job.scaler
+        self._clip_norm = clip_norm
+        self._device = job.ddp.device
+        self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+        self._world_size = job.ddp.world_size
+        replica = None if job.sync is None else job.sync.groups
+        self._group, self._leader = (None, 0) if replica is None else (replica.within, replica.members[0])
+        self._num_ranks = self._world_size if replica is None else len(replica.members)
+        self._is_alone = replica is not None and self._num_ranks == 1
+        self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+        if isinstance(job.applied, DistributedDataParallel | ShardedModel):
+            self._no_sync = job.applied.no_sync
+        self._check_reducer: Callable[[], None] | None = None
+        if isinstance(job.applied, DistributedDataParallel):
+            self._check_reducer = job.applied._check_reducer_finalized
+        elif isinstance(job.applied, ShardedModel):
+            self._check_reducer = job.applied.use.end_step
+        sharded = job.sharded
+        self._own: Callable[..., list[Tensor]] = list if sharded is None else own_parts
+        self._clip: Callable[..., Tensor] = nn.utils.clip_grad_norm_ if sharded is None else sharded.clip_grad_norm_
+        self._buffers = LiveBuffers(job.model)
+        self._sends_buffers = sends_buffers and not self._is_alone
+        self._heartbeat = job.heartbeat
+        self._is_weighted: bool | None = None
+        self.grad_norm: Tensor | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Collective: forward and backward of every micro-batch, one synchronization, one update. The heartbeat is
+        marked between them; the loop has marked the beginning of the step."""
+        num_samples = max(1, step.plan.local_size) if self._is_alone else step.plan.global_size
+        scale = self._num_ranks / num_samples
+        weight: Tensor | None = None
+        reduction: dist.Work | None = None
+        self._finite.begin()
+        for micro in step.micro_batches:
+            with nullcontext() if micro.is_last else self._no_sync():
+                loss = self._forward(micro)
+                weight = self._add_weight(weight, loss.weight, micro)
+                if micro.is_last and self._num_ranks > 1:
+                    weight, reduction = self._reduce(weight, step.plan.local_size)
+                self._backward(loss, scale if micro.size else 0.0)
+            self._measure(loss, micro)
+            if not micro.is_last:
+                self._heartbeat.mark(DATA)
+        self._check_all_reduced()
+        if reduction is not None:
+            reduction.wait()
+        if self._sends_buffers:
+            self._buffers.broadcast(self._group, self._leader)
+        self._update(None if weight is None else correction_for(weight, num_samples))
+
+    def _reduce(self, weight: Tensor | None, num_samples: int) -> tuple[Tensor | None, dist.Work | None]:
+        """Collective: begin to sum the weights over all ranks, or over those of the replica."""
+        if weight is None and self._group is not None:
+            weight = torch.full((), num_samples, dtype=torch.float64, device=self._device)
+        return weight, None if weight is None else dist.all_reduce(weight, group=self._group, async_op=True)
+
+    def _forward(self, micro: MicroBatch) -> LossParts:
+        self._heartbeat.next_micro()
+        self._heartbeat.mark(FORWARD)
+        try:
+            with self._autocast:
+                loss: LossParts = self._applied(self.compute_loss, micro.data)
+        except RuntimeError as error:
+            if OUTSIDE_FORWARD in str(error):
+                raise UsageError(
+                    "the loss uses parameters of the sharded model outside its forward pass",
+                    next_step="let loss() call model(...), or a module that --dist.wrap names, and nothing inside "
+                    "them; or use --dist.mode ddp",
+                ) from error
+            raise
+        return loss
+
+    def _check_all_reduced(self) -> None:
+        """Raise if the last backward pass left out parameters. The peers that use them wait for their gradients, so
+        this rank must not call another collective; DDP itself raises only in the next forward pass."""
+        if self._check_reducer is None:
+            return
+        try:
+            self._check_reducer()
+        except RuntimeError as error:
+            names = names_without_gradient(error)
+            if names is None:
+                raise
+            is_static = getattr(self._applied, "static_graph", False)
+            raise UnusedParametersError(
+                f"the loss does not use these parameters: {join_names(names, most=NAMED) or 'unknown'}",
+                next_step=NOT_STATIC if is_static else FIND_UNUSED,
+            ) from None
+
+    def _backward(self, loss: LossParts, scale: float) -> None:
+        self._heartbeat.mark(BACKWARD)
+        total = self._finite.spread(loss.total * scale, loss.total)
+        try:
+            (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "Your training graph has changed in this iteration" not in str(error):
+                raise
+            raise TrainingError(
+                "the loss uses parameters that it did not use in the first step", next_step=NOT_STATIC
+            ) from None
+
+    def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
+        if micro.size == 0:
+            self._meter.prepare(loss.metrics)
+        else:
+            self._finite.measure(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
+
+    def _add_weight(self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch) -> Tensor | None:
+        if self._is_weighted is None:
+            self._is_weighted = weight is not None
+        if self._is_weighted != (weight is not None):
+            raise TrainingError(
+                "the task's Loss has a weight in some batches and none in others",
+                next_step="give every Loss a weight, or none",
+            )
+        if weight is None:
+            return None
+        total = torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
+        return total.add_(weight) if micro.size else total
+
+    def _update(self, correction: Tensor | None) -> None:
+        self._heartbeat.mark(OPTIMIZER)
+        if self._scaler is not None and (self._clip_norm is not None or correction is not None):
+            self._scaler.unscale_(self._optimizer)
+        if correction is not None:
+            gradients = self._own(p.grad for p in self._parameters if p.grad is not None)
+            if gradients:
+                torch._foreach_mul_(gradients, correction.to(gradients[0].device))
+        if self._clip_norm is not None:
+            self.grad_norm = self._clip(self._parameters, self._clip_norm)
+        self._finite.check(self._parameters, self.grad_norm)
+        self._finite.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def correction_for(weight: Tensor, num_samples: int) -> Tensor:
+    """The factor from a mean over samples to one over weights; a batch with a total weight of 0 is not changed."""
+    return num_samples / torch.where(weight > 0, weight, 1.0)

@@ -1,0 +1,254 @@
+"""`--train.step graph`: whole steps captured as CUDA graphs and replayed, with almost no work for the host.
+
+There is one graph for each shape of a step. The first steps of a shape run eagerly; the last of them is checked for
+what a graph would get wrong. Batches are copied in; the learning rate, the loss scale, the optimizer's state and the
+sums of the meters are tensors that the graph reads and writes. So a captured step gives the same bits as an eager one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from drumline.base.errors import log
+from drumline.data.loader import MicroBatch, Step
+from drumline.training.job.job import Job
+from drumline.training.job.optimizer import set_capturable
+from drumline.training.steps.capture_checks import find_hook, find_uncopyable, observed, user_line
+from drumline.training.steps.eager import AnyStep
+from drumline.watch.heartbeat import FORWARD, OPTIMIZER
+
+# Every graph keeps the memory of its inputs, so their number is limited.
+_MOST_SHAPES = 8
+# DDP times its first ten backward passes with events, which cannot be captured.
+STEPS_BEFORE = 11
+# Steps of one shape before its capture: libraries choose their kernels, the compiler compiles.
+STEPS_OF_A_SHAPE = 3
+
+
+class ShapesSeen:
+    """The stage of each shape: it runs some times, is observed once, and is then captured."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._num_seen: dict[Hashable, int] = {}
+        self._observed: set[Hashable] = set()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._num_seen
+
+    def __len__(self) -> int:
+        return len(self._num_seen)
+
+    def next_stage(self, key: Hashable) -> Literal["run", "observe", "capture"]:
+        """What to do with a step of this shape. A shape is observed before it is captured."""
+        if key in self._observed:
+            return "capture"
+        self._num_steps += 1
+        self._num_seen[key] = self._num_seen.get(key, 0) + 1
+        if self._num_seen[key] < STEPS_OF_A_SHAPE or self._num_steps < STEPS_BEFORE:
+            return "run"
+        self._observed.add(key)
+        return "observe"
+
+
+class GraphStep:
+    """Takes the steps of `inner`, captured if possible. `note` logs a message."""
+
+    def __init__(self, inner: AnyStep, job: Job, *, note: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._job = job
+        self._note = note
+        self._heartbeat = job.heartbeat
+        self._pool = torch.cuda.graph_pool_handle()
+        self._seen = ShapesSeen()
+        self._has_too_many = False
+        self._graphs: dict[Hashable, CapturedStep] = {}
+        self._is_off = False
+        self.grad_norm: Tensor | None = None
+        set_capturable(job.optimizer, job.group_settings, is_on=True)
+        if isinstance(job.applied, DistributedDataParallel):
+            # DDP's occasional timings of later steps cannot be captured either.
+            job.applied._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]
+        if reason := find_hook(job.model, job.optimizer):
+            self._turn_off(reason)
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        if self._is_off:
+            self._run(step)
+            return
+        micro_batches = list(step.micro_batches)
+        step = step._replace(micro_batches=iter(micro_batches))
+        shape = Shape(step, micro_batches)
+        graph = self._graphs.get(shape.key)
+        if graph is None:
+            graph = self._run_or_capture(shape, step, micro_batches)
+        if graph is not None:
+            self._heartbeat.next_micro()
+            self._heartbeat.mark(FORWARD)
+            graph.replay(shape)
+            self._heartbeat.mark(OPTIMIZER)
+            self._job.meter.host_weight += graph.host_weight
+            self.grad_norm = graph.grad_norm
+
+    def _run(self, step: Step) -> None:
+        self._inner(step)
+        self.grad_norm = self._inner.grad_norm
+
+    def _run_or_capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
+        """The graph, if the shape was seen often enough; otherwise None, and the step has run."""
+        if shape.key not in self._seen and not self._accepts(shape):
+            self._run(step)
+            return None
+        stage = self._seen.next_stage(shape.key)
+        if stage == "capture":
+            return self._capture(shape, step, micro_batches)
+        if stage == "run":
+            self._run(step)
+            return None
+        with observed(self._job.model, self._job.task) as reasons:
+            self._run(step)
+        if reasons:
+            self._turn_off(reasons[0])
+        return None
+
+    def _accepts(self, shape: Shape) -> bool:
+        """Whether a new shape may get a graph of its own."""
+        if reason := find_uncopyable(shape.leaves, self._job.ddp.device):
+            self._turn_off(reason)
+            return False
+        if len(self._seen) == _MOST_SHAPES:
+            if not self._has_too_many:
+                self._has_too_many = True
+                self._note(f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly")
+            return False
+        if len(self._seen) > 0:
+            self._note(f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times")
+        return True
+
+    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
+        if reason := find_hook(self._job.model, self._job.optimizer):  # registered since the start
+            self._turn_off(reason)
+            self._run(step)
+            return None
+        device, meter = self._job.ddp.device, self._job.meter
+        rng, weight = torch.cuda.get_rng_state(device), meter.host_weight
+        try:
+            captured = CapturedStep(self._inner, step, micro_batches, shape, self._pool)
+        except RuntimeError as error:
+            end_failed_capture(device, self._pool, rng)
+            undo_partial_step(self._job.applied, self._job.optimizer, self._job.scaler)
+            meter.host_weight = weight
+            # Ending a failed capture raises another error, which does not show the cause.
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            message = str(first).partition("\n")[0]
+            self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
+            self._run(step._replace(micro_batches=iter(micro_batches)))
+            return None
+        self._job.captured_steps.add(captured)
+        self._graphs[shape.key] = captured
+        captured.host_weight, captured.grad_norm = meter.host_weight - weight, self._inner.grad_norm
+        meter.host_weight = weight
+        return captured
+
+    def _turn_off(self, reason: str) -> None:
+        self._is_off = True
+        self._graphs.clear()
+        log.warning(f"steps run eagerly, not captured as a CUDA graph, because {reason}")
+
+
+class Shape:
+    """What a graph depends on in a step, and its tensors, in order."""
+
+    def __init__(self, step: Step, micro_batches: Sequence[MicroBatch]) -> None:
+        flat = [pytree.tree_flatten(micro.data) for micro in micro_batches]
+        self.leaves = [leaf for leaves, _ in flat for leaf in leaves]
+        self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        self.nesting = [nesting for _, nesting in flat]
+        self.key: Hashable = (
+            step.plan.global_size,
+            tuple((micro.size, micro.is_last) for micro in micro_batches),
+            tuple(map(repr, self.nesting)),
+            tuple(
+                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad) if isinstance(leaf, Tensor) else repr(leaf)
+                for leaf in self.leaves
+            ),
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(str(list(tensor.shape)) for tensor in self.tensors[:4])
+
+
+class CapturedStep:
+    """A graph that can be replayed on other batches of the same shape."""
+
+    def __init__(
+        self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[MicroBatch], shape: Shape, pool: Any
+    ) -> None:
+        """Capture what `run` does with such a step, without computing it. Raises CUDA's error if that is impossible."""
+        self.host_weight = 0.0
+        """What a step adds to the meter on the host."""
+        self.grad_norm: Tensor | None = None
+        self._inputs = [tensor.clone() for tensor in shape.tensors]
+        inputs = iter(self._inputs)
+        leaves = iter([next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves])
+        batches = [
+            pytree.tree_unflatten([next(leaves) for _ in range(nesting.num_leaves)], nesting)
+            for nesting in shape.nesting
+        ]
+        fixed = [micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)]
+        # The graph gets its own workspace for cuBLAS. Other code (Lightning, torch's compiler) may free the shared one,
+        # and a graph would still write to it. There is no public name for it.
+        torch._C._cuda_clearCublasWorkspaces()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the capture.
+        with torch.cuda.graph(
+            self._graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+        ):
+            run(step._replace(micro_batches=iter(fixed)))
+
+    def replay(self, shape: Shape) -> None:
+        """Run the graph on this step's batches, without waiting for the device."""
+        torch._foreach_copy_(self._inputs, shape.tensors)
+        self._graph.replay()
+
+    def release(self) -> None:
+        """Wait for the last replay, then destroy the graph, even if other references exist. The process group cannot be
+        destroyed before: NCCL waits forever for every graph with a collective."""
+        torch.cuda.synchronize()
+        self._graph.reset()
+
+
+def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
+    """After a failed capture torch is still in capture mode: it would refuse random numbers, and never free memory that
+    other streams have used. `rng`: the generator's state before. torch has no public name for the latter."""
+    fresh = torch.Generator(device)
+    fresh.set_state(rng)
+    torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:
+        return  # the capture had already ended
+
+
+def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScaler | None) -> None:
+    """After a step that failed half-way: reset gradients, DDP's reducer and the scaler, so that it can run again. torch
+    has no public names for the last two."""
+    optimizer.zero_grad(set_to_none=True)
+    if isinstance(applied, DistributedDataParallel):
+        # Only if the backward pass had begun: after a reset DDP rebuilds its buckets, which all ranks must do together.
+        # So this is only for errors on every rank, such as an operation that cannot be captured.
+        try:
+            applied.reducer._check_reducer_finalized()
+        except RuntimeError:
+            applied.reducer._reset_state()
+    if scaler is not None:
+        scaler._per_optimizer_states.clear()

@@ -1,0 +1,370 @@
+"""Before the first step: count the model's FLOPs, refuse a loss that is a mean, name parameters that get no gradient,
+and let DDP build its buckets with one backward pass. The task's loss is called as seldom as possible, and everything
+that it changes is restored: the run has the same bits with and without.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from drumline.base.errors import UsageError
+from drumline.base.text import by_rank, join_names
+from drumline.checkpoint.state import capture_rng, restore_rng
+from drumline.config.schema import Config, DistConfig
+from drumline.parallel.block_use import unused_advice
+from drumline.parallel.blocks import describe_blocks
+from drumline.parallel.recompute import recomputed_blocks, stop_recomputing
+from drumline.parallel.shards import is_shard
+from drumline.parallel.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
+from drumline.rank.collectives import gather_json
+from drumline.training.job.job import Job
+from drumline.training.memory.model_flops import ModelFlops, count_flops, graph
+from drumline.training.memory.recompute_saving import LEAST_SAVING, recompute_saving
+from drumline.training.steps.eager import OUTSIDE_FORWARD, LossParts, loss_function
+from drumline.training.tasks.base import Task
+from drumline.watch.heartbeat import Phase
+
+# The sum of two numbers does not depend on their order.
+FIRST_WORLD_WITH_AN_ORDER = 3
+# Enough samples to distinguish a sum from a mean; a whole batch would take longer.
+FEW_SAMPLES = 8
+# Enough for models and losses that refuse a single sample: FLOPs are counted per sample.
+COUNTED_SAMPLES = 2
+
+
+def warm_up(job: Job, config: Config, *, note: Callable[[str], None], warn: Callable[[str], None]) -> ModelFlops | None:
+    """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if some parameters may
+    be unused. `note` logs a message, `warn` a warning. Returns the model's FLOPs, if they could be counted."""
+    job.heartbeat.mark(Phase.START)
+    few, size = next_samples(job, FEW_SAMPLES)
+    if job.is_sharded:
+        with torch.no_grad():
+            check_few_samples(job, few, size)
+        check_layers(job, warn=warn)
+        return warm_up_shards(job, config.dist, note=note)
+    check_saving(job, few, size, warn=warn)
+    flops, uses_all = count_few_samples(job, few, size)
+    check_few_samples(job, few, size)
+    check_unused(job, config, uses_all=uses_all, note=note)
+    for _ in range(_layout_passes(job, config.dist)):
+        job.heartbeat.mark(Phase.START)
+        with dry_run(job) as task:
+            with job.autocast:
+                loss = job.applied(loss_function(task), job.loader.preview())
+            (loss.total * 0.0).backward()
+        job.optimizer.zero_grad(set_to_none=True)
+    return flops
+
+
+def _layout_passes(job: Job, dist: DistConfig) -> int:
+    if not isinstance(job.applied, DistributedDataParallel):
+        return 0
+    # With a static graph DDP records the graph in its first backward pass, which must not be under no_sync, and
+    # builds the buckets in the second. PowerSGD's state belongs to buckets.
+    has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
+    return 2 if dist.static_graph else int(has_order)
+
+
+def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]) -> None:
+    """Collective: stop a run whose ranks would wait for gradients that no rank, or not every rank, computes, and name
+    the parameters. `uses_all`: a pass on every rank has shown that there are none.
+
+    One process waits for nobody, so there it is a note; the elastic step names them itself, for every shard; and
+    without DDP no rank waits."""
+    dist, is_alone = config.dist, job.ddp.world_size == 1
+    if config.train.exact == "elastic" or not trains_with_ddp(dist):
+        return
+    # A hook may freeze some later.
+    if uses_all and dist.find_unused_parameters and not is_alone and type(job.task).hooks is Task.hooks:
+        note(
+            "--dist.find_unused_parameters searches the graph for unused parameters in every step, and the next batch "
+            "uses all of them; leave it off if every batch does (drumline doctor TASK tries several)"
+        )
+    # A static graph allows them, and DDP would count a gradient that comes before its first pass.
+    if uses_all or dist.find_unused_parameters or dist.static_graph:
+        return
+    job.heartbeat.mark(Phase.START)
+    with dry_run(job) as task:
+        mine = without_gradient(job, task, job.loader.preview())
+    hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
+    if not any(found):
+        return
+    what = f"the loss does not use these parameters: {join_names(found[0], most=NAMED)}"
+    if any(names != found[0] for names in found):
+        texts = [join_names(names, most=NAMED) or "none" for names in found]
+        what = f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
+    if not is_alone:
+        raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
+    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED_OR_STATIC}")
+
+
+def trains_with_ddp(dist: DistConfig) -> bool:
+    """Whether several ranks would; the same on all ranks, also where one is a node, and so a replica, of its own."""
+    return dist.mode in ("ddp", "auto") and (dist.sync == "step" or dist.sync_within == "node")
+
+
+def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
+    """The trained parameters that get no gradient from this batch, by a forward and a backward pass of this rank alone,
+    without DDP. For use in `dry_run`."""
+    job.model.zero_grad(set_to_none=True)
+    with job.autocast:
+        total = loss_function(task)(job.model, batch).total
+    if total.requires_grad:
+        total.backward()  # type: ignore[no-untyped-call]
+    unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
+    job.model.zero_grad(set_to_none=True)
+    return sorted(unused)
+
+
+@contextmanager
+def dry_run(job: Job) -> Iterator[Task]:
+    """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards random numbers,
+    buffers, modes and attributes of modules are restored; those of the task too, where a compiled loss calls it."""
+    rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.model)
+    before = buffers.keep()
+    attributes = [(holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())]
+    try:
+        # Attributes that its loss sets, to count calls for example, are set on the copy.
+        with nullcontext() if job.comm is None else job.comm.paused():
+            yield copy.copy(job.task)
+    finally:
+        for holder, kept in attributes:
+            vars(holder).clear()
+            vars(holder).update(kept)
+        buffers.put_back(before)
+        restore_rng(rng, job.ddp.device)
+
+
+def next_samples(job: Job, most: int) -> tuple[Any, int]:
+    """Collective: at most so many samples of the next batch, and their number, which is the same on all ranks: the loss
+    may call a collective. 0: the batch cannot be cut."""
+    few = job.loader.preview(most)
+    size = min(gather_json(min(_num_rows(few), most), device=job.ddp.device))
+    return _cut(few, size), size
+
+
+def _num_rows(batch: Any) -> int:
+    """The samples of a batch; 0: unknown."""
+    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def _cut(batch: Any, size: int) -> Any:
+    """A copy, which a loss may change."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[:size].clone(), batch) if size else None
+
+
+def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None, bool]:
+    """Collective: the FLOPs of these samples, in training mode, or in evaluation mode where the other pass fails
+    (reentrant checkpointing does); None: both fail, or they are unknown. And whether all parameters certainly get a
+    gradient in training, on every rank."""
+    size = min(size, COUNTED_SAMPLES)
+    for is_training in (True, False) if size else ():
+        mine, uses_all, has_failed = None, False, False
+        try:
+            mine, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
+        except Exception:
+            has_failed = True  # a real error is raised by the first step too
+        ranks = gather_json([has_failed, uses_all], device=job.ddp.device)
+        if not any(failed for failed, _ in ranks):
+            return mine, is_training and all(uses for _, uses in ranks)
+    return None, False
+
+
+def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[ModelFlops | None, bool]:
+    unreached = {id(one) for one in job.model.parameters() if one.requires_grad}
+    with dry_run(job) as task:
+        task.training = is_training
+        for module in job.model.modules():  # `dry_run` restores the modes
+            if not is_training or isinstance(module, nn.SyncBatchNorm):  # whose batch statistics are a collective
+                module.training = False
+
+        def compute_loss() -> Tensor:
+            with job.autocast:
+                total = loss_function(task)(job.model, batch).total
+            # What a backward pass in Python reaches (reentrant checkpointing) is not in its graph.
+            unreached.difference_update(id(getattr(node, "variable", None)) for node in graph(total))
+            return total
+
+        tokens = task.num_tokens(batch)
+        flops = count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
+    return flops, not unreached
+
+
+def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) -> None:
+    """Collective: warn if activation checkpointing saves next to nothing. The samples are of one
+    micro-batch, as few as possible: this pass keeps all activations."""
+    blocks = recomputed_blocks(job.model)
+    size = min(size, COUNTED_SAMPLES)
+    if not blocks or not size:
+        return
+    with dry_run(job) as task:  # it restores how the blocks compute, and the modes
+        stop_recomputing(job.model)
+        for module in job.model.modules():
+            if isinstance(module, nn.SyncBatchNorm):  # whose batch statistics are a collective
+                module.training = False
+
+        def compute_loss() -> Tensor:
+            with job.autocast:
+                return loss_function(task)(job.model, _cut(few, size)).total
+
+        saving = 0.0
+        has_failed = False
+        is_out_of_memory = False
+        try:
+            saving = recompute_saving(job.model, blocks, compute_loss)
+        except Exception as error:
+            has_failed = True  # a real error is raised by the first step too
+            is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+    if is_out_of_memory:
+        torch.cuda.empty_cache()
+    # All ranks leave this together: the next pass may call a collective of the loss.
+    if any(gather_json(has_failed, device=job.ddp.device)):
+        return
+    if saving < LEAST_SAVING:
+        warn(_saves_little(f"{saving:.0%}", blocks))
+
+
+def check_layers(job: Job, *, warn: Callable[[str], None]) -> None:
+    """The same for a sharded model, whose parameters come and go in a pass: only single layers are reported."""
+    blocks = recomputed_blocks(job.model)
+    if blocks and all(next(block.children(), None) is None for block in blocks):
+        warn(_saves_little("next to nothing", blocks))
+
+
+def _saves_little(saving: str, blocks: list[nn.Module]) -> str:
+    return (
+        f"--model.activation_checkpointing saves {saving} of the activations ({describe_blocks(blocks)}), and costs a "
+        "second forward pass; name the classes of larger blocks with --dist.wrap, or leave it off"
+    )
+
+
+def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:
+    """Collective: a forward and a backward pass of a sharded model on the next micro-batch, as in the first step.
+    Returns its FLOPs. Ranks that use different parameters would reduce gradients of different sizes, so they stop
+    between the two passes."""
+    job.heartbeat.mark(Phase.START)
+    batch = job.loader.preview()
+    sharded = job.sharded
+    assert sharded is not None
+    with dry_run(job) as task:
+
+        def compute_loss() -> Tensor:
+            with job.autocast, sharded.use.compared(job.ddp.host, job.ddp.device), _gathered(job.model) as gathered:
+                total: Tensor = job.applied(loss_function(task), batch).total
+            if not dist.find_unused_parameters:
+                reached = {id(getattr(node, "variable", None)) for node in graph(total)}
+                _check_same_use(job, sorted(name for name, one in gathered.items() if id(one) not in reached))
+            return total
+
+        size, tokens = _num_rows(batch), task.num_tokens(batch)
+        try:
+            flops = count_flops(compute_loss, None, num_samples=size, num_tokens=tokens)
+        except RuntimeError as error:
+            if OUTSIDE_FORWARD not in str(error):
+                raise
+            return None  # the first step reports it
+    sharded.use.learn()
+    store = job.ddp._connection.store
+    if dist.find_unused_parameters and store is not None:
+        sharded.use.agree_in(
+            store,
+            rank=job.ddp.rank,
+            host=job.ddp.host,
+            world_size=job.ddp.world_size,
+            timeout_s=sharded.plan.timeout_s,
+            device=job.ddp.device,
+        )
+    unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
+    if unused and job.ddp.is_main_process():
+        note(f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}")
+    job.model.zero_grad(set_to_none=True)
+    return flops if size else None
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The trained parameters with which the forward pass of a sharded model computes, by name: they are whole while
+    their block is called, and the model's own are not in the graph."""
+    found: dict[str, Tensor] = {}
+
+    def keep(block: nn.Module, _: Any, *, prefix: str) -> None:
+        named = block.named_parameters(prefix)
+        found.update((name, one) for name, one in named if one.requires_grad and not is_shard(one))
+
+    blocks = ((name, one) for name, one in model.named_modules() if hasattr(one, "set_requires_gradient_sync"))
+    handles = [block.register_forward_pre_hook(partial(keep, prefix=name)) for name, block in blocks]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_same_use(job: Job, mine: list[str]) -> None:
+    """Collective: stop a run whose ranks use different parameters. `mine`: those that this rank does not use."""
+    hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
+    if any(names != found[0] for names in found):
+        texts = [join_names(names, most=NAMED) or "none" for names in found]
+        raise UsageError(
+            f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}",
+            next_step=unused_advice(),
+        )
+
+
+def check_few_samples(job: Job, once: Any, size: int) -> None:
+    """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode. Batches
+    that cannot be concatenated, or fail, are not checked."""
+    if size < 2 or not job.task.check_mean:
+        return
+    first = _try_loss(job, once)
+    # Agree, so that all ranks take the same path: it may have failed on one.
+    if any(gather_json(first is None, device=job.ddp.device)) or first is None:
+        return
+    second = _try_loss(job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once))
+    if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
+        name = type(job.task).__name__
+        raise UsageError(
+            f"{name}.loss() returns a mean, but Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
+            f"{second.total.item():.4g} for the same samples twice. It would be divided by the number of samples again",
+            next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
+            f"in {name}",
+        )
+
+
+def _try_loss(job: Job, batch: Any) -> LossParts | None:
+    """The loss, with a new copy of the task and the same random numbers each time. None: it failed; a real error is
+    raised by the first step too."""
+    try:
+        compared = nullcontext() if job.sharded is None else job.sharded.use.compared(job.ddp.host, job.ddp.device)
+        with dry_run(job) as task, job.autocast, compared:
+            job.model.eval()  # `dry_run` restores the modes
+            task.training = False
+            return loss_function(task)(job.model, batch)
+    except Exception as error:
+        # If it failed on this rank alone, the others wait for it in a sharded model's forward pass.
+        if job.is_sharded and OUTSIDE_FORWARD not in str(error):
+            raise
+        return None
+
+
+def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
+    return float(loss.total.detach()), float(size if loss.weight is None else loss.weight)
+
+
+def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
+    """Whether the first of (total, weight) stays the same with twice the weight."""
+    (total, weight), (total_of_both, weight_of_both) = once, twice
+    if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
+        return False
+    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(total_of_both, total, rel_tol=1e-3)

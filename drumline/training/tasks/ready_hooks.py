@@ -1,0 +1,265 @@
+"""Hooks for what most people need: an average of the weights, early stopping, unfreezing, samples in the log."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils import _pytree as pytree
+
+from drumline.base.errors import UsageError, did_you_mean, log
+from drumline.base.text import plural
+from drumline.checkpoint.state import keeping_rng, model_state
+from drumline.parallel.shards import own_part
+from drumline.training.tasks.base import evaluation_mode
+from drumline.training.tasks.hook import Hook, Run
+
+
+class EMA(Hook):
+    """Keeps an exponential moving average of the weights, evaluates with it, and saves it in every checkpoint:
+    `average = decay * average + (1 - decay) * weights` after every `every_steps` steps, from the first weights on.
+
+    Buffers of floating point (BatchNorm's statistics) are averaged too, others copied. 16-bit weights have an average
+    in 32 bits. Training continues with the weights themselves. With `--dist.sync` it is that of the shared weights."""
+
+    def __init__(self, decay: float = 0.999, *, every_steps: int = 1) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise UsageError(f"EMA's decay is {decay}", next_step="use a number from 0 up to, but not including, 1")
+        self.every_steps = every_steps
+        self.average: dict[str, Tensor] = {}
+        """By the names of the model's `state_dict`; a tensor that has several names is there once."""
+        self._update: Callable[..., None] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
+        self._trained: list[Tensor] = []
+
+    @torch.no_grad()
+    def start(self, run: Run) -> None:
+        self._places = _places(run.model)
+        with run.shared_weights():
+            self._begin()
+
+    def _begin(self) -> None:
+        now = dict(zip(self._places, self._now(), strict=True))
+        before = self.average or now
+        if different := sorted(before.keys() ^ now.keys()):
+            raise UsageError(
+                f"the average in the checkpoint is of another model: {', '.join(different[:5])}",
+                next_step="start a new run with --fresh, or take EMA out of hooks() for this one",
+            )
+        self.average = {
+            name: torch.empty_like(tensor, dtype=_average_type(tensor)).copy_(before[name])
+            for name, tensor in now.items()
+        }
+
+    @torch.no_grad()
+    def after_step(self, run: Run) -> None:
+        with run.shared_weights():
+            self._add()
+
+    def _add(self) -> None:
+        pairs = list(zip(map(own_part, self.average.values()), map(own_part, self._now()), strict=True))
+        floats = [(average, now.to(average.dtype)) for average, now in pairs if average.is_floating_point()]
+        others = [(average, now) for average, now in pairs if not average.is_floating_point()]
+        self._update([average for average, _ in floats], [now for _, now in floats], None)
+        for average, now in others:
+            average.copy_(now)
+
+    @torch.no_grad()
+    def before_evaluation(self, run: Run) -> None:
+        self._trained = [tensor.clone() for tensor in self._now()]
+        for tensor, average in zip(self._now(), self.average.values(), strict=True):
+            tensor.copy_(average)
+
+    @torch.no_grad()
+    def after_evaluation(self, run: Run) -> None:
+        for tensor, trained in zip(self._now(), self._trained, strict=True):
+            tensor.copy_(trained)
+        self._trained = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.average = dict(state["average"])
+
+    def _now(self) -> list[Tensor]:
+        """As they are at this moment: a forward pass may replace a buffer."""
+        return [tensors[name] for tensors, name in self._places.values()]
+
+
+def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """By name: where the modules keep the tensors that a checkpoint holds."""
+    places = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in holders:
+            places.update({f"{prefix}.{name}".lstrip("."): (tensors, name) for name in tensors})
+    return {name: places[name] for name in model_state(model)[0] if name in places}
+
+
+def _average_type(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.is_floating_point() and tensor.element_size() < 4 else tensor.dtype
+
+
+class EarlyStopping(Hook):
+    """Ends the run when a metric of the evaluation has not improved by more than `min_delta` in `patience` evaluations
+    in a row. A metric that is not finite has not improved. A run that was stopped and is then made longer counts anew.
+
+    `higher_is_better` need not be given for a loss, nor for the task's `best_metric`, where it is the task's."""
+
+    def __init__(
+        self, metric: str = "loss", patience: int = 3, *, min_delta: float = 0.0, higher_is_better: bool | None = None
+    ) -> None:
+        if patience < 1 or min_delta < 0:
+            raise UsageError(
+                f"EarlyStopping has patience {patience} and min_delta {min_delta}",
+                next_step="use a patience from 1 on, and a min_delta from 0 on",
+            )
+        self._metric, self._patience = metric, patience
+        self._min_delta, self._higher_is_better = min_delta, higher_is_better
+        self.best: float | None = None
+        self.num_without = 0
+        """Evaluations since the best."""
+
+    def start(self, run: Run) -> None:
+        if self._higher_is_better is None and self._metric == run.task.best_metric:
+            self._higher_is_better = run.task.higher_is_better
+        if self._higher_is_better is None and self._metric.rpartition("/")[2] != "loss":
+            raise UsageError(
+                f"whether a higher {self._metric} is better is not known",
+                next_step="give EarlyStopping higher_is_better=True or False",
+            )
+        if not run.has_eval_data and run.rank == 0:
+            log.warning("EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated")
+
+    def after_evaluation(self, run: Run) -> None:
+        value = run.metrics.get(self._metric)
+        if not isinstance(value, int | float):
+            known = [name for name, one in run.metrics.items() if isinstance(one, int | float)]
+            raise UsageError(
+                f"the evaluation does not report {self._metric!r}: {did_you_mean(self._metric, known)}",
+                next_step="give EarlyStopping a metric of the evaluation",
+            )
+        sign = 1.0 if self._higher_is_better else -1.0
+        is_better = self.best is None or sign * (value - self.best) > self._min_delta
+        if math.isfinite(value) and is_better:
+            self.best, self.num_without = float(value), 0
+            return
+        self.num_without += 1
+        if self.num_without >= self._patience:
+            best = "" if self.best is None else f"; the best was {self.best:.6g}"
+            run.stop(f"{self._metric} has not improved in {plural(self.num_without, 'evaluation')}{best}")
+            self.num_without = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "num_without": self.num_without}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.num_without = state["best"], state["num_without"]
+
+
+class Unfreeze(Hook):
+    """Trains the parameters whose names begin with one of `prefixes` only after `at_step` steps. Until then they have
+    no gradient, and the optimizer leaves them and their state alone. Several of these unfreeze a model bit by bit.
+
+    What is never trained needs no hook: set `requires_grad` to False in `model()`."""
+
+    def __init__(self, *prefixes: str, at_step: int) -> None:
+        self._prefixes, self._at_step = prefixes, at_step
+        self._parameters: list[nn.Parameter] = []
+
+    def start(self, run: Run) -> None:
+        _check_can_unfreeze(run)
+        found = {name: one for name, one in run.model.named_parameters() if name.startswith(self._prefixes)}
+        trained = {id(one) for group in run.optimizer.param_groups for one in group["params"]}
+        for prefix in self._prefixes:
+            if not any(name.startswith(prefix) for name in found):
+                names = [name for name, _ in run.model.named_parameters()]
+                raise UsageError(
+                    f"no parameter's name begins with {prefix!r}: {did_you_mean(prefix, names)}",
+                    next_step="give Unfreeze the beginning of names, as model.named_parameters() has them",
+                )
+        for name, one in found.items():
+            if id(one) not in trained:
+                raise UsageError(
+                    f"{name} is not in the optimizer, so it cannot be unfrozen",
+                    next_step="leave requires_grad on in model(): Unfreeze turns it off until its step",
+                )
+        self._parameters = list(found.values())
+        self._set(run.step >= self._at_step)
+
+    def after_step(self, run: Run) -> None:
+        if run.step == self._at_step:
+            self._set(True)
+            begin_momentum(run.optimizer, self._parameters)
+
+    def _set(self, is_trained: bool) -> None:
+        for parameter in self._parameters:
+            parameter.requires_grad_(is_trained)
+
+
+def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Create the momentum of these parameters, zeros: torch's fused SGD takes it of all parameters or of none, and does
+    not set what it allocates in an update that is skipped."""
+    chosen = {id(one) for one in parameters}
+    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+        for one in group["params"] if group["fused"] and group["momentum"] else ():
+            if id(one) in chosen and optimizer.state[one].get("momentum_buffer") is None:
+                optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
+
+
+def _check_can_unfreeze(run: Run) -> None:
+    """DDP and a static graph fix at their first step which parameters have gradients; captured steps are left out."""
+    dist = run.config.dist
+    if dist.mode != "ddp":
+        return
+    if (run.world_size > 1 or run.config.train.exact == "elastic") and not dist.find_unused_parameters:
+        raise UsageError(
+            "the ranks would wait for the gradients of frozen parameters",
+            next_step="set --dist.find_unused_parameters, in the task's defaults for example",
+        )
+    if run.world_size > 1 and dist.static_graph:
+        raise UsageError("a static graph cannot change at a step", next_step="leave --dist.static_graph off")
+
+
+class LogSamples(Hook):
+    """Logs what `Task.predict` makes of one fixed batch: after each evaluation or, if given, every so many steps.
+
+    `show` turns the outputs into a value that `Run.log` takes, or into a list of such values; None: the outputs as they
+    are. Every rank predicts, so `predict` may use collectives; rank 0's is logged. The random state is not changed."""
+
+    def __init__(
+        self,
+        batch: Any,
+        *,
+        name: str = "samples",
+        show: Callable[[Any], Any] | None = None,
+        every_steps: int | None = None,
+    ) -> None:
+        self.every_steps = every_steps or sys.maxsize
+        self._batch, self._name, self._show = batch, name, show
+
+    def after_step(self, run: Run) -> None:
+        self._log(run)
+
+    def after_evaluation(self, run: Run) -> None:
+        if self.every_steps == sys.maxsize:
+            self._log(run)
+
+    def _log(self, run: Run) -> None:
+        batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
+        with evaluation_mode(run.task, run.model), keeping_rng(run.device), torch.no_grad(), run._autocast:
+            values = run.task.predict(run.model, run.task.on_device(batch))
+            if self._show is not None:
+                values = self._show(values)
+        if not isinstance(values, list | tuple):
+            run.log(self._name, values)
+            return
+        for number, value in enumerate(values):
+            run.log(f"{self._name}/{number}", value)

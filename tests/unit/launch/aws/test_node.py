@@ -1,0 +1,234 @@
+"""What runs on a node: the user data, for real, on a file system of its own with stand-ins; and the idle shutdown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.launch.aws import idle_shutdown
+from drumline.launch.aws.cluster_plan import TEMPLATE, template_text
+from drumline.launch.aws.own_wheels import build_wheels, pack
+from tests.aws_node import write_programs
+from tests.multinode.needs import missing
+from tests.unit.launch.aws.test_template import load
+
+# The node's own disk: tmpfs in a mount namespace, so that nothing of this machine is touched.
+DISK = """
+set -e
+for folder in /mnt /opt /run /var/log /etc/systemd/system; do mount -t tmpfs tmpfs $folder; done
+mount --bind {folder}/fstab /etc/fstab
+PATH={path} bash {folder}/user-data || echo "exit code $?"
+for name in /etc/systemd/system/* /opt/drumline/prepare /opt/drumline/idle_shutdown.py; do
+  [ -e $name ] && cp $name {folder}/result/
+done
+/opt/drumline/prepare /mnt/code/job && stat -c %u /mnt/code/job /mnt/shared > {folder}/result/owners || true
+{more}
+"""
+# The metadata service, and torch with four GPUs.
+METADATA = 'case "$*" in *api/token*) echo token ;; *meta-data/instance-id*) echo i-7 ;; esac'
+VALUES = {
+    "Address": "10.0.0.9",
+    "Requirements": "drumline[aws]==0.1.0 torch==2.13.0",
+    "GpuCount": "4",
+    "SignalUrl": "https://signal.example/?Signature=x&y=z",
+    "IdleMinutes": "60",
+    "AWS::Region": "us-east-1",
+    "CopiesDrumline": "false",
+    "Made": "rtbassoc-1 - rtb-1|0.0.0.0/0 - -",
+}
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "log"
+        for name in ("result", "shared"):
+            (folder / name).mkdir()
+        for name in ("fstab", "log"):
+            (folder / name).touch()
+        self._path = write_programs(folder, shared=folder / "shared", metadata=METADATA, python="echo 4")
+
+    def boot(self, *commands: str, **changes: str) -> dict[str, Any]:
+        """Run the user data, and then more commands; what it reported to the stack."""
+        data = load(template_text())["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+        text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
+        for name, value in {**VALUES, **changes}.items():
+            assert f"${{{name}}}" in text, "without it the nodes do not wait for what it names"
+            text = text.replace(f"${{{name}}}", value)
+        assert "${" not in text, "CloudFormation would look for a parameter"
+        (self.folder / "user-data").write_text(text)
+        assert len(text) < 16_384, "AWS takes no longer user data"
+        script = DISK.replace("{more}", "\n".join(commands)).replace("{folder}", str(self.folder))
+        script = script.replace("{path}", self._path)
+        done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report: dict[str, Any] = json.loads((self.folder / "report").read_text())
+        return report
+
+
+@pytest.fixture(name="node")
+def make_node(tmp_path: Path) -> Node:
+    if why := missing():
+        pytest.skip(why)
+    return Node(tmp_path)
+
+
+def test_user_data_prepares_a_node(node: Node) -> None:
+    assert node.boot() == {"Status": "SUCCESS", "UniqueId": "i-7", "Reason": "ready", "Data": "SUCCESS"}
+    options = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev"
+    assert (node.folder / "fstab").read_text() == f"10.0.0.9:/ /mnt/shared nfs4 {options} 0 0\n"
+    assert node.log.read_text().splitlines() == [
+        "apt-get -q update",
+        "apt-get -q install --yes git nfs-common python3-venv rsync",
+        "pip -q install --retries 10 drumline[aws]==0.1.0 torch==2.13.0",
+        "systemctl enable --now drumline-idle.timer",
+        "curl -sS --retry 10 -T /run/drumline-report https://signal.example/?Signature=x&y=z",
+    ]
+    service = (node.folder / "result/drumline-idle.service").read_text()
+    command = " ".join(service.split("ExecStart=")[1].split())
+    assert command == (
+        "/opt/drumline/bin/python /opt/drumline/idle_shutdown.py --instance i-7 --region us-east-1 --minutes 60"
+    )
+    assert (node.folder / "result/idle_shutdown.py").read_text() == Path(idle_shutdown.__file__).read_text()
+    assert "OnUnitActiveSec=60" in (node.folder / "result/drumline-idle.timer").read_text().splitlines()
+    assert (node.folder / "result/owners").read_text().split() == ["1000", "1000"]
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "changes", "reason"),
+    [
+        ("no-volume", {}, "the volume at 10.0.0.9 cannot be mounted"),
+        ("no-index", {}, "pip cannot install drumline[aws]==0.1.0 torch==2.13.0"),
+        ("no-boto3", {}, "drumline[aws]==0.1.0 torch==2.13.0 do not bring boto3, torch, drumline"),
+        ("", {"GpuCount": "8"}, "torch finds '4' GPUs of 8"),
+    ],
+)
+def test_user_data_reports_why_a_node_is_not_ready(
+    node: Node, obstacle: str, changes: dict[str, str], reason: str
+) -> None:
+    if obstacle:
+        (node.folder / obstacle).touch()
+    report = node.boot(**changes)
+    assert report["Status"] == "FAILURE"
+    assert report["Reason"] == f"i-7: {reason}; /var/log/drumline-node.log on it has more"
+    assert not (node.folder / "result/prepare").exists(), "launch would take the node for ready"
+
+
+PREPARE = """
+set +e
+prepare() {{ /opt/drumline/prepare /mnt/code/job {hash} < $1 2>> {folder}/errors; echo $? >> {folder}/codes; }}
+prepare {folder}/changed
+ls /opt/drumline/site >> {folder}/codes 2> /dev/null
+prepare {folder}/wheels & prepare {folder}/wheels & wait
+prepare /dev/null
+cp -r /opt/drumline/site {folder}/result/site
+"""
+
+
+def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
+    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not installed twice, not
+    by two launches at once either."""
+    content = pack(build_wheels())
+    (node.folder / "wheels").write_bytes(content)
+    (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
+    digest = hashlib.sha256(content).hexdigest()
+    boot = {"CopiesDrumline": "true", "Requirements": "torch==2.13.0", "IdleMinutes": "0"}
+    report = node.boot(PREPARE.format(folder=node.folder, hash=digest), **boot)
+    assert report["Status"] == "SUCCESS"
+    assert (node.folder / "codes").read_text().split() == ["65", "0", "0", "0"]
+    assert (node.folder / "errors").read_text() == f"the wheels that arrived do not have the SHA-256 {digest}\n"
+    installs = [line for line in node.log.read_text().splitlines() if line.startswith("pip ")]
+    assert installs[0] == "pip -q install --retries 10 torch==2.13.0", "drumline was asked from an index"
+    assert [line.split(" /")[0] for line in installs[1:]] == ["pip -q install --no-index --no-deps --force-reinstall"]
+    site = node.folder / "result/site"
+    assert (site / "drumline/launch/aws/cluster.yaml").read_bytes() == TEMPLATE.read_bytes()
+    versions = {installed.name: installed.version for installed in distributions(path=[str(site)])}
+    assert versions == {"drumline": version("drumline"), "drumline-lint": version("drumline-lint")}
+
+
+def test_no_timer_without_a_limit(node: Node) -> None:
+    assert node.boot(IdleMinutes="0")["Status"] == "SUCCESS"
+    assert "systemctl" not in node.log.read_text()
+
+
+# The idle shutdown
+
+FLAGS = ["--instance", "i-7", "--region", "us-east-1", "--minutes", "10"]
+
+
+@pytest.fixture(name="ended")
+def make_idle_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """A node without load; what was ended."""
+    ended: list[tuple[str, str]] = []
+    (tmp_path / "loadavg").write_text("0.03 0.40 9.00 1/200 77\n")
+    monkeypatch.setattr(idle_shutdown, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(idle_shutdown, "LAST_BUSY", tmp_path / "busy")
+    monkeypatch.setattr(idle_shutdown, "end_instance", lambda *which: ended.append(which))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return ended
+
+
+def age(path: Path, minutes: float) -> None:
+    then = time.time() - minutes * 60
+    os.utime(path, (then, then))
+
+
+def test_a_node_ends_itself_after_the_idle_minutes(ended: list[tuple[str, str]], tmp_path: Path) -> None:
+    idle_shutdown.main(FLAGS)
+    assert ended == [], "the first minute counts as busy: the node has just started"
+    age(tmp_path / "busy", 9)
+    idle_shutdown.main(FLAGS)
+    assert ended == []
+    age(tmp_path / "busy", 11)
+    idle_shutdown.main(FLAGS)
+    assert ended == [("i-7", "us-east-1")]
+
+
+def test_load_on_the_cpu_or_a_gpu_keeps_it(ended: list[tuple[str, str]], tmp_path: Path) -> None:
+    (tmp_path / "busy").touch()
+    (tmp_path / "loadavg").write_text("0.61 0.40 0.10 1/200 77\n")
+    age(tmp_path / "busy", 99)
+    idle_shutdown.main(FLAGS)
+    (tmp_path / "loadavg").write_text("0.00 0.00 0.00 1/200 77\n")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 0\necho 37\n")
+    smi.chmod(0o755)
+    age(tmp_path / "busy", 99)
+    idle_shutdown.main(FLAGS)
+    assert ended == []
+    smi.write_text("#!/bin/sh\necho 0\necho '[N/A]'\n")
+    age(tmp_path / "busy", 99)
+    idle_shutdown.main(FLAGS)
+    assert len(ended) == 1
+
+
+def test_the_idle_shutdown_needs_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        idle_shutdown.main(["--instance", "i-7"])
+    assert "the following arguments are required: --region, --minutes" in capsys.readouterr().err
+
+
+def test_ending_shrinks_the_group(account: Any, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = {
+        "ActivityId": "1",
+        "AutoScalingGroupName": "g",
+        "Cause": "c",
+        "StartTime": 0,
+        "StatusCode": "InProgress",
+    }
+    stub(
+        "autoscaling",
+        "terminate_instance_in_auto_scaling_group",
+        {"Activity": activity},
+        InstanceId="i-7",
+        ShouldDecrementDesiredCapacity=True,
+    )
+    monkeypatch.setattr("boto3.client", lambda service, region_name: account.client(service))
+    idle_shutdown.end_instance("i-7", "us-east-1")

@@ -1,0 +1,478 @@
+"""Every refusal before anything is made is a sentence with the next step. Answers as AWS documents them, by Stubber."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
+
+from drumline.base.errors import DrumlineError, UsageError
+from drumline.cli import aws_command
+from drumline.launch.aws import cluster_plan
+from drumline.launch.aws.account import Account, AwsError, connect
+from drumline.launch.aws.cluster_plan import check_install, make_plan, own_network
+from drumline.launch.aws.cluster_settings import ClusterSettings, settings_from
+from drumline.launch.aws.install import name_of
+from drumline.launch.aws.offers import (
+    Hardware,
+    Image,
+    check_quota,
+    check_zone,
+    default_zone,
+    find_hardware,
+    find_image,
+    zones_with,
+)
+from drumline.launch.aws.prices import listed_price, spot_prices
+from tests.unit.launch.aws.conftest import REGION
+
+Stub = Callable[..., None]
+G6 = Hardware(name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1)
+
+
+def message(error: pytest.ExceptionInfo[DrumlineError]) -> tuple[str, str | None]:
+    return error.value.what, error.value.next_step
+
+
+def test_a_missing_right_is_named(account: Account, stub: Stub) -> None:
+    stub("service-quotas", "get_service_quota", "AccessDeniedException")
+    with pytest.raises(AwsError) as error:
+        check_quota(account, G6, 2, "on-demand")
+    assert message(error) == (
+        "this user or role may not call servicequotas:GetServiceQuota",
+        "add the right servicequotas:GetServiceQuota to its policy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "step"),
+    [
+        (
+            "ExpiredToken",
+            "AWS does not accept the credentials (ExpiredToken)",
+            "renew them: aws configure, or aws sso login",
+        ),
+        (
+            "OptInRequired",
+            "the account has not enabled ec2:DescribeImages",
+            "enable it, and the region us-east-1, in the console",
+        ),
+        (
+            "RequestLimitExceeded",
+            "AWS is too busy for ec2:DescribeImages (RequestLimitExceeded), after 8 attempts",
+            "run the same command again later",
+        ),
+        (
+            "InvalidAMIID.Malformed",
+            "AWS refused ec2:DescribeImages: message of InvalidAMIID.Malformed (InvalidAMIID.Malformed)",
+            "correct what it names; docs/aws.md has common cases",
+        ),
+    ],
+)
+def test_refusals_of_aws(account: Account, stub: Stub, code: str, what: str, step: str) -> None:
+    stub("ec2", "describe_images", code)
+    with pytest.raises(AwsError) as error:
+        account.call("ec2", "describe_images")
+    assert (*message(error), error.value.code) == (what, step, code)
+
+
+def test_no_credentials_no_network_and_wrong_arguments(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AwsError, match="ec2: Parameter validation failed"):
+        account.call("ec2", "describe_images", ImageIds=7)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AwsError) as error:
+        connect(REGION, None).call("ec2", "describe_images")
+    what, step = message(error)
+    assert what.startswith("no usable AWS credentials: ")
+    assert step == "run aws configure, or aws sso login"
+
+
+def test_an_unreachable_service(account: Account, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.launch.aws.account._MAX_ATTEMPTS", 1)
+    with pytest.raises(AwsError, match="ec2 in us-east-1 is unreachable: Could not connect"):
+        Account(session, REGION).call("ec2", "describe_images")
+
+
+def test_regions_and_profiles(account: Account) -> None:
+    with pytest.raises(UsageError) as error:
+        connect("us-eas-1", None)
+    assert message(error) == ("there is no region 'us-eas-1'; did you mean 'us-east-1'?", "correct --region")
+    with pytest.raises(UsageError) as error:
+        connect(None, None)
+    assert message(error) == ("no region is set", "give --region, such as --region us-east-1")
+    with pytest.raises(UsageError, match="--profile: The config profile"):
+        connect(REGION, "nobody")
+
+
+def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
+    stub("ec2", "describe_instance_types", "InvalidInstanceType")
+    with pytest.raises(UsageError, match=r"--type: there is no instance type 'g99.large' in us-east-1"):
+        find_hardware(account, "g99.large")
+    stub("ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": []})
+    with pytest.raises(UsageError) as error:
+        zones_with(account, "p5.48xlarge")
+    assert message(error) == ("us-east-1 does not offer p5.48xlarge", "give another --region or another --type")
+    zones = ["us-east-1a", "us-east-1b"]
+    with pytest.raises(UsageError) as error:
+        check_zone(zones, "us-east-1e", "p5.48xlarge")
+    assert message(error) == (
+        "us-east-1e does not offer p5.48xlarge; us-east-1a and us-east-1b do",
+        "give one of these as --zone (or a subnet in it), or another --type",
+    )
+    assert default_zone(zones, {}, "x") == "us-east-1a"
+    assert default_zone(zones, {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1c": 0.1}, "x") == "us-east-1b"
+
+
+def running(instance_type: str, cores: int, **more: Any) -> dict[str, Any]:
+    return {"InstanceType": instance_type, "CpuOptions": {"CoreCount": cores, "ThreadsPerCore": 2}, **more}
+
+
+def test_the_quota_counts_what_runs(account: Account, stub: Stub) -> None:
+    quota = {"Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 120.0}}
+    others = [
+        running("g5.xlarge", 2),
+        running("gr6.4xlarge", 8),
+        running("g5.xlarge", 2, InstanceLifecycle="spot"),
+        running("p5.48xlarge", 96),
+        running("m7i.large", 1),
+    ]
+    for _ in range(2):
+        stub("service-quotas", "get_service_quota", quota, ServiceCode="ec2", QuotaCode="L-DB2E81BA")
+        stub("ec2", "describe_instances", {"Reservations": [{"Instances": others}]})
+    described = "quota 'Running On-Demand G and VT instances': 120 vCPUs, 20 in use"
+    assert check_quota(account, G6, 2, "on-demand") == f"{described}, 96 needed"
+    with pytest.raises(AwsError) as error:
+        check_quota(account, G6, 3, "on-demand")
+    what, step = message(error)
+    assert what == f"3 instances of g6.12xlarge need 144 vCPUs; {described}"
+    assert "quotas/L-DB2E81BA?region=us-east-1; or give fewer --nodes" in (step or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "market", "code"),
+    [
+        ("c7i.large", "spot", "L-34B43A08"),
+        ("m7g.large", "on-demand", "L-1216C47A"),
+        ("vt1.3xlarge", "on-demand", "L-DB2E81BA"),
+        ("g6e.xlarge", "spot", "L-3819A6DF"),
+        ("p4d.24xlarge", "spot", "L-7212CCBC"),
+        ("p5en.48xlarge", "spot", "L-C4BD4855"),
+        ("p5.48xlarge", "on-demand", "L-417A185B"),
+        ("p6-b200.48xlarge", "on-demand", "L-417A185B"),
+        ("p6-b200.48xlarge", "spot", None),
+        ("inf2.xlarge", "on-demand", None),
+        ("dl1.24xlarge", "on-demand", None),
+        ("hpc7a.96xlarge", "on-demand", None),
+        ("trn1.2xlarge", "on-demand", None),
+    ],
+)
+def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
+    from drumline.launch.aws.offers import _quota_code
+
+    assert _quota_code(name, market) == code
+
+
+def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
+    name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
+    disks = [
+        {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
+        {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 75}},
+    ]
+    image = {"Architecture": "x86_64", "RootDeviceName": "/dev/sda1", "BlockDeviceMappings": disks}
+    described = {"Images": [image]}
+    stub("ec2", "describe_images", described, ImageIds=["ami-1"])
+    assert find_image(account, None, G6) == Image(id="ami-1", root_device="/dev/sda1", size_gib=75)
+    stub("ec2", "describe_images", {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/xvda"}]})
+    with pytest.raises(UsageError, match=r"ami-2 is for arm64, and g6.12xlarge is x86_64"):
+        find_image(account, "ami-2", G6)
+    stub("ec2", "describe_images", {"Images": []})
+    with pytest.raises(UsageError, match="there is no image ami-3 in us-east-1"):
+        find_image(account, "ami-3", G6)
+
+
+def test_prices(account: Account, stub: Stub) -> None:
+    stub("pricing", "get_products", {"PriceList": []})
+    assert listed_price(account, "instance", instanceType="g6.12xlarge") is None
+    history = [
+        {"AvailabilityZone": "us-east-1a", "SpotPrice": "1.5", "Timestamp": datetime(2026, 1, 2, tzinfo=UTC)},
+        {"AvailabilityZone": "us-east-1a", "SpotPrice": "9.9", "Timestamp": datetime(2026, 1, 1, tzinfo=UTC)},
+    ]
+    stub("ec2", "describe_spot_price_history", {"SpotPriceHistory": history})
+    assert spot_prices(account, "g6.12xlarge") == {"us-east-1a": 1.5}
+
+
+@pytest.mark.parametrize(("price", "words"), [(9.25, "costs $9.25 an hour"), (None, "has no known price")])
+def test_the_price_ceiling(price: float | None, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        cluster_plan._check_ceiling(ClusterSettings(type="g6.12xlarge", max_price=5.0), price)
+    what, step = message(error)
+    assert what == f"g6.12xlarge (on-demand) {words}, and --max-price is $5.00"
+    assert step == "raise --max-price, or give another --type, --zone or --region, or --spot"
+    cluster_plan._check_ceiling(ClusterSettings(type="g6.12xlarge", max_price=10.0), 9.25)
+
+
+def test_a_plan_needs_a_type_and_efa_needs_hardware(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no instance type is set"):
+        make_plan(account, ClusterSettings())
+    monkeypatch.setattr(cluster_plan, "find_hardware", lambda *_: Hardware(**{**vars(G6), "num_efas": 0}))
+    with pytest.raises(UsageError, match=r"g6.12xlarge has no EFA"):
+        make_plan(account, ClusterSettings(type="g6.12xlarge", efa=True))
+
+
+def test_a_volume_of_another_vpc_needs_a_subnet(account: Account, stub: Stub) -> None:
+    target = {
+        "MountTargetId": "fsmt-12345678",
+        "FileSystemId": "fs-1",
+        "SubnetId": "subnet-12345678",
+        "LifeCycleState": "available",
+    }
+    here = {**target, "VpcId": "vpc-1", "AvailabilityZoneName": "us-east-1a", "IpAddress": "10.1.0.9"}
+    stub("efs", "describe_file_systems", {"FileSystems": []})
+    stub("efs", "describe_mount_targets", {"MountTargets": [here]})
+    with pytest.raises(UsageError, match="fs-1 is mounted in the VPC vpc-1, and a volume belongs to one VPC"):
+        cluster_plan._volume_parameters(account, ClusterSettings(volume="fs-1"), None)
+    stub("efs", "describe_file_systems", {"FileSystems": []})
+    stub("efs", "describe_mount_targets", {"MountTargets": [here]})
+    stub(
+        "efs",
+        "describe_mount_target_security_groups",
+        {"SecurityGroups": ["sg-12345678"]},
+        MountTargetId="fsmt-12345678",
+    )
+    given = ClusterSettings(volume="fs-1", subnet="subnet-1")
+    found = cluster_plan._volume_parameters(account, given, "us-east-1a")
+    assert found == {"VolumeId": "fs-1", "MountTargetAddress": "10.1.0.9", "MountTargetGroup": "sg-12345678"}
+
+
+def test_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_plan, "ADDRESS_URL", "http://127.0.0.1:9/")
+    with pytest.raises(AwsError, match="this machine's public address is not known") as error:
+        own_network()
+    assert error.value.next_step == "give it: --ssh-from ADDRESS/32"
+
+
+def wheel(folder: Path, name: str, version: str) -> Path:
+    """The least that pip takes."""
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def checked(install: str) -> list[str]:
+    return list(check_install(ClusterSettings(install=install)))
+
+
+@pytest.fixture(name="no_index")
+def make_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip takes packages from a folder."""
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("no_index")
+def test_what_pip_cannot_install_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError) as error:
+        checked("drumline-x[aws]==0.1.0")
+    assert message(error) == (
+        "pip cannot install drumline-x[aws]==0.1.0: ERROR: No matching distribution found for drumline-x[aws]==0.1.0",
+        "give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
+    )
+    commit = "0123456789" * 4
+    with pytest.raises(UsageError, match=rf"@{commit}: fatal: unable to access 'https://127.0.0.1:9/me/x/'"):
+        checked(f"drumline-x[aws]@git+https://127.0.0.1:9/me/x@{commit}")
+    local_wheel = f"drumline-x[aws]@{wheel(tmp_path, 'drumline_x', '0.1.0').as_uri()}"
+    assert checked(local_wheel) == [f"pip finds {local_wheel} from here"]
+    monkeypatch.setattr(cluster_plan.importlib.util, "find_spec", lambda _: None)
+    assert checked("x==1") == ["whether pip can install x==1 is not known: there is no pip here"]
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_plan_runs_no_code_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To learn its version, pip would run the setup.py of a source distribution."""
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
+    source = f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom setuptools import setup\nsetup(name='x', version='1')\n"
+    with tarfile.open(tmp_path / "x-1.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("x-1/setup.py")
+        entry.size = len(source)
+        archive.addfile(entry, io.BytesIO(source.encode()))
+    with pytest.raises(UsageError, match="pip cannot install x==1: ERROR: No matching distribution found for x==1"):
+        checked("x==1")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_by_default_the_nodes_get_what_runs_here_and_ask_no_index_for_it() -> None:
+    asked = {name_of(word) for word in ClusterSettings().requirements}
+    assert asked == {"torch", "numpy", "rich", "safetensors", "blake3", "jinja2", "boto3", "fsspec"}
+    assert f"boto3=={version('boto3')}" in ClusterSettings().requirements
+    assert ClusterSettings().copies_drumline
+    settings = ClusterSettings(install="drumline transformers==5.0.0 torch==2.12.0")
+    assert settings.copies_drumline
+    assert settings.requirements[-2:] == ["transformers==5.0.0", "torch==2.12.0"]
+    assert [name_of(word) for word in settings.requirements].count("torch") == 1
+
+
+# Settings
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[train]\nsteps = 3\n[aws]\ntype = "g6.12xlarge"\nnodes = 4\nmax_price = 5\nspot = true\n')
+    problems: list[str] = []
+    found = settings_from({"config": str(file), "nodes": 2, "idle-minutes": 0}, problems)
+    assert problems == []
+    assert (found.type, found.nodes, found.max_price, found.market, found.idle_minutes) == (
+        "g6.12xlarge",
+        2,
+        5.0,
+        "spot",
+        0,
+    )
+    assert found.stack == "drumline-train"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"name": "My"}, "--name: 'My' is not at most 30 lowercase letters, digits and dashes, a letter first"),
+        (
+            {"install": "drumline torch"},
+            "--install: 'torch' is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit",
+        ),
+        *(
+            (
+                {"install": f"drumline {word}"},
+                f"--install: {word!r} is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit",
+            )
+            for word in (
+                "drumline~=0.1,==0.1.0",
+                "drumline==0.1.0,~=0.1",
+                "drumline@git+https://h/r#egg==1",
+                "drumline@git+https://h/r@main#" + "@" + "0123456789" * 4,
+                "git+https://h/r@" + "0123456789" * 3,
+                "https://h/x-1.tar.gz#==1",
+                "drumline[aws==1",
+            )
+        ),
+        *(
+            (
+                {"install": f"drumline {option} torch==2.13.0"},
+                f"--install: {option!r} is an option of pip; write requirements only, such as NAME==VERSION",
+            )
+            for option in ("--index-url=https://x.example/==1", "-fhttps://x.example/x.whl", "--pre", "-r")
+        ),
+        *(
+            (
+                {"install": f"{word} torch==2.13.0"},
+                f"--install: {word!r} asks a package index, and none has it: whoever takes that name could run code on "
+                "the nodes; write drumline for this installation, or NAME@URL",
+            )
+            for word in ("drumline[aws]==0.1.0", "drumline_lint==0.1.0", "Drumline==0.1.0")
+        ),
+        (
+            {"install": "torch==2.13.0"},
+            "--install: without drumline and drumline-lint the nodes cannot train; add drumline for this installation, "
+            "or NAME@URL",
+        ),
+        (
+            {"install": "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"},
+            "--install: without drumline-lint the nodes cannot train; add drumline for this installation, or NAME@URL",
+        ),
+        (
+            {"install": "drumline==1';reboot'"},
+            "--install: \"drumline==1';reboot'\" is not a list of requirements of pip without markers and quotes",
+        ),
+        (
+            {"install": "dist/x-1-py3-none-any.whl"},
+            "--install: 'dist/x-1-py3-none-any.whl' is of this machine; give the URL at which the nodes find it",
+        ),
+        (
+            {"install": "drumline[aws]@file:///x-1.whl"},
+            "--install: 'drumline[aws]@file:///x-1.whl' is of this machine; give the URL at which the nodes find it",
+        ),
+        ({"install": ".[train]"}, "--install: '.[train]' is of this machine; give the URL at which the nodes find it"),
+        (
+            {"install": "https://me:hun/ter2@host/x-1.whl"},
+            "--install: an address has a user, a password or options, which every node would show; give one without",
+        ),
+        (
+            {"install": "git+https://me:hunter2@github.com/me/mine@" + "0123456789" * 4},
+            "--install: an address has a user, a password or options, which every node would show; give one without",
+        ),
+        (
+            {"ssh-from": "0.0.0.0/0"},
+            "--ssh-from: 0.0.0.0/0 is open to (almost) the whole internet; give `me` or a smaller network",
+        ),
+        ({"ssh-from": "home"}, "--ssh-from: Expected 4 octets in 'home'; give `me` or a network such as 192.0.2.7/32"),
+        (
+            {"ssh-from": "me", "ssm": True},
+            "--ssm and --ssh-from exclude each other: Session Manager needs no open port",
+        ),
+    ],
+)
+def test_wrong_settings(given: dict[str, Any], problem: str) -> None:
+    problems: list[str] = []
+    settings_from(given, problems)
+    assert problems == [problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[aws]\ntyp = 'x'\n", "aws.typ: unknown setting; did you mean 'type'?"),
+        ("[aws]\nnodes = 0\n", "aws.nodes: 0 must be at least 1"),
+        ("[train]\n", "there is no section [aws]"),
+        ("[aws", "Expected ']'"),
+    ],
+)
+def test_a_wrong_file(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    problems: list[str] = []
+    settings_from({"config": str(file)}, problems)
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{file}: {problem}")
+
+
+def test_pinned_requirements_are_taken() -> None:
+    commit = "drumline[aws]@git+https://github.com/OWNER/drumline@" + "0123456789" * 4
+    wheel_url = "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"
+    linter = "drumline-lint@https://x.example/drumline_lint-1-py3-none-any.whl"
+    unnamed = "https://x.example/drumline-1-py3-none-any.whl"
+    for install in (
+        "drumline torch==2.13.0",
+        f"{commit} {linter}",
+        f"{commit}#subdirectory=x {linter}",
+        f"{wheel_url} {linter} torch==2.13.0",
+        f"{unnamed} {linter}",
+        "drumline torch==2.13.0+cu130 transformers[torch,vision]==5.0.0rc1",
+    ):
+        problems: list[str] = []
+        settings_from({"install": install}, problems)
+        assert problems == []
+
+
+def test_the_verb_has_help_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("plan", "up", "status", "down", "launch"):
+        assert aws_command.run([verb, "--help"]) == 0
+        assert f"drumline aws {verb}" in capsys.readouterr().out
+    assert aws_command.run([]) == 2
+    with pytest.raises(UsageError, match=r"there is no `drumline aws dwn`; did you mean 'down'\?"):
+        aws_command.run(["dwn"])
+    with pytest.raises(UsageError, match=r"--nodes: 0 must be at least 1"):
+        aws_command.run(["up", "--nodes", "0"])

@@ -1,0 +1,177 @@
+"""What a profile of some ranks leaves on rank 0, and in a script. Ranks are threads here."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from drumline.base.errors import TrainingError
+from drumline.parallel.scripts.script_profiler import ScriptProfile
+from drumline.rank.watched import trace_capture
+from drumline.rank.watched.trace_capture import SyncLines, TraceCapture
+from drumline.runs.profile_files import JobFacts, facts_path, trace_path, where_to_look
+from drumline.training.between_steps.step_profiler import ProfiledStep
+
+CPU = torch.device("cpu")
+
+
+def make_capture(folder: Path, rank: int = 0) -> TraceCapture:
+    job = JobFacts(task="train.py")
+    return TraceCapture(range(2, 3), folder, rank=rank, world_size=2, local_world_size=1, host="vm", job=job)
+
+
+class ThreadRanks:
+    """Two threads that gather as ranks do; a rank that does not come breaks the barrier."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._own, self._values, self._barrier = threading.local(), [None, None], threading.Barrier(2, timeout=5)
+        monkeypatch.setattr(trace_capture, "gather_json", lambda value, device: self._gather(value))
+        monkeypatch.setattr(trace_capture, "gather_on_main", self._gather_on_main)
+
+    def collect(self, folders: Sequence[Path], contents: Sequence[bytes | None]) -> None:
+        """Each rank writes its files, unless it cannot."""
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(self._collect, rank, folders[rank], contents[rank]) for rank in (0, 1)]:
+                done.result()
+
+    def _collect(self, rank: int, folder: Path, content: bytes | None) -> None:
+        self._own.rank = rank
+        capture = make_capture(folder, rank)
+        if content is not None:
+            for path in (trace_path(folder, rank), facts_path(folder, rank)):
+                path.write_bytes(content)
+            capture._is_written = True
+        capture.collect(CPU)
+
+    def _gather(self, value: Any) -> list[Any]:
+        self._values[self._own.rank] = value
+        self._barrier.wait()
+        values = [list(one) if isinstance(one, tuple) else one for one in self._values]
+        self._barrier.wait()
+        return values
+
+    def _gather_on_main(self, content: Tensor, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+        contents = self._gather(content)
+        return contents if self._own.rank == 0 else []
+
+
+def test_a_second_profile_replaces_the_first_ones_traces_on_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    for folder in folders:
+        folder.mkdir()
+    ranks = ThreadRanks(monkeypatch)
+    for content in (b"first", b"other"):
+        ranks.collect(folders, [content, content])
+        assert trace_path(folders[0], 1).read_bytes() == facts_path(folders[0], 1).read_bytes() == content
+    ranks.collect(folders, [b"third", None])
+    assert trace_path(folders[0], 0).read_bytes() == b"third"
+    assert not trace_path(folders[0], 1).exists(), "rank 1 could not write: its earlier trace is of another start"
+    assert not facts_path(folders[0], 1).exists()
+
+
+def test_in_a_shared_folder_no_file_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = ThreadRanks(monkeypatch)
+    monkeypatch.setattr(trace_capture, "replace_bytes", lambda *args: pytest.fail("a file was sent"))
+    ranks.collect([tmp_path, tmp_path], [b"zero", b"one"])
+    assert trace_path(tmp_path, 1).read_bytes() == b"one"
+
+
+class FullDisk:
+    """A capture that cannot write."""
+
+    is_done = is_recording = False
+    num_collected = 0
+
+    def __init__(self) -> None:
+        self.modules: list[Any] = []
+
+    def begin_step(self, number: int) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        self.is_done = True
+        raise OSError(28, "No space left on device")
+
+    def collect(self, device: torch.device) -> None:
+        self.num_collected += 1
+
+
+def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    profile = ScriptProfile("2:3", tmp_path, ends_script=False, script="train.py")
+    capture, removed = FullDisk(), []
+    profile._capture, profile._hook = capture, SimpleNamespace(remove=lambda: removed.append(True))
+    profile._after_step(object(), (), {})
+    assert capture.num_collected == 1
+    assert removed == [True]
+    assert "rank 0 could not write its trace" in "".join(capsys.readouterr())
+
+
+def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:
+    step, capture = ProfiledStep.__new__(ProfiledStep), FullDisk()
+    context = SimpleNamespace(
+        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)), throughput=SimpleNamespace(num_pauses=0)
+    )
+    step._folder, step._num_pauses = tmp_path, 0
+    step._capture, step._context = cast(Any, capture), cast(Any, context)
+    with pytest.raises(TrainingError, match="No space left"):
+        step.finish()
+    assert capture.num_collected == 1
+
+
+def test_a_run_that_ends_before_the_profiled_steps_names_the_first(tmp_path: Path) -> None:
+    step, warned = ProfiledStep.__new__(ProfiledStep), []
+    context = SimpleNamespace(
+        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)),
+        throughput=SimpleNamespace(num_pauses=0),
+        warn=warned.append,
+    )
+    step._folder, step._num_pauses, step._steps = tmp_path, 0, range(10, 20)
+    step._capture, step._context = make_capture(tmp_path), cast(Any, context)
+    step.finish()
+    assert warned == ["nothing was profiled: the run ended before step 10 of this start"]
+
+
+def test_the_backend_is_the_one_at_the_first_profiled_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = make_capture(tmp_path)
+    capture._profiler = SimpleNamespace(start_trace=lambda: None)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.is_initialized", lambda: True)
+        capture.begin_step(2)
+    capture._range.__exit__(None, None, None)
+    assert capture._facts().backend == "gloo"
+
+
+def test_modes_and_warnings_are_as_before_after_the_profiled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int | str] = [2]
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
+    before, show = list(warnings.filters), warnings.showwarning
+    lines = SyncLines()
+    lines.start()
+    warnings.filterwarnings("ignore", message="of the script")
+    added = warnings.filters[0]
+    lines.stop()
+    assert modes == [2, "warn", 2]
+    assert list(warnings.filters) == [added, *before], "what the script added meanwhile is kept"
+    assert warnings.showwarning == show
+
+
+def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
+    assert where_to_look(Path("run"), 64).startswith("the trace of all ranks: run/profile/merged")
+    assert where_to_look(Path("run"), 65).startswith("the trace of the first 64 of 65 ranks: run/profile/merged")

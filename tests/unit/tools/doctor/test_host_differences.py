@@ -1,0 +1,305 @@
+"""What differs across hosts: the odd ones are named, with values, on 2, 3 and 256 hosts; real folders are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.tools.doctor.finding import Finding
+from drumline.tools.doctor.host_differences import compare_hosts
+from drumline.tools.doctor.machine import folder_hashes
+from drumline.tools.doctor.machine.folder_hashes import code_facts, data_facts, files_below
+from tests.unit.tools.doctor.machines import GIB, gpu, healthy, network
+
+
+def findings(**hosts: dict[str, Any]) -> list[Finding]:
+    return compare_hosts({name: healthy(name, **changes) for name, changes in hosts.items()})[0]
+
+
+def test_hosts_that_are_alike_have_rows_and_no_findings() -> None:
+    found, rows = compare_hosts({name: healthy(name) for name in ("a", "b", "c")})
+    assert found == []
+    assert {row.name: row.usual for row in rows} == {
+        "Python": "3.12.3",
+        "torch": "2.13.0+cu128",
+        "CUDA (of torch)": "12.8",
+        "NCCL": "2.27.5",
+        "drumline": "0.1.0",
+        "driver": "570.86.15",
+        "GPUs": "2 x NVIDIA H100 80GB HBM3",
+        "architecture": "x86_64",
+        "file system of the run folder": "nfs4",
+        "MTU": "1500",
+    }
+    assert not any(row.differs for row in rows)
+    assert rows[0].as_json() == {"name": "Python", "values": [{"value": "3.12.3", "hosts": ["a", "b", "c"]}]}
+    assert compare_hosts({"a": healthy("a")})[0] == []
+
+
+ODD: list[tuple[dict[str, Any], str, str]] = [
+    ({"python": "3.12.1"}, "warning", "Python differs across hosts: 3.12.3 on a and b; 3.12.1 on c"),
+    ({"python": "3.11.9"}, "problem", "Python differs across hosts: 3.12.3 on a and b; 3.11.9 on c"),
+    ({"torch": "2.11.0"}, "problem", "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c"),
+    ({"cuda": None}, "problem", "CUDA (of torch) differs across hosts: 12.8 on a and b; none on c"),
+    ({"nccl": "2.26.2"}, "problem", "NCCL differs across hosts: 2.27.5 on a and b; 2.26.2 on c"),
+    ({"driver": "560.1"}, "warning", "driver differs across hosts: 570.86.15 on a and b; 560.1 on c"),
+    (
+        {"gpus": [gpu(0)]},
+        "warning",
+        "GPUs differs across hosts: 2 x NVIDIA H100 80GB HBM3 on a and b; 1 x NVIDIA H100 80GB HBM3 on c",
+    ),
+    (
+        {"platform": "Linux 6.8 aarch64"},
+        "warning",
+        "architecture differs across hosts: x86_64 on a and b; aarch64 on c",
+    ),
+    (
+        {"disk": {"file_system": "ext4"}},
+        "warning",
+        "file system of the run folder differs across hosts: nfs4 on a and b; ext4 on c",
+    ),
+    (
+        {"interfaces": [network("eth0", "10.0.0.3", 9001)]},
+        "warning",
+        "MTU differs across hosts: 1500 on a and b; 9001 on c",
+    ),
+    (
+        {"packages": {"drumline": "0.0.9", "numpy": "2.4.6", "torch": "2.13.0"}},
+        "problem",
+        "drumline differs across hosts: 0.1.0 on a and b; 0.0.9 on c",
+    ),
+    (
+        {"packages": {"drumline": "0.1.0", "numpy": "1.26.4", "pillow": "13.0"}},
+        "warning",
+        "2 packages differ across hosts: numpy 2.4.6 on a and b; 1.26.4 on c; pillow none on a and b; 13.0 on c",
+    ),
+    (
+        {"variables": {"NCCL_PROTO": "LL", "NCCL_SOCKET_IFNAME": "eth1"}},
+        "problem",
+        "NCCL_PROTO differs across hosts: unset on a and b; LL on c",
+    ),
+    (
+        {"variables": {"NCCL_IB_TIMEOUT": "22", "NCCL_DEBUG": "INFO"}},
+        "warning",
+        "NCCL_IB_TIMEOUT differs across hosts: unset on a and b; 22 on c",
+    ),
+]
+
+
+def test_the_odd_one_of_three_is_named() -> None:
+    for changes, level, what in ODD:
+        for order in (("a", "b", "c"), ("c", "a", "b")):
+            found = findings(**{name: changes if name == "c" else {} for name in order})
+            assert [(one.level, one.where, one.what) for one in found] == [(level, "c", what)]
+            assert found[0].fix
+
+
+def test_of_two_hosts_the_first_is_right() -> None:
+    found = findings(a={"torch": "2.11.0"}, b={})
+    assert [(one.where, one.what) for one in found] == [
+        ("b", "torch differs across hosts: 2.11.0 on a; 2.13.0+cu128 on b")
+    ]
+
+
+def test_what_one_host_lacks_is_not_compared() -> None:
+    """Its own findings tell that the folder is not there."""
+    code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "until": None, "hash": "x"}
+    gone = {"folder": "src", "missing": True}
+    assert findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}) == []
+
+
+def test_256_hosts_take_little_time_and_few_lines() -> None:
+    files = {f"part/{number}.py": f"{number:08x}" for number in range(1000)}
+    packages = {f"package-{number}": "1.0" for number in range(300)}
+    hosts = {}
+    for number in range(256):
+        code = {"folder": "src", "missing": False, "files": files, "until": None, "hash": "x"}
+        mine = {**packages, "drumline": "0.1.0"}
+        if number >= 56:
+            mine.update({f"package-{place}": "2.0" for place in range(14)})
+        if number == 7:
+            code["files"] = {**files, "part/1.py": "other"}
+            mine["package-299"] = "3.0"
+        hosts[f"node-{number}"] = healthy(f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}")
+    start = time.process_time()
+    found, rows = compare_hosts(hosts)
+    assert time.process_time() - start < 5
+    assert all(len(one.what) < 1500 and len(one.where) < 80 for one in found)
+    by_check = {one.what.partition(":")[0]: one for one in found}
+    torch = by_check["torch differs across hosts"]
+    assert torch.where == "node-1, node-3, node-5, node-7 and 124 more"
+    assert torch.what == (
+        "torch differs across hosts: 2.11 on node-0, node-2, node-4, node-6 and 124 more; "
+        "2.12 on node-1, node-3, node-5, node-7 and 124 more"
+    )
+    many = by_check["14 packages differ across hosts"]
+    assert many.where == "node-0, node-1, node-2, node-3 and 52 more"
+    assert many.what.endswith("; and 4 more")
+    assert by_check["1 package differs across hosts"].where == "node-7"
+    code_finding = next(one for one in found if one.check == "code")
+    assert (code_finding.where, code_finding.what) == (
+        "node-7",
+        "the code in src differs from that on node-0, node-1, node-2, node-3 and 251 more: part/1.py differs",
+    )
+    assert len([row for row in rows if row.differs]) == 1 + 15 + 1
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_the_first_files_of_other_code_are_named(tmp_path: Path) -> None:
+    files = {f"{letter}_dot_py": letter for letter in "klmnopq"}
+    a = write(tmp_path / "a", train_dot_py="1", model__net_dot_py="2", notes_dot_md="x", **files)
+    b = write(tmp_path / "b", train_dot_py="1", model__net_dot_py="2", notes_dot_md="y", **files)
+    c = write(tmp_path / "c", train_dot_py="changed", model__new_dot_py="3")
+    found = findings(a={"code": code_facts(a)}, b={"code": code_facts(b)}, c={"code": code_facts(c)})
+    assert [(one.level, one.where, one.what) for one in found] == [
+        (
+            "problem",
+            "c",
+            f"the code in {c} differs from that on a and b: k.py is missing, l.py is missing, m.py is missing, "
+            "model/net.py is missing and 6 more",
+        )
+    ]
+    assert found[0].fix == "drumline launch --sync copies the code first; or use git pull or rsync"
+
+
+def test_code_is_what_is_written_by_people(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        train_dot_py="1",
+        conf__lr_dot_yaml="2",
+        weights_dot_bin="3",
+        _dot_git__hook_dot_py="4",
+        runs__x__task_dot_py="5",
+        env__pyvenv_dot_cfg="6",
+        env__lib_dot_py="7",
+        mine__environment_dot_json="8",
+        mine__events__notes_dot_json="9",
+        out__copy_dot_py="10",
+        data__labels_dot_json="11",
+    )
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.py").write_text("12")
+    (folder / "loop").symlink_to(folder)
+    facts = code_facts(folder, skip=[folder / "out", folder / "data"])
+    assert list(facts["files"]) == ["conf/lr.yaml", "train.py"]
+    before = facts["hash"]
+    (folder / "train.py").rename(folder / "train2.py")
+    assert code_facts(folder, skip=[folder / "out", folder / "data"])["hash"] != before
+    assert code_facts(folder / "none") == {"folder": str(folder / "none"), "missing": True}
+
+
+def test_code_that_is_too_much_is_compared_as_far_as_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"{number:03}_dot_py": str(number) for number in range(20)}
+    a, b = write(tmp_path / "a", **files), write(tmp_path / "b", **files)
+    whole = code_facts(a)
+    monkeypatch.setattr(folder_hashes, "MAX_CODE_FILES", 5)
+    part = code_facts(b)
+    assert (len(part["files"]), part["until"]) == (5, "005.py")
+    assert findings(a={"code": whole}, b={"code": part}) == []
+    write(b, **{"003_dot_py": "changed"})
+    found = findings(a={"code": whole}, b={"code": code_facts(b)})
+    assert [one.what for one in found] == [f"the code in {b} differs from that on a: 003.py differs"]
+
+
+def data(folder: Path, count: int = 40) -> Path:
+    for number in range(count):
+        path = folder / f"class-{number % 3}" / f"{number:04}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([number]) * 100)
+    return folder
+
+
+def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path: Path) -> None:
+    a, b = data(tmp_path / "a"), data(tmp_path / "b")
+    facts = data_facts(a)
+    assert (facts["files"], facts["bytes"], facts["complete"], len(facts["samples"])) == (40, 4000, True, 16)
+    assert json.loads(json.dumps(facts)) == facts
+
+    def said() -> list[str]:
+        found = findings(a={"data": facts}, b={"data": data_facts(b)})
+        assert all((one.level, one.where, one.check) == ("problem", "b", "data") for one in found)
+        assert all(one.fix == "copy it again, or mount the same volume" for one in found)
+        return [one.what.removeprefix(f"the data in {b} differs from that on a: ") for one in found]
+
+    assert said() == []
+    sampled = b / next(iter(facts["samples"]))
+    content = sampled.read_bytes()
+    sampled.write_bytes(content[:-1] + b"!")
+    assert said() == [f"{sampled.relative_to(b)} has different content"]
+    sampled.write_bytes(content)
+    (b / "class-0" / "0000.bin").rename(b / "class-0" / "zero.bin")
+    assert said() == ["names or sizes of files differ"]
+    (b / "class-0" / "zero.bin").unlink()
+    assert said() == ["39 files instead of 40 and 3900 bytes instead of 4000"]
+    rows = compare_hosts({"a": healthy("a", data=facts), "b": healthy("b", data=data_facts(b))})[1]
+    assert (
+        rows[-1].text() == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
+    )
+
+
+def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.bin"
+    file.write_bytes(b"x" * GIB.bit_length() * 10_000)
+    facts = data_facts(file)
+    assert (facts["files"], facts["bytes"], list(facts["samples"])) == (1, 310_000, ["tokens.bin"])
+    for place in (0, 155_000, 309_999):
+        changed = bytearray(file.read_bytes())
+        changed[place] = 0
+        (tmp_path / "other").mkdir(exist_ok=True)
+        other = tmp_path / "other" / "tokens.bin"
+        other.write_bytes(changed)
+        assert data_facts(other)["samples"] != facts["samples"], place
+    assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
+
+
+def test_a_tree_that_takes_too_long_is_compared_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = data_facts(data(tmp_path / "a"))
+    ticks = iter(range(1000))
+
+    def data_facts_until(folder: Path, last: int) -> dict[str, Any]:
+        monkeypatch.setattr(folder_hashes, "TIME_LIMIT_S", last)
+        monkeypatch.setattr(folder_hashes.time, "monotonic", lambda: next(ticks))
+        found = data_facts(folder)
+        monkeypatch.undo()
+        return found
+
+    part = data_facts_until(data(tmp_path / "b"), 13)
+    assert (part["files"], part["complete"]) == (13, False)
+    found = findings(a={"data": whole}, b={"data": part})
+    assert [(one.level, one.where, one.what) for one in found] == [
+        ("note", "b", "the data has too many files to read all of them in a second; the first 8 were compared")
+    ]
+    first = next(files_below(tmp_path / "b", enters=lambda entry: True))
+    Path(first.path).write_bytes(b"short")
+    found = findings(a={"data": whole}, b={"data": data_facts_until(tmp_path / "b", 13)})
+    assert [one.level for one in found] == ["problem", "note"]
+    assert found[0].what.startswith(f"the data in {tmp_path / 'b'} differs from that on a: ")
+
+
+def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> None:
+    data(tmp_path / "x", 5)
+    (tmp_path / "x.txt").write_text("")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "again").symlink_to(tmp_path / "x")
+    found = [(entry.name, entry.size) for entry in files_below(tmp_path, enters=lambda entry: True)]
+    names = [name for name, _ in found]
+    assert names == sorted(names, key=lambda name: name.split("/"))
+    assert ("broken", -1) in found
+    assert "pipe" not in names, "to open it would wait for ever"
+    assert len([name for name in names if name.endswith(".bin")]) == 5, "a folder that is linked twice is read once"
+    assert names[-1] == "x.txt"

@@ -1,0 +1,106 @@
+"""Ports and speed, on the loopback: what a caller learns from a port, and what it cannot."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from drumline.tools.doctor.pairs import probe as server
+from drumline.tools.doctor.pairs.probe import (
+    CALL,
+    LARGE_BYTES,
+    PING,
+    Listeners,
+    Target,
+    measure,
+    probe,
+    probe_all,
+    resolve_all,
+)
+from tests.ranks import free_port
+
+HERE, TOKEN = "127.0.0.1", b"0123456789abcdef"
+
+
+@pytest.fixture(name="port")
+def open_port() -> Iterator[int]:
+    """Of node 3."""
+    listeners = Listeners(TOKEN, node=3)
+    yield listeners.open(HERE)
+    listeners.close()
+
+
+def test_open_ports_take_large_messages_and_have_a_speed(port: int) -> None:
+    targets = [Target(3, HERE, port, large=True), Target(3, HERE, port)]
+    assert probe_all(targets, TOKEN) == [{"outcome": "open", "received": LARGE_BYTES}, {"outcome": "open"}]
+    assert probe_all([], TOKEN) == []
+    speed = measure(targets[0], TOKEN, seconds=0.02)
+    assert speed.keys() == {"latency_s", "bytes_per_s"}
+    assert speed["bytes_per_s"] > speed["latency_s"] > 0
+
+
+def test_a_wrong_token_or_node_is_reported_as_another_host(port: int) -> None:
+    assert probe(Target(4, HERE, port), TOKEN) == {"outcome": "another host or program answers"}
+    assert probe(Target(3, HERE, port), b"x" * 16) == {"outcome": "another host or program answers"}
+    with socket.create_connection((HERE, port)) as call:
+        call.sendall(CALL.pack(b"x" * 16, PING, 0, 0.0))
+        assert call.recv(100) == b""
+
+
+def test_closed_ports() -> None:
+    assert probe(Target(3, HERE, free_port()), TOKEN) == {"outcome": "connection refused"}
+    # Of everybody on the link, to whom no connection leads.
+    assert probe(Target(3, "255.255.255.255", 9), TOKEN)["outcome"] == "no route to host"
+    assert measure(Target(3, HERE, free_port()), TOKEN, 0.02)["error"].endswith("Connection refused")
+
+
+def test_a_large_message_that_stalls_is_counted_and_the_sizes_that_pass_are_sought(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_small(call: socket.socket, num_bytes: int) -> int:
+        """As behind a hole: what is larger than a packet of 1400 bytes never comes."""
+        return num_bytes if num_bytes <= 1400 - 52 else 0
+
+    monkeypatch.setattr(server, "_count_bytes", take_small)
+    found = probe(Target(3, HERE, port, large=True), TOKEN)
+    assert found == {"outcome": "open", "received": 0, "passes": 1400}
+    monkeypatch.setattr(server, "_count_bytes", lambda *_: 0)
+    assert probe(Target(3, HERE, port, large=True), TOKEN)["passes"] is None
+
+
+def test_bytes_that_stop_coming_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALLED_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"x" * 100)
+        assert server._count_bytes(theirs, 1000) == 100
+
+
+def test_a_port_closes(port: int) -> None:
+    listeners = Listeners(TOKEN, node=1)
+    own = listeners.open(HERE)
+    with pytest.raises(OSError, match="in use"):
+        Listeners(TOKEN, node=2).open(HERE, own)
+    listeners.close()
+    assert probe(Target(1, HERE, own), TOKEN) == {"outcome": "connection refused"}
+    again = Listeners(TOKEN, node=2)
+    assert again.open(HERE, own) == own, "at once"
+    again.close()
+
+
+def test_names() -> None:
+    found = resolve_all(["localhost", "10.1.2.3", "no-such-host.invalid"])
+    assert found["localhost"] == {"addresses": ["127.0.0.1"]}
+    assert found["10.1.2.3"] == {"addresses": ["10.1.2.3"]}
+    assert found["no-such-host.invalid"].keys() == {"error"}
+
+
+def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    held = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: held.wait(20) and [])
+    assert resolve_all(["a"], limit_s=0.05) == {"a": {"error": "the resolver did not answer within 0.05 s"}}
+    held.set()

@@ -1,0 +1,128 @@
+"""The ranks of the collectives: one line from each, and none is left, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.base.processes import parent_of
+from drumline.tools.doctor.pairs.node_client import NodeClient
+from drumline.tools.doctor.ranks import rank_processes
+from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
+from drumline.tools.doctor.ranks.run_collectives import collective_findings, collectives_line
+
+GOOD = """
+import json, os
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+print("a line of somebody else")
+print(json.dumps({"findings": [], "seen": [os.environ[name] for name in names]}))
+"""
+
+NUMBERS = {"all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": 1.5, "all_reduce_latency_us": 80.2}
+MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
+
+
+def host_ranks(num_procs: int = 2, limit_s: float = 30.0) -> HostRanks:
+    return HostRanks(first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s)
+
+
+def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
+    monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
+    return RankProcesses().run(host_ranks(**choices), {})
+
+
+def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = run(GOOD, monkeypatch)
+    assert first["rank"] == 4
+    assert first["result"]["seen"] == ["4", "8", "0", "2", "a", "29500"]
+    assert second["result"]["seen"] == ["5", "8", "1", "2", "a", "29500"]
+
+
+def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    (failed,) = run("raise ImportError('no torch here')", monkeypatch, num_procs=1)
+    assert failed["error"] == "exited with code 1: ImportError: no torch here"
+    (hung,) = run(
+        "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(99)",
+        monkeypatch,
+        num_procs=1,
+        limit_s=1.0,
+    )
+    assert hung["error"] == "still running after 1 s: waiting"
+    (found,) = collective_findings([{"host": "b", **failed}], {})
+    assert found.line() == ("problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here")
+
+
+def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
+    monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
+    group = RankProcesses()
+    runner = threading.Thread(target=group.run, args=[host_ranks(), {}])
+    runner.start()
+    while len(pids := list(tmp_path.iterdir())) < 2:
+        pass
+    group.kill()
+    runner.join()
+    assert not [pid for pid in pids if Path("/proc", pid.name).exists()]
+
+
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from drumline.tools.doctor.ranks import rank_processes
+folder = Path(sys.argv[1])
+rank = f"import pathlib, os, time; pathlib.Path({str(folder)!r}, str(os.getpid())).touch(); time.sleep(99)"
+rank_processes.PROGRAM = ("-c", rank)
+ranks = rank_processes.HostRanks(first_rank=0, num_procs=2, world_size=2, address="a", port=1, limit_s=60)
+threading.Thread(target=rank_processes.RankProcesses().run, args=[ranks, {}], daemon=True).start()
+while len(list(folder.iterdir())) < 2:
+    time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_all_end_when_the_node_is_killed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    pids = [path.name for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while any(parent_of(int(pid)) for pid in pids):  # 0 also for one that only waits to be buried
+        assert time.monotonic() < deadline, "a rank outlives the node"
+        time.sleep(0.05)
+
+
+def test_what_ranks_found_is_reported_once() -> None:
+    found = {"level": "problem", "check": "collectives", "where": "b", "what": "wrong sum", "fix": "mend"}
+    result = {"findings": [found], "numbers": NUMBERS}
+    said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
+    assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == ["problem: me@b: wrong sum"]
+    assert collectives_line(said) == "collectives: 2 ranks, some checks failed; " + MEASURED
+    blamed = {**found, "what": "rank 2 on b is stopped", "rank": 2}
+    silent = {"host": "b", "rank": 2, "result": None, "error": "killed by SIGKILL"}
+    said = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
+    assert len(collective_findings(said, {})) == 1, "the other rank has explained it"
+    good = [{"host": "b", "rank": 0, "result": {"findings": [], "numbers": {}}}]
+    assert collectives_line(good) == "collectives: 1 rank, all values right"
+
+
+def test_a_node_whose_input_ends_ends_too() -> None:
+    async def try_it() -> int:
+        client = await NodeClient.start(sys.executable, "-m", "drumline.tools.doctor.pairs.node_server")
+        await client.wait_for_hello()
+        assert isinstance(json.loads(json.dumps(await client.ask("clock", 20))), float)
+        client.writer.close()
+        assert client.process is not None
+        code = await asyncio.wait_for(client.process.wait(), 20)
+        await client.close()
+        return code
+
+    assert asyncio.run(try_it()) == 0

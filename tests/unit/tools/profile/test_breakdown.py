@@ -1,0 +1,315 @@
+"""Traces with known answers: parts that overlap, nest and wait, clocks that differ, files that are damaged."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.base.errors import UsageError
+from drumline.report.profile.advice import advise
+from drumline.report.profile.profile_words import words_of
+from drumline.runs.profile_files import trace_path
+from drumline.runs.profile_result import read_profile
+from drumline.tools.profile.breakdown import divide_steps, divided, matched
+from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
+from drumline.tools.profile.profile_analysis import analyse
+from drumline.tools.profile.trace_file import Event, RankTrace, from_events, read_events, unpacked
+from tests.unit.tools.scale.profiles import AUTOGRAD, Entry, entry, gloo_step, mark, nccl_ranks, two_ranks, write_rank
+
+
+def read_trace(path: Path) -> RankTrace:
+    return from_events(*read_events(path))
+
+
+def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
+    """Nested operations count once, those that make a batch are data, gloo's own thread does not compute."""
+    result = two_ranks(tmp_path)
+    assert result == read_profile(tmp_path)
+    fast, slow = result.ranks
+    expected = {"compute": 25, "waiting_for_rank": 30, "exposed_communication": 20, "data": 10, "host_sync": 0}
+    assert {name: fast.parts_s[name] * 1000 for name in expected} == pytest.approx(expected)
+    assert fast.parts_s["gaps"] * 1000 == pytest.approx(15)
+    assert slow.parts_s["waiting_for_rank"] == 0
+    assert slow.parts_s["exposed_communication"] * 1000 == pytest.approx(20)
+    assert [one.critical_steps for one in result.ranks] == [0, 2]
+    assert sum(result.parts_s.values()) == pytest.approx(result.step_s) == 0.1
+    [bucket] = result.buckets
+    assert (bucket.num_bytes, bucket.ready_s, bucket.backward_s) == (
+        1_000_000,
+        pytest.approx(0.02),
+        pytest.approx(0.01),
+    )
+    assert bucket.reduce_s == pytest.approx(0.019)
+    assert result.made_at == 1e9, "when the first step began"
+    assert result.other_collectives == 0
+
+
+def test_clocks_of_two_hosts_are_compared_by_what_they_leave_together(tmp_path: Path) -> None:
+    expected = two_ranks(tmp_path / "same")
+    found = two_ranks(tmp_path / "later", later_ms=5000, host="b")
+    assert found.num_nodes == 2
+    assert found.parts_s == pytest.approx(expected.parts_s)
+    assert [one.critical_steps for one in found.ranks] == [0, 2]
+
+
+def test_communication_beside_compute_is_hidden(tmp_path: Path) -> None:
+    entries = [
+        mark("drumline.step#2", 0, 50),
+        mark("drumline.end", 50, 50),
+        entry("aten::mm", 0, 30),
+        entry("gloo:all_reduce", 10, 40, "user_annotation", thread=9),
+        entry("gloo:all_reduce", 20, 45, "user_annotation", thread=8),
+    ]
+    write_rank(tmp_path, 0, entries, world_size=1)
+    result = analyse(tmp_path)
+    assert result.hidden_communication_s == pytest.approx(0.02)
+    assert result.parts_s["exposed_communication"] == pytest.approx(0.015)
+    assert (result.other_collectives, result.buckets) == (2, ())
+
+
+def test_a_python_function_that_waits_does_not_compute(tmp_path: Path) -> None:
+    """SyncBatchNorm waits for its collective inside an operation of its own."""
+    entries = [
+        mark("drumline.step#2", 0, 20),
+        mark("drumline.end", 20, 20),
+        entry("SyncBatchNorm", 0, 10),
+        entry("aten::mul", 0, 1),
+        entry("c10d::allreduce_", 1, 2),
+        entry("gloo:all_reduce", 2, 9, "user_annotation", thread=9),
+        entry(f"{AUTOGRAD}SyncBatchNormBackward", 10, 15),
+        entry("SyncBatchNormBackward", 10, 15),
+    ]
+    write_rank(tmp_path, 0, entries, world_size=1)
+    result = analyse(tmp_path)
+    assert result.parts_s["compute"] == pytest.approx(0.001)
+    assert result.parts_s["exposed_communication"] == pytest.approx(0.008)
+
+
+def gpu_entries() -> list[Entry]:
+    """The host is done after 5 ms; the GPU computes from 2 to 30 and 34 to 60, and reduces from 20 to 50."""
+    return [
+        mark("drumline.step#2", 0, 4),
+        mark("drumline.step#3", 4, 5),
+        mark("drumline.end", 5, 62),
+        entry("drumline.step#2", 2, 30, "gpu_user_annotation", 20),
+        entry("drumline.step#3", 34, 60, "gpu_user_annotation", 20),
+        entry("cudaLaunchKernel", 1, 1.1, "cuda_runtime", correlation=1),
+        entry(f"{AUTOGRAD}torch::autograd::AccumulateGrad", 2, 3),
+        entry("c10d::allreduce_", 2, 2.5),
+        entry("cudaLaunchKernel", 4, 4.1, "cuda_runtime", correlation=2),
+        entry("sgemm", 2, 30, "kernel", 20, correlation=1),
+        entry(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+            20,
+            50,
+            "kernel",
+            21,
+            **{"In msg nelems": 10, "dtype": "Float"},
+        ),
+        entry("sgemm", 34, 60, "kernel", 20, correlation=2),
+        entry("aten::item", 50, 61),
+        entry("cudaStreamSynchronize", 60, 61, "cuda_runtime"),
+        entry("cudaDeviceSynchronize", 5, 61.5, "cuda_runtime"),
+    ]
+
+
+def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, gpu_entries(), world_size=1, bucket_bytes=(), sync_lines=((10**18 + 61_100_000, "a.py:7"),))
+    result = analyse(tmp_path)
+    [rank] = result.ranks
+    assert rank.step_s == pytest.approx((0.032, 0.028))
+    assert result.parts_s["compute"] * 2 == pytest.approx(0.054)
+    assert result.parts_s["exposed_communication"] * 2 == pytest.approx(0.004)
+    assert result.hidden_communication_s * 2 == pytest.approx(0.026)
+    assert (result.kernels[0].name, result.kernels[0].calls) == ("sgemm", 1)
+
+
+def test_ranks_on_a_gpu_with_a_slow_one(tmp_path: Path) -> None:
+    result = nccl_ranks(tmp_path, "slow")
+    fast, slow = result.ranks
+    assert sum(result.parts_s.values()) == pytest.approx(result.step_s)
+    assert fast.parts_s["waiting_for_rank"] > 0.045 > slow.parts_s["gaps"] - 0.01
+    assert slow.parts_s["waiting_for_rank"] < 0.001
+    assert [one.critical_steps for one in result.ranks] == [0, 2]
+    [bucket] = result.buckets
+    assert bucket.num_bytes == 3_370_280
+    assert 0.0005 < bucket.ready_s - bucket.backward_s < bucket.ready_s < 0.003
+
+
+def test_small_buckets_on_a_gpu(tmp_path: Path) -> None:
+    """The first holds the last layer: it is ready after the forward pass and a little of the backward pass."""
+    result = nccl_ranks(tmp_path, "tiny")
+    assert result.buckets[0].num_bytes == 2_621_480
+    assert len(result.buckets) == 7
+    assert result.parts_s["exposed_communication"] > result.step_s / 2
+    ready = [bucket.ready_s for bucket in result.buckets]
+    assert ready == sorted(ready)
+    assert ready[0] > 0.0006
+
+
+def test_a_host_that_reads_the_loss_in_each_step(tmp_path: Path) -> None:
+    result = nccl_ranks(tmp_path, "item")
+    reads = [sync for sync in result.syncs if sync.call == "cudaStreamSynchronize"]
+    assert [sync.calls for sync in reads] == [1]
+
+
+def test_the_source_line_of_a_host_sync_is_reported_after_it(tmp_path: Path) -> None:
+    entries = [
+        *gpu_entries()[:2],
+        mark("drumline.end", 61.2, 70),
+        *gpu_entries()[3:14],
+        entry("cudaStreamSynchronize", 3.5, 3.9, "cuda_runtime"),
+    ]
+    at_ms = {"a.py:1": 3.0, "a.py:7": 4.0, "a.py:9": 61.5}
+    lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
+    write_rank(tmp_path, 0, entries, world_size=1, bucket_bytes=(), sync_lines=lines)
+    assert {sync.source: round(sync.seconds * 2e3, 3) for sync in analyse(tmp_path).syncs} == {
+        "a.py:7": 0.4,
+        "a.py:9": 1,
+    }
+
+
+def syncs_of(run: Path, entries: list[Entry], **at_ms: float) -> dict[tuple[str, str], float]:
+    """The calls of each host sync by its source line and name; `at_ms`: when lines were reported."""
+    lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
+    frame = [*gpu_entries()[:2], mark("drumline.end", 61.2, 70), *gpu_entries()[3:12]]
+    write_rank(run, 0, [*frame, *entries], world_size=1, bucket_bytes=(), sync_lines=lines)
+    return {(one.source, one.call): one.calls * 2 for one in analyse(run).syncs}
+
+
+def test_a_sync_without_a_line_does_not_get_that_of_the_next(tmp_path: Path) -> None:
+    """DDP waits for events of its own, which torch does not report."""
+    entries = [
+        entry("cudaEventSynchronize", 3.0, 3.1, "cuda_runtime"),
+        entry("cudaStreamSynchronize", 3.5, 3.9, "cuda_runtime"),
+        entry("cudaEventSynchronize", 4.2, 4.3, "cuda_runtime"),
+    ]
+    assert syncs_of(tmp_path, entries, here=4.0) == {
+        ("here", "cudaStreamSynchronize"): 1,
+        ("unknown", "cudaEventSynchronize"): 2,
+    }
+
+
+def test_a_copy_and_its_wait_are_of_one_line(tmp_path: Path) -> None:
+    entries = [
+        entry("cudaMemcpyAsync", 1.0, 1.2, "cuda_runtime"),  # not of the line: much earlier
+        entry("cudaMemcpyAsync", 3.0, 3.2, "cuda_runtime"),
+        entry("cudaStreamSynchronize", 3.21, 3.5, "cuda_runtime"),
+    ]
+    assert syncs_of(tmp_path, entries, here=3.6) == {
+        ("here", "cudaMemcpyAsync"): 1,
+        ("here", "cudaStreamSynchronize"): 1,
+        ("unknown", "cudaMemcpyAsync"): 1,
+    }
+
+
+def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    trace_path(tmp_path / "profile", 1).write_bytes(b"\x1f\x8b no gzip")
+    result = analyse(tmp_path)
+    assert [one.rank for one in result.ranks] == [0]
+    assert list(result.missing_ranks) == ["1"]
+    assert all(one.bottleneck not in ("slow_rank", "uneven_ranks") for one in advise(result))
+    assert "no trace of rank 1 " in words_of(result)[1]
+    trace_path(tmp_path / "profile", 0).unlink()
+    with pytest.raises(UsageError, match="has no trace that can be read") as caught:
+        analyse(tmp_path)
+    assert caught.value.next_step == "profile the job again"
+
+
+DAMAGED = {
+    "no list": b'{"traceEvents": 3}',
+    "no object": b"[]",
+    "a base that is no time": b'{"traceEvents": [], "baseTimeNanoseconds": "now"}',
+    "deep": b'{"traceEvents": [' + b"[" * 5000 + b"]" * 5000 + b"]}",
+    "no JSON": b"{",
+    "no steps": b'{"traceEvents": []}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_trace_is_a_value_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=r"."):
+        read_trace(path)
+
+
+def test_a_trace_that_unpacks_to_too_much_or_ends_early_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    packed = gzip.compress(b" " * 5_000_000)
+    path.write_bytes(packed)
+    with pytest.raises(ValueError, match="it has more than 1,000 bytes"):
+        unpacked(path, most=1000)
+    path.write_bytes(packed[:-100])
+    with pytest.raises(ValueError, match="it is incomplete"):
+        unpacked(path)
+
+
+def test_entries_of_a_wrong_type_are_left_out(tmp_path: Path) -> None:
+    wrong = [None, 3, {"ph": "X"}, {"ph": "X", "name": 3, "ts": 1, "dur": 1}, entry("aten::mm", 0, 1) | {"ts": "0"}]
+    wrong += [entry("aten::mm", 0, 1) | {"ts": float("nan")}, entry("aten::mm", 0, 1) | {"dur": -5, "args": []}]
+    steps = gloo_step(2, 0, bucket_at=30, reduced_at=80)
+    write_rank(tmp_path, 0, [*wrong, *steps, mark("drumline.end", 100, 100)], world_size=1)  # type: ignore[list-item]
+    assert analyse(tmp_path).parts_s["compute"] == pytest.approx(0.025)
+
+
+# Any intervals
+
+times = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+
+
+def instants(pairs: list[tuple[int, int]]) -> set[int]:
+    """Unit intervals, by their starts."""
+    return {place for low, high in pairs for place in range(low, high)}
+
+
+@given(times, times, st.integers(0, 20), st.integers(20, 40))
+def test_sets_of_instants(one: list[tuple[int, int]], other: list[tuple[int, int]], low: int, high: int) -> None:
+    left, right = union(one), union(other)
+    assert all(end < start for (_, end), (start, _) in pairwise(left))
+    assert length(left) == len(instants(one))
+    assert length(intersection(left, right)) == len(instants(one) & instants(other))
+    assert length(difference(left, right)) == len(instants(one) - instants(other))
+    assert length(clipped(left, low, high)) == len(instants(one) & set(range(low, high)))
+
+
+@given(st.lists(times, min_size=4, max_size=4))
+def test_parts_are_disjoint_and_add_up_to_the_step(claims: list[list[tuple[int, int]]]) -> None:
+    named = [(str(number), union(pairs)) for number, pairs in enumerate(claims)]
+    parts = divided(5, 35, named, "rest")
+    left = set(range(5, 35))
+    for number, pairs in enumerate(claims):
+        assert parts[str(number)] == len(left & instants(pairs))
+        left -= instants(pairs)
+    assert parts["rest"] == len(left)
+    assert sum(parts.values()) == pytest.approx(30)
+
+
+def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    traces = {rank: read_trace(trace_path(tmp_path / "profile", rank)) for rank in (0, 1)}
+    traces[1] = replace(traces[1], collectives=traces[1].collectives[:1])
+    found = matched(traces)
+    assert [len(one.by_rank) for one in found] == [1, 1, 1]
+    assert all(not any(one.waited_s.values()) for one in divide_steps(0, traces[0], found))
+
+
+def reduced(times: list[tuple[float, float]]) -> RankTrace:
+    """A rank whose all-reduces are called and end at these times, in ms."""
+    works = [Event(call / 1e3, end / 1e3, "gloo:all_reduce", "user_annotation", "7:9", {}) for call, end in times]
+    return from_events([Event(0.0, 0.1, "drumline.step#2", "user_annotation", "7:1", {}), *works], 0)
+
+
+def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
+    """Ranks 0 and 1 reduce among themselves first, ranks 2 and 3 later, then all four together. gloo's trace does not
+    name the groups, but nobody leaves an all-reduce before the last rank has joined."""
+    early, late, together = (0.0, 5.0), (20.0, 25.0), (40.0, 50.0)
+    traces = {rank: reduced([early if rank < 2 else late, together]) for rank in range(4)}
+    assert [len(one.by_rank) for one in matched(traces, clock_error_s=0.001)] == [1, 1, 1, 1, 4]
