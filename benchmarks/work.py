@@ -1,7 +1,7 @@
 """The work that all ways of a table do: one model with its loss, one optimizer, one source of batches.
 
-All have the same: the model from drumline.training.models with the same seed, a fused optimizer without weight decay for biases
-and norms, bf16 autocast on CUDA, channels_last for images, TF32 and cuDNN's benchmark on.
+All have the same: the model from drumline.training.models with the same seed, a fused optimizer without weight decay
+for biases and norms, bf16 autocast on CUDA, channels_last for images, TF32 and cuDNN's benchmark on.
 """
 
 from __future__ import annotations

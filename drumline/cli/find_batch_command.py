@@ -1,4 +1,4 @@
-"""`drumline find-batch TASK`: the command line of the search for the largest micro-batch (tools/find/batch_search.py)."""
+"""`drumline find-batch TASK`: the search for the largest micro-batch (tools/find/batch_search.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`drumline find-lr TASK`: the command line of the range test (tools/find/range_test.py) that suggests a learning rate, and
-what `find-batch` shares with it."""
+"""`drumline find-lr TASK`: the command line of the range test (tools/find/range_test.py) that suggests a learning rate,
+and what `find-batch` shares with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """How ranks agree on the step after which all of them stop: through the store, without a collective.
 
 A collective would need every rank to call it at the same step, which they do not know yet. So a thread of
-each rank (the watcher, see `training/between_steps/preemption.py`) uses the store, and answers even while its rank is busy:
+each rank (the watcher, see `training/between_steps/preemption.py`) uses the store, and answers even while its rank
+is busy:
 
 1. One writes `request`. All read it, and write their rank's current step.
 2. Rank 0 proposes the step after the largest. Each rank gets ready to stop there, then writes its current step again.

@@ -17,29 +17,27 @@ import pytest
 import drumline
 
 PACKAGE = Path(drumline.__file__).parent
-# Each part (a folder, or a module beside them) may import from the layers above it in this list, and from itself.
-LAYERS = (
-    {"terminal", "text", "background"},
-    {"errors"},
-    {"untrusted", "processes"},
-    {"user_code", "config", "storage"},
-    {"net"},
-    {"launch"},
-    {"distributed"},
-    {"data", "models", "checkpoint", "metrics"},
-    {"watch"},
-    {"tasks"},
-    {"rank_lifecycle"},
-    {"manager"},
-    {"engine"},
-    {"audit", "doctor"},
-    {"scale", "aws"},
-    {"report"},
-    {"python_api"},
-    {"cli"},
-    {"__main__"},
+# Each part may import from those before it in this list, and from itself: the order of a run.
+PARTS = (
+    "base",
+    "config",
+    "runs",
+    "net",
+    "storage",
+    "metrics",
+    "watch",
+    "rank",
+    "parallel",
+    "data",
+    "checkpoint",
+    "training",
+    "launch",
+    "report",
+    "tools",
+    "cli",
+    "__main__",
 )
-LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+WITHOUT_TORCH = ("config", "runs", "net", "storage", "watch", "report")
 
 
 @functools.cache
@@ -83,9 +81,9 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def test_every_part_has_its_layer() -> None:
+def test_the_parts_are_these() -> None:
     assert modules()
-    assert {part_of(path) for path in modules()} == set(LAYER_OF)
+    assert {part_of(path) for path in modules()} == set(PARTS)
 
 
 def test_imports_go_one_way() -> None:
@@ -93,7 +91,7 @@ def test_imports_go_one_way() -> None:
         f"{path.relative_to(PACKAGE)} imports {part}"
         for path in modules()
         for part in imported_parts(path) - {part_of(path)}
-        if LAYER_OF[part] >= LAYER_OF[part_of(path)]
+        if PARTS.index(part) >= PARTS.index(part_of(path))
     ]
     assert not wrong
 
@@ -124,10 +122,25 @@ def test_there_are_no_cycles_between_modules() -> None:
         visit(name, ())
 
 
-def test_environment_variables_are_read_by_launch_alone() -> None:
+def test_tools_are_imported_by_the_command_line_alone() -> None:
+    assert {part_of(path) for path in modules() if "tools" in imported_parts(path)} <= {"tools", "cli"}
+
+
+def test_some_parts_never_import_torch() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in modules()
+        if part_of(path) in WITHOUT_TORCH
+        for node in nodes(path)
+        if (isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "torch" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch")
+    ]
+    assert wrong == []
+
+
+def test_environment_variables_are_read_where_a_process_begins() -> None:
     readers = {part_of(path) for path in modules() if reads_environment(path)}
-    others = {"cli", "rank_lifecycle"}  # which hand the environment to launch and config
-    assert readers == {"launch", *others}
+    assert readers == {"base", "rank", "training", "launch", "cli"}
 
 
 def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:
@@ -159,7 +172,7 @@ def test_one_module_writes_to_the_terminal() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {what}"
         for path in modules()
-        if path != PACKAGE / "terminal.py"
+        if path != PACKAGE / "base/terminal.py"
         for node, what in terminal_writes(path)
     ]
     assert wrong == []

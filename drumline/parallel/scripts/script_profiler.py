@@ -1,5 +1,5 @@
-"""Profiles some steps of a script: `python -m drumline.parallel.scripts.script_profiler STEPS FOLDER only|all watched|plain
-SCRIPT.py ARGS`, or `-m MODULE ARGS`.
+"""Profiles some steps of a script: `python -m drumline.parallel.scripts.script_profiler STEPS FOLDER only|all
+watched|plain SCRIPT.py ARGS`, or `-m MODULE ARGS`.
 
 A step ends with a step of the first optimizer that the script uses. The script itself is not changed, and after the
 last profiled step torch's modes, its hooks and Python's warnings are as they were. Only the constructor of

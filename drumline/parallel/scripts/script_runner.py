@@ -1,4 +1,5 @@
-"""Runs a script with the watchdog: `python -m drumline.parallel.scripts.script_runner SCRIPT.py ARGS`, or `-m MODULE ARGS`.
+"""Runs a script with the watchdog: `python -m drumline.parallel.scripts.script_runner SCRIPT.py ARGS`, or `-m
+MODULE ARGS`.
 
 The script is run as Python itself would: it is `__main__`, has its own arguments, path, tracebacks and exit code, and
 torch is loaded only if it loads it.

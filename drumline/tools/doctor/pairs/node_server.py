@@ -1,7 +1,7 @@
 """The doctor's program on each host: answers requests until its caller disconnects.
 
-`python -m drumline.tools.doctor.pairs.node_server` is started over ssh, with frames on stdin and stdout: that works when
-every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0
+`python -m drumline.tools.doctor.pairs.node_server` is started over ssh, with frames on stdin and stdout: that works
+when every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0
 (`without_ssh.py`). A frame names one of the fixed actions below, with checked arguments; nothing that is received is
 executed. torch is not imported here, only in the ranks of the collectives.
 """

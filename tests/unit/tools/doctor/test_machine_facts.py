@@ -205,8 +205,8 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
     )
     (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
     code = (
-        "from drumline.tools.doctor.machine.machine_facts import *; print(torch_facts(installed_packages())); import sys;"
-        "sys.modules['torch'] = None; print(torch_facts({}))"
+        "from drumline.tools.doctor.machine.machine_facts import *; print(torch_facts(installed_packages())); "
+        "import sys; sys.modules['torch'] = None; print(torch_facts({}))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)

@@ -71,7 +71,7 @@ def test_a_model_that_was_compared_with_nothing_has_a_wider_interval() -> None:
 
 
 def test_the_documented_assumptions_are_flags() -> None:
-    documentation = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    documentation = (Path(__file__).parents[4] / "docs" / "scaling.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| failures, restarts.*", documentation, re.MULTILINE)
     assert set(re.findall(r"--([a-z-]+)", row)) <= set(PREDICT_FLAGS)
 
@@ -241,7 +241,7 @@ def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) ->
 )
 def test_the_recorded_grid_has_the_errors_that_are_documented(name: str, num_cells: int, errors: str) -> None:
     """Its cells, predicted again from what was measured there."""
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[4] / "docs"
     rows = predicted_again(json.loads((docs / name).read_text(encoding="utf-8")))
     text = " ".join((docs / "scaling.md").read_text(encoding="utf-8").split())
     assert summary(rows) == f"{num_cells} cells: {errors}"

@@ -18,7 +18,7 @@ from drumline.tools.tune import nccl_log
 from drumline.tools.tune.log_report import log_as_json, log_lines
 from drumline.tools.tune.nccl_log import MESSAGES, NcclLog
 
-RECORDED = Path(__file__).parents[2] / "data" / "nccl"
+RECORDED = Path(__file__).parents[3] / "data" / "nccl"
 
 
 def recorded(name: str) -> Path:

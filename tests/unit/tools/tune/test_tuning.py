@@ -161,7 +161,7 @@ def test_the_example_of_the_docs_is_what_is_printed() -> None:
     for host in survey.hosts:
         host.gloo = {"name": "lo", "address": "127.0.1.1"}
     example = (
-        (Path(__file__).parents[3] / "docs" / "tuning.md").read_text().partition("```text\n")[2].partition("```")[0]
+        (Path(__file__).parents[4] / "docs" / "tuning.md").read_text().partition("```text\n")[2].partition("```")[0]
     )
     shown = [line for line in example.splitlines() if line.startswith(("export", "unset"))]
     assert [line.replace("# a:", "# gpu-01:") for line in lines(survey)] == shown
