@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from drumline.base.errors import UsageError, did_you_mean
 
-_PACKAGE = f"{Path(__file__).parent}/"
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _PYTHON = f"{Path(inspect.__file__).parent}/"
 Built = TypeVar("Built")
 

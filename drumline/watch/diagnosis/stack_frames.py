@@ -17,14 +17,13 @@ _LIBRARY = re.compile(
     r"|aiohttp|boto3|botocore|fsspec|requests|s3fs|urllib3)/"
 )
 _OURS = re.compile(
-    r"(^|/)drumline/((audit|aws|checkpoint|cli|config|data|distributed|doctor|engine|launch|metrics|models|net|report"
-    r"|scale|storage|tasks|watch)/"
-    r"|(__main__|background|errors|manager|processes|python_api|rank_lifecycle|terminal|text|untrusted|user_code)\.py:)"
+    r"(^|/)drumline/((base|checkpoint|cli|config|data|launch|metrics|net|parallel|rank|report|runs|storage|tools|training"
+    r"|watch)/|__main__\.py:)"
 )
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 # Not the launcher's wrapper around a whole script, `torch/distributed/elastic/...`.
 _DISTRIBUTED = re.compile(
-    r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/parallel/(collectives|shard_sum)\.py:"
+    r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/(rank/collectives|parallel/shard_sum)\.py:"
 )
 _COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$")
 _BACKWARD = re.compile(r" in _engine_run_backward$")

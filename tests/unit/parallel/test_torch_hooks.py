@@ -57,7 +57,7 @@ def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(tmp_path: 
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     program = (
-        "from drumline.watch.heartbeat import HeartbeatWriter; from drumline.rank.watched import torch_hooks; "
+        "from drumline.watch.heartbeat import HeartbeatWriter; from drumline.parallel.scripts import torch_hooks; "
         "torch_hooks.observe_torch(HeartbeatWriter(), None); import torch; print(torch.__file__)"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])

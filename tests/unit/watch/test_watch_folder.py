@@ -101,7 +101,7 @@ def test_without_room_for_a_folder_ranks_get_none(monkeypatch: pytest.MonkeyPatc
 LEAVES = """
 import os, signal, sys, tempfile
 from pathlib import Path
-from drumline.launch.node import watch_folder
+from drumline.watch import watch_folder
 watch_folder.MEMORY = Path(sys.argv[1])
 folder = watch_folder.make_memory_folder("job")
 watch_folder.hold(folder)

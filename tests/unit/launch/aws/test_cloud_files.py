@@ -17,7 +17,7 @@ from drumline.launch.aws.cloud_files import EFA_TYPES
 
 WHY = "pip install 'drumline[dev]' brings it"
 yaml = pytest.importorskip("yaml", reason=WHY)
-SKYPILOT = Path(__file__).parents[2] / "data/skypilot/task.json"
+SKYPILOT = Path(__file__).parents[3] / "data/skypilot/task.json"
 PARALLELCLUSTER = Path(sys.prefix, "schemas")
 CLUSTER = [
     *("--print", "parallelcluster", "--type", "g6.12xlarge", "--region", "us-east-1"),

@@ -99,9 +99,9 @@ def wide_rights(properties: dict[str, Any]) -> Iterator[str]:
 
 
 def test_the_template_is_part_of_the_package() -> None:
-    project = tomllib.loads((TEMPLATE.parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((TEMPLATE.parents[3] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["drumline"]
-    name = str(TEMPLATE.relative_to(TEMPLATE.parents[1]))
+    name = str(TEMPLATE.relative_to(TEMPLATE.parents[2]))
     assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 

@@ -12,7 +12,7 @@ from drumline.runs.profile_files import JobFacts, RankFacts, trace_path, write_f
 from drumline.runs.profile_result import ProfileResult
 from drumline.tools.profile.profile_analysis import analyse
 
-DATA = Path(__file__).parents[2] / "data" / "profile"
+DATA = Path(__file__).parents[3] / "data" / "profile"
 MS = 1000.0
 """In a trace's unit."""
 AUTOGRAD = "autograd::engine::evaluate_function: "
