@@ -35,7 +35,8 @@ from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, Heartbe
 
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4
-GOAL_US, GOAL_RATIO = 5.0, 1.005
+GOAL_US = 5.0
+GOAL_RATIO = 1.005
 HEARTBEATS_PER_BLOCK = 5_000
 MARKS_PER_STEP = 4
 
@@ -58,7 +59,8 @@ def steps(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> Non
 
 
 def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
-    heartbeat, num_collectives = HeartbeatWriter(path), collective_counter()
+    heartbeat = HeartbeatWriter(path)
+    num_collectives = collective_counter()
     times: dict[str, list[float]] = {"a mark": [], "a step's heartbeats": []}
     for _ in range(rounds):
         for name, write in zip(times, (marks, steps), strict=True):

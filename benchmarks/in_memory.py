@@ -16,9 +16,11 @@ from drumline.data.draws import Draws
 from drumline.training.manager import DDPManager
 from drumline.training.tasks import load_task
 
-SAMPLES, TINY_SAMPLES = 1024, 64
+SAMPLES = 1024
+TINY_SAMPLES = 64
 SAVE_EVERY = 50
-MINI_RESNET, GPT = "MiniResNet 16-32-64, batch 32", "GPT 4 layers of 128, batch 8 x 128"
+MINI_RESNET = "MiniResNet 16-32-64, batch 32"
+GPT = "GPT 4 layers of 128, batch 8 x 128"
 _SAVES = CheckpointConfig(every_steps=SAVE_EVERY, keep_last=2, keep_best=0)
 WORK = {
     MINI_RESNET: Config(

@@ -119,7 +119,8 @@ def measured(options: argparse.Namespace, mode: str) -> dict[str, Any]:
     """On a rank: some steps after the first one, which makes the optimizer's state."""
     os.environ |= {"NCCL_HOSTID": f"host-{os.environ['RANK']}", **NETWORK}
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.procs))
-    began, config = time.perf_counter(), config_of(options, mode)
+    began = time.perf_counter()
+    config = config_of(options, mode)
     task = LargeGpt(config)
     task.vocabulary = options.vocabulary
     ddp = make_manager(config)
@@ -145,7 +146,10 @@ def measured(options: argparse.Namespace, mode: str) -> dict[str, Any]:
 def take_steps(job: Job, options: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Collective: the seconds of each measured step, and the loss of all. Fewer steps are measured where they take
     long."""
-    take, times, losses, device = TrainStep(job, clip_norm=1.0), list[float](), list[float](), job.ddp.device
+    take = TrainStep(job, clip_norm=1.0)
+    times = list[float]()
+    losses = list[float]()
+    device = job.ddp.device
     most = options.steps + 1
     for number, step in enumerate(job.loader.steps()):
         if number == most:
@@ -181,7 +185,8 @@ def plan(options: argparse.Namespace, memory_gib: float) -> dict[str, float]:
         raise SystemExit(done.stdout + done.stderr)
     document = json.loads(done.stdout)
     found = {one["mode"]: one["total"] / GIB for one in document["ranks"]}
-    parameters, modes = document["num_parameters"], document["gpus"][0]["modes"]
+    parameters = document["num_parameters"]
+    modes = document["gpus"][0]["modes"]
     sizes = ", ".join(f"{mode} {gib:.1f} GiB" for mode, gib in found.items())
     print(f"{parameters / 1e9:.2f} billion parameters; planned for each of {options.procs} ranks: {sizes}")
     print(f"the cheapest mode that fits in {memory_gib:.1f} GiB, a part of the card: {modes[str(options.procs)]}\n")
@@ -240,7 +245,8 @@ def main() -> None:
     options = parser.parse_args()
     is_gpu = options.device == "cuda"
     memory = torch.cuda.get_device_properties(0).total_memory / GIB if is_gpu else 139.0
-    began, modes = time.perf_counter(), options.modes.split(",")
+    began = time.perf_counter()
+    modes = options.modes.split(",")
     name = torch.cuda.get_device_name(0) if is_gpu else "cpu"
     print(f"{name}, {memory:.1f} GiB, torch {torch.__version__}, {options.procs} ranks on it")
     planned = plan(options, memory / options.procs)

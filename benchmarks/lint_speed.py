@@ -23,7 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-GOAL_S, GOAL_START_S = 10.0, 0.2
+GOAL_S = 10.0
+GOAL_START_S = 0.2
 PROJECT = 10
 LAYERS = '''
 class Block{number}(nn.Module):

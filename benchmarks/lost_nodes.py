@@ -46,7 +46,9 @@ def wait_for(is_so: Callable[[], Any], what: str) -> None:
 
 def measure(folder: Path, num_nodes: int, every: int, on_lost: str, flags: Sequence[str]) -> dict[str, Any]:
     """One run, with one kill."""
-    run, port, kill_at = folder / "run", free_port(), every * 7 // 2
+    run = folder / "run"
+    port = free_port()
+    kill_at = every * 7 // 2
     words = [
         "digits", "--run", str(run), "--model.widths", "8",
         "--dist.sync", f"diloco:{every}", "--dist.on_lost_node", on_lost,
@@ -68,7 +70,8 @@ def measure(folder: Path, num_nodes: int, every: int, on_lost: str, flags: Seque
         os.kill(rank, signal.SIGKILL)
         kind = "regrouped" if on_lost == "continue" else "recovered"
         wait_for(lambda: len(events(run, kind)) >= (2 if on_lost == "continue" else 1), "all nodes train again")
-        changes, steps = events(run, kind), [(one["time"], one["step"]) for one in events(run, "train")]
+        changes = events(run, kind)
+        steps = [(one["time"], one["step"]) for one in events(run, "train")]
     finally:
         for launcher in launchers:
             launcher.terminate()
@@ -81,7 +84,8 @@ def measure(folder: Path, num_nodes: int, every: int, on_lost: str, flags: Seque
         paused = [one["seconds"] for one in changes]
     else:
         back = changes[0]["step"] - 1
-        lost, paused = (last - back) * num_nodes, [changes[0]["seconds"]]
+        lost = (last - back) * num_nodes
+        paused = [changes[0]["seconds"]]
     return {"killed after step": last, "steps lost": lost, "paused": paused}
 
 

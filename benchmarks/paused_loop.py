@@ -25,7 +25,8 @@ class PausedLoop:
 
     def __init__(self, run: Callable[[AfterStep], object]) -> None:
         self._run = run
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._go = threading.Semaphore(0)
+        self._done = threading.Semaphore(0)
         self._wanted = self._samples = 0
         self._is_over = False
         self._error: BaseException | None = None
@@ -37,7 +38,8 @@ class PausedLoop:
             before = threading.stack_size(STACK_BYTES)
             self._thread.start()
             threading.stack_size(before)
-        self._wanted, self._samples = steps, 0
+        self._wanted = steps
+        self._samples = 0
         self._go.release()
         self._done.acquire()
         if self._error is not None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-ROW, LEFT, WIDTH, TOP = 28, 300, 420, 56
-OURS, OTHERS = "#2a6f97", "#b8c4cc"
+ROW = 28
+LEFT = 300
+WIDTH = 420
+TOP = 56
+OURS = "#2a6f97"
+OTHERS = "#b8c4cc"
 FONT = 'font-family="sans-serif" font-size="13"'
 
 

@@ -44,7 +44,8 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
     """What is done before the first step, by name."""
     seed_shared(0)  # since `wrap` each rank draws numbers of its own
     task = load_task("digits")(CONFIG)
-    data, small = task.train_data(), task.model().to(ddp.device)
+    data = task.train_data()
+    small = task.model().to(ddp.device)
     large = GPT(vocab_size=256, context=128, layers=12, heads=8, width=256).to(ddp.device)
     topology = topology_from(os.environ)
     assert topology is not None

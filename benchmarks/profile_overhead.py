@@ -31,7 +31,10 @@ from benchmarks.ranks import start_ranks
 from drumline.rank.watched.trace_capture import TraceCapture
 from drumline.runs.profile_files import JobFacts
 
-WARM_UP, BEFORE, PROFILED, AFTER = 10, 30, 10, 30
+WARM_UP = 10
+BEFORE = 30
+PROFILED = 10
+AFTER = 30
 
 
 class Loop:
@@ -56,19 +59,23 @@ class Loop:
 
     def block(self, steps: range, begin_step: Callable[[int], None] | None = None) -> tuple[float, float]:
         """Seconds for each of these steps, and what the ratios compare."""
-        begun, used = self.now(), time.process_time()
+        begun = self.now()
+        used = time.process_time()
         for number in steps:
             if begin_step is not None and number > steps.start:
                 begin_step(number)
             self.step()
-        taken, used = (self.now() - begun) / len(steps), (time.process_time() - used) / len(steps)
+        taken = (self.now() - begun) / len(steps)
+        used = (time.process_time() - used) / len(steps)
         return taken, taken if self.device.type == "cuda" else used
 
 
 def run_rank(options: argparse.Namespace) -> None:
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    loop, first = Loop(options), WARM_UP + BEFORE + 1
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    loop = Loop(options)
+    first = WARM_UP + BEFORE + 1
     profiled = range(first, first + PROFILED)
     capture = TraceCapture(
         profiled,

@@ -25,7 +25,8 @@ from drumline.training.manager import DDPManager
 from drumline.training.models import GPT
 
 DEFAULT_EVERY = 100
-CONTEXT, BATCH = 128, 8
+CONTEXT = 128
+BATCH = 8
 WIDTH = 256
 
 
@@ -58,7 +59,8 @@ def run_rank(size: float, rounds: int) -> None:
                 tensors = replica_tensors(model, optimizer, include_buffers=True)
                 combine(hash_tensors(list(tensors.values()), ddp.device), list(tensors)).item()
 
-        steps, checks = [], []
+        steps = []
+        checks = []
         for _ in range(rounds + 2):
             steps += [seconds(step, ddp.device) for _ in range(3)]
             checks += [seconds(compare, ddp.device)]
@@ -66,7 +68,8 @@ def run_rank(size: float, rounds: int) -> None:
             tensors = replica_tensors(model, optimizer, include_buffers=True).values()
             millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
             megabytes = sum(tensor.nbytes for tensor in tensors) / 1e6
-            a_step, a_check = statistics.median(steps[6:]) * 1e3, statistics.median(checks[2:]) * 1e3
+            a_step = statistics.median(steps[6:]) * 1e3
+            a_check = statistics.median(checks[2:]) * 1e3
             print(
                 f"{millions:>10.2f} {len(tensors):>8} {megabytes:>9.1f} {ddp.world_size:>6} {a_step:>10.1f} "
                 f"{a_check:>16.1f} {a_check / a_step:>8.3f} {1 + a_check / a_step / DEFAULT_EVERY:>17.5f}",

@@ -104,7 +104,8 @@ def machine() -> str:
 
 def peer_versions() -> list[str]:
     """One line that names the peers, and one for each that is missing."""
-    found, missing = [], []
+    found = []
+    missing = []
     for name in PEERS:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")

@@ -29,14 +29,19 @@ from drumline.tools.scale.network_model import INSIDE, Link, Network, link_from_
 from drumline.tools.scale.simulation import shape_of, step_s
 from tests.multinode.hosts import Testbed
 
-HOSTS, MBITS, CAPS_MB, MODELS_MB = (2, 4, 8), (50, 100, 200, 500), (1.0, 4.0, 25.0), (2, 8, 24)
+HOSTS = (2, 4, 8)
+MBITS = (50, 100, 200, 500)
+CAPS_MB = (1.0, 4.0, 25.0)
+MODELS_MB = (2, 8, 24)
 PROFILE_CAP_MB = 2.0
 COMPUTE_S = 0.3
 MOST_S = 4.0
 MOST_MBIT = 2000
 """Of all hosts together: that much keeps two cores busy for 65 to 80% of the time, so more would wait for the CPU."""
-SIZES, ROUNDS = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23), 5
-STEPS, PROFILE_STEPS = 8, 24
+SIZES = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
+ROUNDS = 5
+STEPS = 8
+PROFILE_STEPS = 24
 MIB = 1 << 20
 ANSWER_S = 180.0
 
@@ -45,7 +50,8 @@ class Ranks:
     """A rank on each host, which does what is ordered."""
 
     def __init__(self, bed: Testbed, folder: Path) -> None:
-        self.folder, self.number = folder, 0
+        self.folder = folder
+        self.number = 0
         self.jobs = [
             host.start(
                 sys.executable,
@@ -70,7 +76,8 @@ class Ranks:
         part.write_text(json.dumps({"kind": kind, "hosts": hosts, "number": self.number, **values}))
         part.replace(self.folder / f"{name}.order")
         self.number += 1
-        result, deadline = self.folder / f"{name}.result", time.monotonic() + ANSWER_S
+        result = self.folder / f"{name}.result"
+        deadline = time.monotonic() + ANSWER_S
         while hosts and not result.exists():
             if time.monotonic() > deadline or not all(job.is_running() for job in self.jobs):
                 raise SystemExit("\n".join(job.log.read_text()[-2000:] for job in self.jobs))

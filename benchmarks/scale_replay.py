@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 LAYERS = 24
-FORWARD, BACKWARD, OPTIMIZER = 0.30, 0.62, 0.08
+FORWARD = 0.30
+BACKWARD = 0.62
+OPTIMIZER = 0.08
 """What part of a step's compute each takes."""
 WARM_UP = 2  # DDP makes its buckets again after the first step
 POLL_S = 0.05
@@ -61,7 +63,8 @@ class Replay:
     def __init__(self, order: dict[str, Any], group: dist.ProcessGroup) -> None:
         total = order["model_bytes"] // 4
         layers = [TimedLayer(total * (1 + number % 3) // (2 * LAYERS)) for number in range(LAYERS)]
-        self.layers, self.compute_s = layers, order["compute_s"]
+        self.layers = layers
+        self.compute_s = order["compute_s"]
         self.draw = random.Random(1000 * order["number"] + dist.get_rank())
         self.model = DistributedDataParallel(
             nn.Sequential(*layers), process_group=group, bucket_cap_mb=order["cap_mb"], gradient_as_bucket_view=True
@@ -123,7 +126,8 @@ def calibrated(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any
 
 def _points(order: dict[str, Any], group: dist.ProcessGroup) -> Iterator[tuple[int, float]]:
     for num_bytes in order["sizes"]:
-        tensor, seconds = torch.zeros(num_bytes // 4), []
+        tensor = torch.zeros(num_bytes // 4)
+        seconds = []
         for _ in range(order["rounds"] + 1):
             dist.barrier(group)
             begin = time.perf_counter()
@@ -135,7 +139,8 @@ def _points(order: dict[str, Any], group: dist.ProcessGroup) -> Iterator[tuple[i
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")  # noqa: DL021 - it ends by os._exit
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     sizes = [size for size in (1, 2, 3, 4, 6, 8) if size <= world_size]
     groups = {size: dist.new_group(list(range(size)), backend="gloo") for size in sizes}
     kinds = {"cell": replayed, "profile": profiled, "calibrate": calibrated}

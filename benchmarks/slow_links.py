@@ -33,8 +33,11 @@ from drumline import Loss
 
 COMPUTE_S = 0.08
 """Of a step: what half a batch of 8 x 64 takes with the GPT of `make bench-comm` on one of our cores."""
-PARAMETERS, NUM_LAYERS = 828_544, 4
-PLAIN_STEPS, FIRST, ROUNDS = 12, 3, 3
+PARAMETERS = 828_544
+NUM_LAYERS = 4
+PLAIN_STEPS = 12
+FIRST = 3
+ROUNDS = 3
 TEXT = {
     "--model.layers": "2",
     "--model.width": "64",
@@ -137,7 +140,8 @@ def show_losses(
     sent: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for seed in seeds:
-            base, given = Path(scratch) / str(seed), text | {"--train.seed": str(seed)}
+            base = Path(scratch) / str(seed)
+            given = text | {"--train.seed": str(seed)}
             if base_steps:
                 _train(None, _words(given | {"--optim.schedule": "constant"}), steps=base_steps, run=base)
                 # With samples in a different order.

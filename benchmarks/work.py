@@ -49,7 +49,8 @@ class Work:
 
     def _from_settings(self) -> nn.Module:
         settings = dict(vars(self.config.model))
-        name, options = settings.pop("name"), settings.pop("options")
+        name = settings.pop("name")
+        options = settings.pop("options")
         return build_model(name, facts=self.facts, settings=settings, options=options)
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:

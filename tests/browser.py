@@ -23,8 +23,10 @@ class Browser:
     """One tab. What the page logs as an error, and every address that it asks for, is kept."""
 
     def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, answers
-        self._number, self._unread = 0, b""
+        self._commands = commands
+        self._answers = answers
+        self._number = 0
+        self._unread = b""
         self._session = ""
         self.errors: list[str] = []
         self.requested: list[str] = []
@@ -102,7 +104,8 @@ class Browser:
         return found
 
     def _note(self, event: dict[str, Any]) -> str:
-        method, params = event.get("method", ""), event.get("params", {})
+        method = event.get("method", "")
+        params = event.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requested.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown" or (

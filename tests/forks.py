@@ -37,7 +37,8 @@ ROUND_WITHIN_S = 90.0
 @contextmanager
 def interpreter_lock_taken() -> Iterator[None]:
     """A thread takes and releases, without the GIL, the lock that `PyThreadState_New` takes in a thread of gloo."""
-    libc, is_over = ctypes.CDLL(None), threading.Event()
+    libc = ctypes.CDLL(None)
+    is_over = threading.Event()
     libc.lfind.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t, ctypes.c_void_p]
     look_up = ctypes.cast(ctypes.pythonapi._PyInterpreterState_LookUpID, ctypes.c_void_p)
     element = ctypes.create_string_buffer(8)
@@ -84,7 +85,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5000, help="how many forks [5000]")
     parser.add_argument("--press", action="store_true", help="make the race likely")
     options = parser.parse_args()
-    rounds, begun = -(-options.count // 4), time.monotonic()  # two ranks with two workers each
+    # two ranks with two workers each
+    rounds = -(-options.count // 4)
+    begun = time.monotonic()
     hung = run_ranks(2, fork_after_broadcasts, rounds, options.press, timeout_s=ROUND_WITHIN_S * rounds)
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}: {4 * rounds} workers forked, {sum(hung)} hung "

@@ -23,7 +23,8 @@ class ByHand(Hook):
 
     def __init__(self) -> None:
         self.average: dict[str, Tensor] = {}
-        self.num_steps, self.losses = 0, 0.0
+        self.num_steps = 0
+        self.losses = 0.0
 
     def start(self, run: Run) -> None:
         torch.rand(1)
@@ -43,7 +44,8 @@ class ByHand(Hook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         torch.rand(1)
         self.average = dict(state["average"])
-        self.num_steps, self.losses = state["num_steps"], state["losses"]
+        self.num_steps = state["num_steps"]
+        self.losses = state["losses"]
 
     def after_save(self, run: Run) -> None:
         torch.rand(1)
@@ -147,7 +149,8 @@ class Recorder(Hook):
     records: ClassVar[list[tuple[str, str, int]]] = []
 
     def __init__(self, name: str, every_steps: int) -> None:
-        self.name, self.every_steps = name, every_steps
+        self.name = name
+        self.every_steps = every_steps
 
     def _record(self, moment: str, run: Run) -> None:
         self.records.append((self.name, moment, run.step))

@@ -219,7 +219,8 @@ def a_dataset_is_read_by_index_as_it_is() -> None:
 
 
 def only_adapters_are_trained() -> None:
-    weights, base = newest(Path("lora")).tensors["model"], read_weights(Path("base")).tensors
+    weights = newest(Path("lora")).tensors["model"]
+    base = read_weights(Path("base")).tensors
     frozen = {name: one for name, one in weights.items() if "lora_" not in name}
     assert len(frozen) == len(base)
     for name, one in frozen.items():

@@ -55,7 +55,8 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
 class Classify(Task):
     """A network in double precision, so that sums in another order still agree to many digits."""
 
-    best_metric, higher_is_better = "accuracy", True
+    best_metric = "accuracy"
+    higher_is_better = True
 
     def model(self) -> nn.Module:
         dropout = nn.Dropout(self.config.model.dropout)

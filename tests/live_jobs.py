@@ -36,7 +36,8 @@ class Hold(Hook):
     every_steps = 1
 
     def start(self, run: Run) -> None:
-        self.folder, self.node = run.folder, os.environ["RANK"]
+        self.folder = run.folder
+        self.node = os.environ["RANK"]
         (run.folder / f"pid-{self.node}").write_text(str(os.getpid()))
         (run.folder / f"began-{self.node}").write_text(str(run.step))
         print(f"node {self.node} trains as rank {dist.get_rank()}", flush=True)
@@ -90,8 +91,12 @@ def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
 class Nodes:
     def __init__(self, folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held) -> None:
         self.task = task
-        self.run, self.count, self.arguments, self.per_node = folder / "run", count, arguments, per_node
-        self.folder, self._port = folder, free_port()
+        self.run = folder / "run"
+        self.count = count
+        self.arguments = arguments
+        self.per_node = per_node
+        self.folder = folder
+        self._port = free_port()
         self.run.mkdir(parents=True)
         self.processes: dict[int, list[Any]] = {}
         self.variables: dict[str, str] = {}

@@ -91,7 +91,8 @@ def test_killed_while_it_joins(tmp_path: Path, seed: int) -> None:
 def test_a_node_that_differs_does_not_join(tmp_path: Path) -> None:
     """Another setting is seen before the others pause, other data after that; its launcher would not start it again."""
     with nodes(tmp_path, 3, "--train.steps", "200") as job:
-        go, same = lose(job, 2, 0, 1), job.arguments
+        go = lose(job, 2, 0, 1)
+        same = job.arguments
         job.arguments = (*same, "--optim.lr", "0.2")
         job.start(2)
         job.processes[2][0].join(LIMIT_S)
@@ -203,9 +204,11 @@ def test_buffers_of_replicas_of_two_ranks(tmp_path: Path, place: int | str) -> N
 
 def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
     """kill -9 of a rank: its launcher restarts the ranks of that node alone, and they join the others."""
-    job, port = Nodes(tmp_path, 3), free_port()
+    job = Nodes(tmp_path, 3)
+    port = free_port()
     words = ["--dist.sync_within", "node", "--train.steps", "400", "--watch.sidecar", "auto"]
-    launchers, go = [], [job.hold(rank, 100) for rank in (0, 1, 4, 5)]
+    launchers = []
+    go = [job.hold(rank, 100) for rank in (0, 1, 4, 5)]
     for number in range(3):
         command = [
             sys.executable, "-m", "drumline", "launch", "--nodes", "3", "--node-rank", str(number), "--procs", "2",

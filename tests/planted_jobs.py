@@ -105,7 +105,8 @@ class ItemEachStep(Planted):
     reads: int = 40
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        hidden, self.largest = batch[0], 0.0
+        hidden = batch[0]
+        self.largest = 0.0
         for layer in model:
             hidden = layer(hidden)
             for _ in range(self.reads):

@@ -87,7 +87,8 @@ def _collect(pipes: dict[int, Connection], sentinels: list[int], timeout_s: floa
         ready = wait([*waiting.values(), *(sentinels[rank] for rank in waiting)], timeout=0.5)
         for rank, pipe in list(waiting.items()):
             if pipe in ready or sentinels[rank] in ready:
-                succeeded, value = False, "the process ended without a word"
+                succeeded = False
+                value = "the process ended without a word"
                 with contextlib.suppress(EOFError):
                     if pipe.poll():
                         succeeded, value = pipe.recv()

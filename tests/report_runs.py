@@ -13,8 +13,11 @@ from drumline.runs import manifest
 from drumline.runs.manifest import FileRecord, Manifest
 
 BEGIN = 1_790_000_000.0
-START_S, STEP_S, RESTART_S = 10.0, 0.1, 8.0
-LOG_EVERY, SAVE_EVERY = 5, 50
+START_S = 10.0
+STEP_S = 0.1
+RESTART_S = 8.0
+LOG_EVERY = 5
+SAVE_EVERY = 50
 HOST = "node-a"
 
 

@@ -36,7 +36,9 @@ from tests.jobs import Everything, make_config, newest, train_on
 from tests.ranks import RanksFailed, run_ranks
 from tests.stream_jobs import EverythingStream
 
-SAMPLES, BATCH, EPOCHS = 102, 48, 3
+SAMPLES = 102
+BATCH = 48
+EPOCHS = 3
 STEPS_PER_EPOCH = 3  # of 48, 48 and 6 samples: of these 6 the last of four ranks gets none
 STEPS = EPOCHS * STEPS_PER_EPOCH
 FILES_OF_A_CHECKPOINT = 7
@@ -202,7 +204,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time [2]")
     options = parser.parse_args()
     schedules = [make_schedule(options.first + number) for number in range(options.count)]
-    started, results = time.monotonic(), Counter[tuple[str, bool]]()
+    started = time.monotonic()
+    results = Counter[tuple[str, bool]]()
     with tempfile.TemporaryDirectory(prefix="drumline-soak-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         references = References(Path(folder))
 

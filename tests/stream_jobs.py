@@ -41,7 +41,8 @@ class OwnPlace(IterableDataset[Sample]):
         return {"at": self.at, "seen": self.seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.seen = state["at"], state["seen"]
+        self.at = state["at"]
+        self.seen = state["seen"]
 
     def __iter__(self) -> Iterator[Sample]:
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

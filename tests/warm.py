@@ -58,7 +58,8 @@ def warm_python(
     """The program, in a folder of its own. In the end nothing that it started may still run. `modules`: what it has
     loaded beside torch, in that environment."""
     folder.mkdir()
-    program, address = folder / "python", folder / "server"
+    program = folder / "python"
+    address = folder / "server"
     words = {"python": sys.executable, "client": str(CLIENT), "server": str(address)}
     program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)

@@ -45,7 +45,9 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
     by_hand = steps_by_hand(plain_work(config, ddp))
     way = whole_run(ours.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples)
     # The save is due after every SAVE_EVERY steps: half a block more, and it comes in the middle of each.
-    left, begun, num_blocks = SAVE_EVERY // 2, time.perf_counter(), -1
+    left = SAVE_EVERY // 2
+    begun = time.perf_counter()
+    num_blocks = -1
 
     def after_each_step(_: int) -> None:
         nonlocal left, begun, num_blocks
@@ -62,7 +64,8 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
         way.wake()
         if num_blocks == rounds:
             raise LoopClosed
-        left, begun = SAVE_EVERY, time.perf_counter()
+        left = SAVE_EVERY
+        begun = time.perf_counter()
 
     with suppress(LoopClosed):
         way.run(after_each_step)
@@ -75,7 +78,9 @@ def ranks_text(ddp: DDPManager) -> str:
 
 def pairs_table(name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None) -> Table:
     """Two ways for each work, and their ratio block by block."""
-    rows, notes, goals = [], [], []
+    rows = []
+    notes = []
+    goals = []
     for work, (first, second) in pairs.items():
         rows += [Row(one.name, [value * 1e3 for value in one.per_step()], one.failure) for one in (first, second)]
         if first.failure or second.failure:

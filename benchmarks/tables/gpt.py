@@ -31,11 +31,14 @@ from drumline.training.tasks import load_task
 
 GPT2 = ModelConfig(name="gpt", layers=12, heads=12, width=768, context=1024)
 TINY = ModelConfig(name="gpt", layers=1, heads=2, width=16, context=16)
-VOCABULARY, TINY_VOCABULARY = 50304, 64
-GOAL_TOKENS, GOAL_BY_HAND = 515_000, 0.98
+VOCABULARY = 50304
+TINY_VOCABULARY = 64
+GOAL_TOKENS = 515_000
+GOAL_BY_HAND = 0.98
 PEAK = 989e12
 # As often as a block is long, so that each has one.
-SAVE_EVERY, TINY_SAVE_EVERY = 25, 2
+SAVE_EVERY = 25
+TINY_SAVE_EVERY = 2
 BY_HAND = "by hand, compiled"
 
 
@@ -43,7 +46,10 @@ class Windows:
     """Batches without end, each of windows at random places; pinned, so that the copy does not stop the step."""
 
     def __init__(self, tokens: NDArray[np.uint16], *, size: int, context: int, pinned: bool) -> None:
-        self._tokens, self._size, self._context, self._pinned = tokens, size, context, pinned
+        self._tokens = tokens
+        self._size = size
+        self._context = context
+        self._pinned = pinned
 
     def __iter__(self) -> Iterator[Batch]:
         random = np.random.default_rng(0)
@@ -51,7 +57,8 @@ class Windows:
         while True:
             starts = random.integers(0, len(self._tokens) - self._context - 1, self._size)
             rows = torch.from_numpy(self._tokens[starts[:, np.newaxis] + offsets].astype(np.int64))
-            inputs, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+            inputs = rows[:, :-1].contiguous()
+            targets = rows[:, 1:].contiguous()
             yield (inputs.pin_memory(), targets.pin_memory()) if self._pinned else (inputs, targets)
 
 
@@ -60,7 +67,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
     size = 4 if options.tiny else options.micro_batch
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
     tokens = write_tokens(folder, windows=256 if options.tiny else 8192, config=config, tiny=options.tiny)
-    vocabulary, context = TINY_VOCABULARY if options.tiny else VOCABULARY, config.model.context
+    vocabulary = TINY_VOCABULARY if options.tiny else VOCABULARY
+    context = config.model.context
     supply = Windows(tokens, size=size, context=context, pinned=ddp.device.type == "cuda")
     work = Work(config, {"vocab_size": vocabulary}, ddp.device, lambda: supply, not options.tiny)
     kinds = ("compile", "compiled_graph") if ddp.device.type == "cuda" else ("eager",)
@@ -71,7 +79,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
         *(_ours(ddp, steps_of(config, kind), folder, samples) for kind in kinds),
     ]
     chosen = [way for way in ways if options.wants(way.name)]
-    rounds, steps = options.rounds_or(7), config.checkpoint.every_steps
+    rounds = options.rounds_or(7)
+    steps = config.checkpoint.every_steps
     warm_up = steps + steps // 2  # the save then falls into the midst of each block
     taken = measure(chosen, rounds=rounds, steps=steps, warm_up=warm_up)
     parameters = sum(parameter.numel() for parameter in work.module().parameters())

@@ -30,21 +30,27 @@ from drumline.config.schema import Config, DataConfig, ModelConfig, OptimConfig,
 from drumline.training.manager import DDPManager
 from drumline.training.tasks import load_task
 
-GOAL_IMAGES, GOAL_LIGHTNING, GOAL_ACCELERATE = 95_000, 2.3, 1.8
+GOAL_IMAGES = 95_000
+GOAL_LIGHTNING = 2.3
+GOAL_ACCELERATE = 1.8
 PADDING = 4
 # Epochs enough for the short batch at their end to be compiled and captured too.
 OURS_WARM_UP = 450
-MEAN, STD = torch.tensor((125.3, 123.0, 113.9)), torch.tensor((63.0, 62.1, 66.7))
+MEAN = torch.tensor((125.3, 123.0, 113.9))
+STD = torch.tensor((63.0, 62.1, 66.7))
 Loader = DataLoader[tuple[Tensor, int]]
-RESIDENT, ON_HOST = "ours, data on the device", "ours, data on the host"
+RESIDENT = "ours, data on the device"
+ON_HOST = "ours, data on the host"
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
     """One image at a time, as people write it."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
-        self.images, self.labels = torch.from_numpy(images), labels
-        self.mean, self.std = MEAN.view(3, 1, 1), STD.view(3, 1, 1)
+        self.images = torch.from_numpy(images)
+        self.labels = labels
+        self.mean = MEAN.view(3, 1, 1)
+        self.std = STD.view(3, 1, 1)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -86,7 +92,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
         *_ours(ddp, config, folder, count, warm_up=5 if options.tiny else OURS_WARM_UP),
     ]
     chosen = [way for way in ways if options.wants(way.name)]
-    rounds, steps = options.rounds_or(7), count // size
+    rounds = options.rounds_or(7)
+    steps = count // size
     how = (
         f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians; all but ours "
         f"with a DataLoader of {workers} workers"
@@ -109,7 +116,8 @@ def kept(make_loader: Callable[[], Loader]) -> Callable[[], Loader]:
 
 def _ours(ddp: DDPManager, config: Config, folder: Path, count: int, *, warm_up: int) -> list[Way]:
     kind = "compiled_graph" if ddp.device.type == "cuda" else "eager"
-    config, task = steps_of(config, kind), load_task("cifar10")
+    config = steps_of(config, kind)
+    task = load_task("cifar10")
     resident = replace(config, data=replace(config.data, resident=ddp.device.type == "cuda"))
     return [
         whole_run(ON_HOST, ddp, config, task, folder, samples=count, warm_up=warm_up),

@@ -26,9 +26,13 @@ from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gath
 from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.training.manager import DDPManager
 
-GOAL_BYTES, GOAL_SHARED = 2.0, 1.0
-BY_HAND, FLOATS, BYTES = "DataLoader, float32 samples", "ours, float32 samples", "ours, uint8 samples"
-COPIED, SHARED = "ours, whole uint8 batches, copied again", "ours, whole uint8 batches"
+GOAL_BYTES = 2.0
+GOAL_SHARED = 1.0
+BY_HAND = "DataLoader, float32 samples"
+FLOATS = "ours, float32 samples"
+BYTES = "ours, uint8 samples"
+COPIED = "ours, whole uint8 batches, copied again"
+SHARED = "ours, whole uint8 batches"
 
 
 class Rows(TwoPartDataset):
@@ -36,7 +40,8 @@ class Rows(TwoPartDataset):
 
     def __init__(self, photos: Photos, *, copies: bool) -> None:
         self._images: NDArray[np.uint8] = photos.images.numpy()
-        self._length, self._copies = len(photos), copies
+        self._length = len(photos)
+        self._copies = copies
 
     def __len__(self) -> int:
         return self._length
@@ -53,9 +58,11 @@ class Rows(TwoPartDataset):
 
 def make(options: Options, ddp: DDPManager) -> Table:
     size, crop, batch_size = (40, 32, 4) if options.tiny else (256, 224, 128)
-    workers, length = (1 if options.tiny else options.workers or 2), batch_size * 100
+    workers = 1 if options.tiny else options.workers or 2
+    length = batch_size * 100
     settings: dict[str, int] = {"size": size, "crop": crop, "num_images": 8 if options.tiny else 256}
-    photos, photo_bytes = Photos(length, **settings), PhotoBytes(length, **settings)
+    photos = Photos(length, **settings)
+    photo_bytes = PhotoBytes(length, **settings)
     by_hand: DataLoader[Any] = DataLoader(
         photos, batch_size=batch_size, shuffle=True, num_workers=workers, persistent_workers=True
     )
@@ -67,7 +74,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
         Way(COPIED, partial(_receive, ours(Rows(photos, copies=True)))),
         Way(SHARED, partial(_receive, ours(Rows(photos, copies=False)))),
     ]
-    rounds, steps = options.rounds_or(9), 8 * workers
+    rounds = options.rounds_or(9)
+    steps = 8 * workers
     taken = measure([way for way in ways if options.wants(way.name)], rounds=rounds, steps=steps, warm_up=steps)
     how = f"n = {rounds} blocks of {steps} batches of {batch_size}, in turn in one process; medians; {workers} workers"
     return _table(taken, size, crop, how)

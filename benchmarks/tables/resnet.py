@@ -30,9 +30,11 @@ from drumline.config.schema import Config, DataConfig, OptimConfig, TrainConfig
 from drumline.training.manager import DDPManager
 from drumline.training.tasks.base import Loss, Task
 
-GOAL_IMAGES, GOAL_SHARE = 6_000, 0.9
+GOAL_IMAGES = 6_000
+GOAL_SHARE = 0.9
 NUM_BATCHES = 200
-CARD, BYTES = "the card alone, compiled", "ours, uint8 samples and on_device"
+CARD = "the card alone, compiled"
+BYTES = "ours, uint8 samples and on_device"
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
@@ -72,7 +74,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
     ]
     chosen = [way for way in ways if options.wants(way.name)]
     # Workers finish their batches at about the same time: blocks of as many batches as that are alike.
-    rounds, steps = options.rounds_or(3), 2 * workers
+    rounds = options.rounds_or(3)
+    steps = 2 * workers
     how = (
         f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians; {workers} workers; "
         f"ours with --train.step {config.train.step}"
@@ -132,7 +135,8 @@ def _table(taken: list[Taken], batch_size: int, crop: int, how: str) -> Table:
     rows = [Row(way.name, way.per_second(), way.failure) for way in taken]
     title = f"resnet: ResNet-50, batch {batch_size}, {crop}x{crop}, from a Dataset with crop, flip and normalisation"
     table = Table("resnet", title, "images/s", rows, how)
-    card, ours = table.row(CARD), table.row(BYTES)
+    card = table.row(CARD)
+    ours = table.row(BYTES)
     shares = [f"{row.way} {row.median / card.median:.0%}" for row in rows if card and row.values and row is not card]
     goals = [
         Goal(f"{BYTES}, images/s", ours.median if ours else None, at_least=GOAL_IMAGES),

@@ -37,11 +37,15 @@ from benchmarks.work import Work, plain_optimizer
 from drumline.training.manager import DDPManager
 from drumline.training.tasks import load_task
 
-GOAL_MS, GOAL_TOTAL = 25.0, 1.0
-SIZE, EVERY = 16, 80
-TINY_SIZE, TINY_EVERY = 2, 10
+GOAL_MS = 25.0
+GOAL_TOTAL = 1.0
+SIZE = 16
+EVERY = 80
+TINY_SIZE = 2
+TINY_EVERY = 10
 DEADLINE_S = 120.0
-OURS, TORCH = "ours", "torch.save"
+OURS = "ours"
+TORCH = "torch.save"
 
 
 @dataclass
@@ -119,7 +123,8 @@ def _try(saving: Saving, work: Callable[[], object]) -> None:
 
 
 def _time_save(saving: Saving, at_step: int, half: int) -> None:
-    on_disk, ended = threading.Event(), []
+    on_disk = threading.Event()
+    ended = []
 
     def done() -> None:
         ended.append(time.perf_counter())
@@ -136,7 +141,9 @@ def _time_save(saving: Saving, at_step: int, half: int) -> None:
         raise RuntimeError(f"nothing was on disk after {DEADLINE_S:g} s")
     saving.way.rest()
     times = [after - before for before, after in pairwise(_ends_in_ms(saving.marks))]
-    before, with_save, after = times[: half - 1], times[half - 1], times[half:]
+    before = times[: half - 1]
+    with_save = times[half - 1]
+    after = times[half:]
     usual = statistics.median(before)
     saving.stopped_ms.append(with_save - usual)
     saving.later_ms.append(sum(after) - usual * len(after))

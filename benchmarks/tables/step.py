@@ -26,17 +26,20 @@ from drumline.training.tasks import ImageClassification
 from drumline.watch.heartbeat import Phase
 
 NUM_BATCHES = 16
-GOAL_MS, GOAL_PEER = 1.0, 7.0
+GOAL_MS = 1.0
+GOAL_PEER = 7.0
 KINDS = ("eager", "graph", "compiled_graph")
 
 
 class Images:
     """Random images in memory; the loader plans its steps over them."""
 
-    in_channels, num_classes = 3, 10
+    in_channels = 3
+    num_classes = 10
 
     def __init__(self, count: int) -> None:
-        self.images, self.labels = torch.randn(count, 3, 32, 32), torch.randint(0, 10, (count,))
+        self.images = torch.randn(count, 3, 32, 32)
+        self.labels = torch.randint(0, 10, (count,))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,7 +58,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
     ours = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
     ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work), *ours]
     chosen = [way for way in ways if options.wants(way.name)]
-    rounds, steps = options.rounds_or(7), 3 if options.tiny else 100
+    rounds = options.rounds_or(7)
+    steps = 3 if options.tiny else 100
     taken = measure(chosen, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
     return _table(taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians")
 

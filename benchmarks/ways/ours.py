@@ -97,7 +97,8 @@ class _Followed(Progress):
 
     def __init__(self, after_step: AfterStep, samples: int) -> None:
         super().__init__()
-        self._after_step, self._samples = after_step, samples
+        self._after_step = after_step
+        self._samples = samples
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = self.cursor if name == "cursor" and hasattr(self, "_samples") else None

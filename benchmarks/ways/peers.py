@@ -77,7 +77,8 @@ def lightning_fabric(work: Work, after_step: AfterStep) -> None:
 
     fabric = Fabric(**_where(work))
     fabric.launch()
-    module, batches = work.module(), work.batches()
+    module = work.module()
+    batches = work.batches()
     if isinstance(batches, torch.utils.data.DataLoader):
         batches = fabric.setup_dataloaders(batches)
     compiled = torch.compile(module) if work.is_compiled else module
@@ -104,7 +105,8 @@ def accelerate(work: Work, after_step: AfterStep) -> None:
         dynamo_backend="inductor" if work.is_compiled else None,
         dataloader_config=DataLoaderConfiguration(non_blocking=True),
     )
-    module, batches = work.module(), work.batches()
+    module = work.module()
+    batches = work.batches()
     if isinstance(batches, torch.utils.data.DataLoader):
         batches = accelerator.prepare(batches)
     model, optimizer = accelerator.prepare(module, work.optimizer(module))

@@ -174,7 +174,8 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """The living children of a process, their children, and so on. Reads the state of every process on the machine."""
     parents = {other: parent_of(other) for other in _numbers_in("/proc")}
-    found, new = [], [pid]
+    found = []
+    new = [pid]
     while new := [other for other, parent in parents.items() if parent in new]:
         found += new
     return found
@@ -219,7 +220,8 @@ class Termination:
 
     def step(self) -> bool:
         """Call it repeatedly. True: all have exited, or cannot be made to."""
-        left, now = set(self._find()), time.monotonic()
+        left = set(self._find())
+        now = time.monotonic()
         if now >= self._deadline:
             send_signal(left, signal.SIGKILL)
         else:

@@ -41,7 +41,8 @@ LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
 DEFAULT_ON_HANG = "restart"
 LOST_AFTER_S = 20
 """How long a host may be cut off before it is lost, as in `WatchConfig.lost_s`."""
-RAS_ADDRESS, DEFAULT_RAS = "NCCL_RAS_ADDR", "localhost:28028"
+RAS_ADDRESS = "NCCL_RAS_ADDR"
+DEFAULT_RAS = "localhost:28028"
 """NCCL's own variable and default."""
 # How to run without the watchdog, for messages.
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"

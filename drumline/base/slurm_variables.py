@@ -16,7 +16,8 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     is_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
     if not is_step or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return {}
-    node_list, per_node = environment["SLURM_STEP_NODELIST"], environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
+    node_list = environment["SLURM_STEP_NODELIST"]
+    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
     # Hosts are in the order of their ranks only if each has the same number of ranks, in blocks.
     in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
     return {
@@ -32,7 +33,8 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def rendezvous_port(environment: Mapping[str, str]) -> int:
-    job, step = int(environment.get("SLURM_JOB_ID", "0")), int(environment.get("SLURM_STEP_ID", "0"))
+    job = int(environment.get("SLURM_JOB_ID", "0"))
+    step = int(environment.get("SLURM_STEP_ID", "0"))
     return FIRST_PORT + (job * 7 + step) % NUM_PORTS
 
 

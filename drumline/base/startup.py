@@ -204,7 +204,8 @@ class LoadedMeanwhile(Loader):
         return importlib.util.spec_from_loader(name, cls(sys.modules[name]))
 
     def __init__(self, module: ModuleType) -> None:
-        self._module, self._spec = module, module.__spec__
+        self._module = module
+        self._spec = module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module

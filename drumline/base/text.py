@@ -130,7 +130,8 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     for larger in units[1:]:
         if value < base - 0.5:
             break
-        value, unit = value / base, larger
+        value = value / base
+        unit = larger
     return f"{value:.0f} {unit}" if unit == units[0] or value >= 999.5 else f"{value:.3g} {unit}"
 
 

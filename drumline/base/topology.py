@@ -72,7 +72,8 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
             f"the launcher set {given} but not {', '.join(missing)}",
             next_step="start with torchrun or `drumline train --procs N`, or set all of " + ", ".join(NEEDED),
         )
-    rank, world_size = _integer(variables, "RANK"), _integer(variables, "WORLD_SIZE")
+    rank = _integer(variables, "RANK")
+    world_size = _integer(variables, "WORLD_SIZE")
     if not 0 <= rank < world_size:
         raise PreflightError(f"RANK is {rank}, but WORLD_SIZE is {world_size}: ranks are 0 to {world_size - 1}")
     return Topology(

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, TextIO
 
 MAX_DEPTH = 200
 """How deep objects and lists may be nested: far below Python's recursion limit."""
-MAX_DIGITS, MAX_BITS = 300, 990
+MAX_DIGITS = 300
+MAX_BITS = 990
 """How long an integer may be: any such number can be printed, converted to a float, and read again."""
 TEXT_BYTES = 1 << 19
 """The most for a file that people write: settings, hostfiles, env files."""

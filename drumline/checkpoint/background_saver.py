@@ -66,7 +66,10 @@ class BackgroundSaver:
         self.writer: Writer[dict[str, Any] | None] = Writer()
         self.step = 0
         """Of the latest save."""
-        self._root, self._me, self._device, self._prune = root, me, device, prune
+        self._root = root
+        self._me = me
+        self._device = device
+        self._prune = prune
         self._copier = Copier(device)
         self._writers = [WritingRank(0, me.host)]
         self._num_shards = 1
@@ -81,7 +84,8 @@ class BackgroundSaver:
     def choose_writers(self, who: Writers, store: SealedStore, *, local_rank: int, num_shards: int = 1) -> None:
         """Collective: let several ranks write, rank 0 first. `num_shards`: of a sharded model, whose first replica
         writes."""
-        self._store, self._num_shards = store.clone(), num_shards
+        self._store = store.clone()
+        self._num_shards = num_shards
         ranks = gather_json([self._me.host, local_rank], device=self._device)
         self._writers = [
             WritingRank(rank, host)

@@ -194,7 +194,8 @@ def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
 def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
     """Tensors in this memory with the strides of the sources, so that dense memory is copied in one piece."""
     # One call per tensor: there are hundreds, and training is paused.
-    start, by_type = 0, {torch.uint8: memory}
+    start = 0
+    by_type = {torch.uint8: memory}
     for source in sources:
         if (typed := by_type.get(source.dtype)) is None:
             typed = by_type[source.dtype] = memory.view(source.dtype)
@@ -263,7 +264,8 @@ class Writer(Generic[Result]):
     def take(self) -> Result | None:
         """Wait for the job and return its result, or raise its error; None: there was no job."""
         self.wait()
-        result, error = self._result, self._error
+        result = self._result
+        error = self._error
         self._thread = self._result = self._error = None
         self.has_news = False
         if error is not None:

@@ -36,8 +36,10 @@ from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
 from drumline.storage.backend import PIECE_BYTES, StoreError
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
-POLL_S, PROGRESS_S = 1.0, 10.0
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 120.0
+POLL_S = 1.0
+PROGRESS_S = 10.0
 
 
 class _ClosedError(Exception):
@@ -58,18 +60,27 @@ class Mirror:
     ) -> None:
         """`retention`: which are kept, as arguments of `prune` and `kept`. `alive` is called while the run waits for
         its end."""
-        self._run, self._store, self._folder, self._root = run, run.store, folder, folder / CHECKPOINTS
-        self._retention, self._note, self._alive = retention, note, alive
+        self._run = run
+        self._store = run.store
+        self._folder = folder
+        self._root = folder / CHECKPOINTS
+        self._retention = retention
+        self._note = note
+        self._alive = alive
         self._complete: dict[int, Manifest] = {}
         """In the store, by step."""
-        self._newest_safe, self._id = -1, ""
+        self._newest_safe = -1
+        self._id = ""
         self._sent: dict[str, tuple[int, int]] = {}
         self._num_pieces: dict[str, int] = {}
-        self._doing, self._failure, self._can_recover = "", "", True
+        self._doing = ""
+        self._failure = ""
+        self._can_recover = True
         self._has_begun = self._has_given_up = self._is_closed = False
         self._pruning = threading.Lock()
         self._changing = threading.Lock()
-        self._wake, self._is_current = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._is_current = threading.Event()
         # A daemon: an endpoint that does not answer must not keep a run that has ended from exiting.
         self._thread = threading.Thread(target=self._work, name="drumline-mirror", daemon=True)
 
@@ -134,7 +145,9 @@ class Mirror:
                 continue
             if self._failure:
                 self._report(f"the mirror {self._store} works again")
-            self._failure, self._can_recover, pause_s = "", True, 0.0
+            self._failure = ""
+            self._can_recover = True
+            pause_s = 0.0
             with self._changing:
                 if not self._wake.is_set():
                     self._is_current.set()
@@ -203,7 +216,9 @@ class Mirror:
         return {step for step in wanted if step not in stored or stored[step].files != local[step].files}
 
     def _upload(self, step: int, found: Manifest) -> None:
-        path, began, done = self._root / catalog.folder_name(step), time.monotonic(), 0
+        path = self._root / catalog.folder_name(step)
+        began = time.monotonic()
+        done = 0
         total = file_size(sum(record.size for record in found.files.values()))
         try:
             if step in self._complete:  # it was saved again: from here on it is incomplete
@@ -220,7 +235,8 @@ class Mirror:
                 done += record.size
             self._put_files()
             self._check()
-            content, name = manifest.render(found), object_name(step, manifest.FILE_NAME)
+            content = manifest.render(found)
+            name = object_name(step, manifest.FILE_NAME)
             self._store.put(name, content)
             self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
         except (OSError, StoreError):
@@ -292,14 +308,16 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
     its mirror, and its records; of a restore that fails nothing is left. Returns a note, if it did, and why newer ones
     were skipped."""
     records: list[Path] = []
-    local, began = [step for step, _ in complete_in(folder / CHECKPOINTS)], time.monotonic()
+    local = [step for step, _ in complete_in(folder / CHECKPOINTS)]
+    began = time.monotonic()
     more = ""
     try:
         found = run.checkpoints()
         is_empty = not (found.complete or found.corrupt)
         both = local and found.complete
         if both and (aside := set_aside(run, folder, newest=max(local), mirrored=max(found.complete))):
-            local, more = [], f": the run has continued elsewhere; what was here is in {aside}"
+            local = []
+            more = f": the run has continued elsewhere; what was here is in {aside}"
         if local or is_empty:
             claim(run, folder, is_empty=is_empty)
             return "", []

@@ -24,7 +24,8 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
     """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call `check_owner` then,
     since another one may have been faster. Refuses the mirror of another run, and one that a run has been restored
     from since."""
-    marker, (seen, owners) = _read_marker(run, folder), _read_owners(run)
+    marker = _read_marker(run, folder)
+    seen, owners = _read_owners(run)
     owner = owners[-1] if owners else None
     if is_empty:
         marker = marker or write_marker(run, folder)

@@ -151,7 +151,8 @@ class MirroredRun:
         root = folder / CHECKPOINTS
         found = self.checkpoints()
         for step in {*found.complete, *found.corrupt}:
-            name, path = manifest.FILE_NAME, root / catalog.folder_name(step)
+            name = manifest.FILE_NAME
+            path = root / catalog.folder_name(step)
             path.mkdir(parents=True)
             if step in found.complete:
                 (path / name).write_bytes(manifest.render(found.complete[step]))

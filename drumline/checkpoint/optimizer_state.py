@@ -119,7 +119,8 @@ def _names_by_number(content: Mapping[str, Any], groups: Iterable[Mapping[str, n
 def _differences(
     document: Mapping[str, Any], optimizer: Optimizer, groups: list[dict[str, nn.Parameter]]
 ) -> Iterator[str]:
-    saved_class, here = document.get("class"), type(optimizer).__name__
+    saved_class = document.get("class")
+    here = type(optimizer).__name__
     if saved_class not in (None, here):  # a checkpoint of an earlier version has no class
         yield f"the optimizer is {saved_class} in the checkpoint and {here} here"
     saved_groups = [group["params"] for group in document["groups"]]
@@ -172,14 +173,16 @@ def _keep_as_saved(
     """Undo what torch's loading changes: text, and state whose type differs from its parameter's. And give state the
     strides of its parameter: fused optimizers use memory order, not indices."""
     for name, entry in document["state"].items():
-        state, own_type = optimizer.state[parameters[name]], document["parameters"][name]["type"]
+        state = optimizer.state[parameters[name]]
+        own_type = document["parameters"][name]["type"]
         for key, saved in decode_state(entry, tensors.__getitem__).items():
             loaded = state.get(key)
             if isinstance(saved, str):
                 state[key] = saved
             elif isinstance(saved, Tensor) and isinstance(loaded, Tensor) and str(saved.dtype) != own_type:
                 state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
-            now, parameter = state[key], parameters[name]
+            now = state[key]
+            parameter = parameters[name]
             if isinstance(now, Tensor) and now.shape == parameter.shape and now.stride() != parameter.stride():
                 state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(now)
 

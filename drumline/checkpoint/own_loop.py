@@ -50,10 +50,15 @@ class Checkpoint:
         self._kinds = check_objects(objects)
         if keep_last < 1:
             raise UsageError(f"keep_last cannot be {keep_last}", next_step="keep at least the newest: keep_last=1")
-        self.folder, self._objects, self._saving = folder, dict(objects), saving
+        self.folder = folder
+        self._objects = dict(objects)
+        self._saving = saving
         self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
-        self._root, self._keep_last = folder / "checkpoints", keep_last
-        self._me, self._world_size, self._device = me, world_size, device
+        self._root = folder / "checkpoints"
+        self._keep_last = keep_last
+        self._me = me
+        self._world_size = world_size
+        self._device = device
         self._saver = BackgroundSaver(self._root, me, device, prune=self._prune)
         self._saver.rehearse()
         if me.rank == 0:
@@ -70,7 +75,8 @@ class Checkpoint:
             self._has_resumed = True
             if (snapshot := self._read()) is None:
                 return 0
-            progress, rng = snapshot.documents["progress"], snapshot.tensors["rng"]
+            progress = snapshot.documents["progress"]
+            rng = snapshot.tensors["rng"]
             check_same_objects(progress["objects"], self._kinds)
             for name in self._objects:
                 self._restore(name, snapshot)
@@ -148,7 +154,8 @@ class Checkpoint:
         encoded = encode_state(one.state_dict(), name, tensors)
         if self._world_size == 1 or is_same_everywhere(encoded, tensors, device=self._device):
             state.documents[name] = {"ranks": [encoded]}
-            files, tensors = state.live, {f"0/{key}": tensor for key, tensor in tensors.items()}
+            files = state.live
+            tensors = {f"0/{key}": tensor for key, tensor in tensors.items()}
         else:
             files = state.own
             state.documents[name], tensors = gather_states(encoded, tensors, device=self._device)
@@ -178,7 +185,9 @@ class Checkpoint:
         return store.broadcast(read, device=self._device) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
-        one, document, tensors = self._objects[name], snapshot.documents[name], snapshot.tensors.get(name, {})
+        one = self._objects[name]
+        document = snapshot.documents[name]
+        tensors = snapshot.tensors.get(name, {})
         with _naming(name):
             if isinstance(one, nn.Module):
                 restore_model(snapshot, one, name=name)

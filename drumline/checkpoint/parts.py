@@ -106,7 +106,10 @@ class Collector:
         seen_s: float = SEEN_S,
     ) -> None:
         """`expected`: the files of each of the others, and the tensors in each."""
-        self._messages, self._me, self._expected, self._seen_s = messages, me, expected, seen_s
+        self._messages = messages
+        self._me = me
+        self._expected = expected
+        self._seen_s = seen_s
 
     def begin(self) -> None:
         self._messages.send("open", str(self._me))

@@ -134,7 +134,8 @@ def _own_shard(tensors: Mapping[str, Tensor], name: str, parameters: Mapping[str
 
 def own_piece(tensor: Tensor) -> Tensor:
     """What this rank writes of a tensor that is saved in shards."""
-    part, (number, count) = own_part(tensor), place_of(tensor)
+    part = own_part(tensor)
+    number, count = place_of(tensor)
     rows = split_rows(tensor.shape[0], number, count)
     assert len(part) == rows.stop - rows.start
     return part

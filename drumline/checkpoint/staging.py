@@ -31,7 +31,8 @@ class Staging:
             with torch.cuda.device(self._device):
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 self._buffers = [_buffer(self._size) for _ in range(2)]
-        source, turn = _Source(tensors), 0
+        source = _Source(tensors)
+        turn = 0
         started: deque[tuple[int, int, torch.cuda.Event]] = deque()
         while True:
             while len(started) < 2:
@@ -48,7 +49,8 @@ class Staging:
 
     def _fill(self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
         """Start to copy as much as fits. The stream is current only in this method, not while bytes are read."""
-        filled, done = 0, make_event()
+        filled = 0
+        done = make_event()
         with torch.cuda.stream(stream):
             while filled < self._size and (piece := source.next(self._size - filled)) is not None:
                 buffer[filled : filled + len(piece)].copy_(piece, non_blocking=True)
@@ -70,7 +72,8 @@ class _Source:
             tensor = next(self._tensors, None)
             if tensor is None:
                 return None
-            self._current, self._read = as_bytes(tensor), 0
+            self._current = as_bytes(tensor)
+            self._read = 0
         piece = self._current[self._read : self._read + most]
         self._read += len(piece)
         return piece

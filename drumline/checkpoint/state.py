@@ -72,7 +72,8 @@ def restore(
 ) -> dict[str, Any]:
     """Load a snapshot into a model, wrapped or not, on any device; returns the progress. `name`: the model's name in
     the snapshot."""
-    tensors, documents = snapshot.tensors, snapshot.documents
+    tensors = snapshot.tensors
+    documents = snapshot.documents
     with translated("model"):
         progress: dict[str, Any] = documents["progress"]
     restore_model(snapshot, model, name=name)
@@ -120,7 +121,8 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         if key in stored_at:
             aliases[name] = stored_at[key]
         else:
-            tensors[name], stored_at[key] = tensor.detach(), name
+            tensors[name] = tensor.detach()
+            stored_at[key] = name
     return tensors, aliases
 
 
@@ -167,7 +169,8 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
         elif ours.dtype != theirs.dtype and not (ours.is_floating_point() and theirs.is_floating_point()):
             yield f"{name} is {theirs.dtype} in the checkpoint and {ours.dtype} in the model"
     for name, stored in model_state(model)[1].items():
-        one, other = saved.get(name), saved.get(stored)
+        one = saved.get(name)
+        other = saved.get(stored)
         # The same tensor is not compared with itself: NaN differs from NaN.
         if one is not None and other is not None and one is not other and not torch.equal(one, other):
             yield f"{name} and {stored} differ in the checkpoint and are one tensor in the model"
@@ -289,7 +292,8 @@ def check_rng(state: Tensor) -> list[bytes]:
     _, version, *lengths = _RNG_HEADER.unpack_from(packed)
     if version != _RNG_VERSION:
         raise ValueError(f"its version is {version}, expected {_RNG_VERSION}")
-    offset, parts = _RNG_HEADER.size, []
+    offset = _RNG_HEADER.size
+    parts = []
     for length in lengths:
         parts.append(packed[offset : offset + length])
         offset += length

@@ -243,7 +243,8 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file and wait until it is on disk; its size and checksum come from the same pass."""
     # A second thread hashes what is being written. blake3's default thread pool does not survive a fork, so a forked
     # process that hashes would hang; this pool exists only for this file. It has a few threads on many cores.
-    checksum, size = blake3(max_threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4))), 0
+    checksum = blake3(max_threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4)))
+    size = 0
     with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
         for chunk in chunks:
             for start in range(0, len(chunk), _PIECE_BYTES):

@@ -33,13 +33,16 @@ from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import SSH_FAILED, last_line, not_reached, ssh_words
 from drumline.runs.run_folder import run_name
 
-PYTHON, PREPARE = "/opt/drumline/bin/python", "/opt/drumline/prepare"
+PYTHON = "/opt/drumline/bin/python"
+PREPARE = "/opt/drumline/prepare"
 SHARED = PurePosixPath("/mnt/shared")
 # Of prepare.sh on a node.
 NOT_INSTALLED = 65
 NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
 # How long nodes may take to start and install, and a node that AWS takes back, or is asked to replace, to disappear.
-READY_S, REPLACED_S, POLL_S = 1800.0, 180.0, 10.0
+READY_S = 1800.0
+REPLACED_S = 180.0
+POLL_S = 10.0
 OF_CLUSTER = ("hosts", "hostfile", "spare", "ssh", "python")
 OWN: FlagTable = {
     **WHERE,
@@ -107,7 +110,9 @@ class _CloudJob:
     """A job on the nodes that the cluster has now."""
 
     def __init__(self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None) -> None:
-        self._account, self._settings, self._identity = account, settings, identity
+        self._account = account
+        self._settings = settings
+        self._identity = identity
         stack = find_cluster(account, settings)
         if stack is None or stack["StackStatus"] != "CREATE_COMPLETE":
             state = "does not exist" if stack is None else f"is in the state {stack['StackStatus']}"
@@ -116,7 +121,8 @@ class _CloudJob:
                 next_step="drumline aws up makes it, drumline aws status lists all",
             )
         given = parameters_of(stack)
-        self._by_ssm, self._num_nodes = given["SessionManager"] == "true", int(given["NodeCount"])
+        self._by_ssm = given["SessionManager"] == "true"
+        self._num_nodes = int(given["NodeCount"])
         self.is_spot = given["Market"] == "spot"
         if not given["KeyName"]:
             raise UsageError(
@@ -153,7 +159,8 @@ class _CloudJob:
             try:
                 code = launch_command.run([*self._hosts(), *words])
             except DrumlineError as error:
-                failure, code = error, error.exit_code
+                failure = error
+                code = error.exit_code
             if code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED) or not self._was_replaced(code):
                 if failure is not None:
                     raise failure
@@ -203,7 +210,8 @@ class _CloudJob:
         deadline = time.monotonic() + READY_S
         while True:
             nodes = nodes_of(self._account, self._settings.name)
-            by_ssm, profile = self._by_ssm, self._settings.profile
+            by_ssm = self._by_ssm
+            profile = self._settings.profile
             self._config.write_text(ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile), encoding="utf-8")
             waiting, reason = self._prepare(nodes)
             if len(nodes) == self._num_nodes and not waiting:

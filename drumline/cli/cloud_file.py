@@ -55,7 +55,8 @@ def wrong_for_file(given: Mapping[str, Any]) -> Iterator[str]:
 
 def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
     """`flags`: those that the launcher of each node gets as they are."""
-    given, problems = request.given, list[str]()
+    given = request.given
+    problems = list[str]()
     settings = settings_from(given, problems, copies_folder=True)
     is_sky = given["print"] == "skypilot"
     if is_sky and not (settings.type or "accelerators" in given):

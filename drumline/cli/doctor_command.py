@@ -154,14 +154,16 @@ def _check_hosts(given: Mapping[str, Any]) -> int:
 def check_hosts(given: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
     """Those of `--hosts` or `--hostfile`."""
     hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
-    client, python = ssh_client(given.get("ssh"), os.environ), given.get("python", sys.executable)
+    client = ssh_client(given.get("ssh"), os.environ)
+    python = given.get("python", sys.executable)
     port = given.get("port", DEFAULT_PORT)
     return asyncio.run(check_over_ssh(hosts, options, port=port, client=client, python=python, progress=show_step))
 
 
 def _check_nodes(given: Mapping[str, Any]) -> int:
     """Without ssh: node 0 runs the checks, the others join it."""
-    node, options = _node_options(given, os.environ), _options(given)
+    node = _node_options(given, os.environ)
+    options = _options(given)
     if node.node == 0:
         return _show(given, asyncio.run(check_as_node_zero(node, options, show_step)))
     show_step(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
@@ -245,7 +247,8 @@ def _options(given: Mapping[str, Any]) -> DoctorOptions:
 
 def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
     show_step("")
-    survey, differences = result.survey, result.differences
+    survey = result.survey
+    differences = result.differences
     if given.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives

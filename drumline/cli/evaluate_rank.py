@@ -80,7 +80,8 @@ def _print(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         show(json.dumps(as_json_types(result)), is_data=True)
         return
-    samples, ranks = plural(result["samples"], "sample"), plural(result["world_size"], "rank")
+    samples = plural(result["samples"], "sample")
+    ranks = plural(result["world_size"], "rank")
     lines = [f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"]
     lines += [f"  {name:<12} {metric_text(name, value)}" for name, value in metrics_of(result["metrics"]).items()]
     show_lines(lines)

@@ -22,7 +22,9 @@ SHARED_FLAGS: FlagTable = {
     "json": (bool, "", "Print one JSON object, for scripts."),
     "help": (bool, "", "Show this text."),
 }
-LOW, HIGH, STEPS = 1e-6, 10.0, 100
+LOW = 1e-6
+HIGH = 10.0
+STEPS = 100
 OWN_FLAGS: FlagTable = {
     "low": (Positive, "RATE", f"The rate of the first step [{LOW:g}]."),
     "high": (Positive, "RATE", f"The rate of the last step, unless the loss diverges before [{HIGH:g}]."),
@@ -41,7 +43,8 @@ TASK`. Nothing is saved.
 
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    low, high = flags.own.get("low", LOW), flags.own.get("high", HIGH)
+    low = flags.own.get("low", LOW)
+    high = flags.own.get("high", HIGH)
     if low >= high:
         raise UsageError(f"--low {low:g} is not below --high {high:g}", next_step="give a low rate and a high one")
     return run_verb("find-lr", argv, flags, OWN_FLAGS, USAGE)

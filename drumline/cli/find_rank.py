@@ -27,7 +27,8 @@ from drumline.training.manager import DDPManager
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import load_task, resolve_task
 
-ROWS, WIDTH = 25, 40
+ROWS = 25
+WIDTH = 40
 # A size is worth mentioning if it is this much faster than the largest.
 FASTER = 1.05
 
@@ -47,7 +48,8 @@ def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> in
 
 def _find_lr(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
     options = RangeOptions(own.get("low", LOW), own.get("high", HIGH), own.get("steps", STEPS))
-    is_main, (progress, note) = ddp.is_main_process(), _outputs(ddp)
+    is_main = ddp.is_main_process()
+    progress, note = _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
         progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
@@ -75,8 +77,12 @@ def lr_setting(found: RangeTest, rate: float) -> float:
 
 def range_table(found: RangeTest) -> Iterator[str]:
     """The rates and losses of some steps, as a plot: the smoothed loss from left to right."""
-    smooth, lowest, last = found.smooth, found.lowest, len(found.losses) - 1
-    low, high = smooth[lowest], smooth[0] + (smooth[0] - smooth[lowest]) / 4  # what has diverged is at the edge
+    smooth = found.smooth
+    lowest = found.lowest
+    last = len(found.losses) - 1
+    # what has diverged is at the edge
+    low = smooth[lowest]
+    high = smooth[0] + (smooth[0] - smooth[lowest]) / 4
     every = -(-len(smooth) // ROWS)
     yield f"{'rate':>9}  {'loss':>9}"
     for step in sorted({*range(0, len(smooth), every), lowest, last}):
@@ -94,7 +100,8 @@ def describe_rate(found: RangeTest, rate: float) -> str:
 
 
 def _find_batch(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
-    margin, (progress, note) = own.get("margin", MARGIN), _outputs(ddp)
+    margin = own.get("margin", MARGIN)
+    progress, note = _outputs(ddp)
     if config.train.step not in (None, "eager"):
         note(f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory")
     found = search_batch(
@@ -118,7 +125,8 @@ def batch_table(found: BatchSearch) -> Iterator[str]:
 
 
 def describe_batch(found: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
-    chosen, fastest = found.chosen, found.fastest
+    chosen = found.chosen
+    fastest = found.fastest
     count = -(-found.limit // chosen.size)
     stays = f"the global batch stays {found.batch_size}: {count} micro-batch{'' if count == 1 else 'es'} a step"
     where = f"on each of {world_size} ranks" if world_size > 1 else "on 1 rank"

@@ -98,7 +98,8 @@ def write_manifest(request: LaunchRequest) -> int:
     name = given.get("name") or request.name
     if wrong := wrong_object_name(f"no --name, and the job would be named after {request.target}", name):
         raise UsageError(wrong, next_step="give it a --name")
-    claim, procs = given.get("claim"), given.get("procs", 1)
+    claim = given.get("claim")
+    procs = given.get("procs", 1)
     least = least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
     manifest = KubernetesJob(
         name=name,

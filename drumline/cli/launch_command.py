@@ -131,7 +131,8 @@ def _launch_here(request: LaunchRequest) -> int:
 def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
     """This node, from the file or the flags; without either it is the whole job."""
     given = request.given
-    num_nodes, node_rank = given.get("nodes", 1), given.get("node-rank")
+    num_nodes = given.get("nodes", 1)
+    node_rank = given.get("node-rank")
     if file is not None:
         node = file.node
     elif node_rank is None or num_nodes == 1:

@@ -65,7 +65,8 @@ class LaunchRequest:
     def program(self, *defaults: tuple[str, str | None]) -> Program:
         """What the ranks run; the settings of a task are checked here, once, and not by each rank."""
         if is_script(self.target):
-            words, is_watched = (self.target, *self.arguments), bool(self.given.get("watch"))
+            words = (self.target, *self.arguments)
+            is_watched = bool(self.given.get("watch"))
             return Program(words, is_watched=is_watched, profile=self.profile)
         lost_after = self.given.get("lost-after")
         lost_s = ("--watch.lost_s", None if lost_after is None else str(lost_after))

@@ -62,7 +62,8 @@ def run(argv: Sequence[str]) -> int:
     load_compiler_late()
     task_class = load_task(task)
     config = resolve_task(task, task_class, layers)
-    worlds, per_node = flags.own.get("world", WORLDS), flags.own.get("ranks-per-node", RANKS_PER_NODE)
+    worlds = flags.own.get("world", WORLDS)
+    per_node = flags.own.get("ranks-per-node", RANKS_PER_NODE)
     plan = plan_memory(config, task_class(config), worlds=worlds, ranks_per_node=per_node)
     if flags.own.get("json"):
         show(json.dumps(as_document(plan, gpus)), is_data=True)

@@ -30,7 +30,8 @@ from drumline.tools.profile.advice_trial import QUIET, AdviceTrial, ShortRuns, t
 from drumline.tools.scale.network_model import read_doctor
 from drumline.training.python_api import run_command
 
-WARM_UP, STEPS = 10, 10
+WARM_UP = 10
+STEPS = 10
 OWN_FLAGS: FlagTable = {
     "steps": (Count, "N", f"How many steps to profile, after {WARM_UP} to warm up [{STEPS}]."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]."),
@@ -132,8 +133,10 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
 
 def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
     """Print the profile, the advice and, with --try, what the changes brought."""
-    found, trials = advise(result), list[AdviceTrial]()
-    is_json, tries = bool(flags.own.get("json")), bool(flags.own.get("try"))
+    found = advise(result)
+    trials = list[AdviceTrial]()
+    is_json = bool(flags.own.get("json"))
+    tries = bool(flags.own.get("try"))
     if not is_json:
         show_profile(result, found, folder)
     if tries:

@@ -114,10 +114,13 @@ def print_line(line: str) -> None:
 def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     """The options, the arguments of `drumline train`, and what is changed in them. All mistakes are reported at once,
     before torch is imported; those that depend on the user's own task, whose file imports it, come last."""
-    task, file = flags.positional[0] if flags.positional else None, flags.own.get("config")
+    task = flags.positional[0] if flags.positional else None
+    file = flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
-    given, seed = flags.own, flags.own.get("seed")
-    modes, moment = given.get("modes") or (), given.get("kill-in")
+    given = flags.own
+    seed = flags.own.get("seed")
+    modes = given.get("modes") or ()
+    moment = given.get("kill-in")
     world = given.get("world") or ((2,) if modes else (1,))
     options = ProofOptions(
         # One number means one kill, with as many ranks after it, or as many legs as modes.

@@ -36,7 +36,8 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(
         argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; report takes none"
     )
-    given, names = flags.own, flags.positional
+    given = flags.own
+    names = flags.positional
     if given.get("help"):
         show(HELP, end="")
         return ExitCode.SUCCESS

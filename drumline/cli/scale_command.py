@@ -161,7 +161,8 @@ def _keep(folder: Path, found: Prediction | Measurement, lines: Iterable[str], *
 
 def _predict(flags: Flags) -> int:
     _check_flags(flags, [] if flags.positional else ["no RUN or PROFILE was given"], "predict")
-    path, given = Path(flags.positional[0]), flags.own
+    path = Path(flags.positional[0])
+    given = flags.own
     profile = read_profile(path)
     names = {field.name for field in fields(ScaleOptions)}
     values = {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
@@ -177,7 +178,8 @@ def _predict(flags: Flags) -> int:
 def _network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
     """The links between and within nodes, by name, from a file, or from the profile."""
     backend = "gloo" if profile.backend == "gloo" else "nccl"
-    name, inside = given.get("network", "measured"), given.get("inside")
+    name = given.get("network", "measured")
+    inside = given.get("inside")
     between = (
         _measured_link(profile, backend) if name == "measured" else chosen_link("--network", name, NETWORKS, backend)
     )
@@ -196,7 +198,8 @@ def _measured_link(profile: ProfileResult, backend: str) -> Link:
 
 
 def _measure(flags: Flags) -> int:
-    given, scaling = flags.own, flags.own.get("scaling", "both")
+    given = flags.own
+    scaling = flags.own.get("scaling", "both")
     options = MeasureOptions(
         worlds=given.get("world", (1, 2)),
         hosts=tuple(host for host in given.get("hosts", "").split(",") if host),

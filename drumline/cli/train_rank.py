@@ -38,7 +38,9 @@ from drumline.watch.run_status import RunStatusReader
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
-    ddp, progress, preemption = DDPManager(), Progress(), Preemption()
+    ddp = DDPManager()
+    progress = Progress()
+    preemption = Preemption()
     topology = topology_from(os.environ)
     preemption.environment = os.environ
     preemption.listen(prints=topology is None or topology.rank == 0)

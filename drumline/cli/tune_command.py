@@ -63,7 +63,8 @@ exit codes: 0 nothing is wrong, 1 a log shows a problem, 2 wrong usage,
 
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; tune takes none")
-    given, files = flags.own, flags.positional
+    given = flags.own
+    files = flags.positional
     if given.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS

@@ -61,7 +61,8 @@ OWN_FLAGS: FlagTable = {
 
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none")
-    given, runs = flags.own, flags.positional
+    given = flags.own
+    runs = flags.positional
     if given.get("help"):
         show(HELP, end="")
         return ExitCode.SUCCESS
@@ -73,7 +74,8 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(runs[0])
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
-    reader, as_json = RunStatusReader(folder), given.get("json", False)
+    reader = RunStatusReader(folder)
+    as_json = given.get("json", False)
     write = _write_json if as_json else _write_text
     if given.get("once"):
         status = reader.read()

@@ -150,7 +150,8 @@ def from_text(annotation: Any, text: str) -> Any:
 
 def from_value(annotation: Any, value: Any) -> Any:
     """A value from a TOML file or from Python code, as the annotated type."""
-    kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    kind = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         is_class = isinstance(value, str) and bool(re.search(r"[.:]", value))
         return from_value(str, value) if is_class else _choice(arguments[1].choices, value)
@@ -189,7 +190,8 @@ def flag_text(value: Any) -> str:
 
 def describe_type(annotation: Any) -> str:
     """What a setting takes, in words."""
-    kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    kind = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return " | ".join(arguments[1].choices)
     if kind is Annotated and isinstance(arguments[1], OrEvery):
@@ -239,7 +241,8 @@ def _inner(annotation: Any) -> Any:
 
 def _read(annotation: Any, text: str) -> Any:
     """The value that a TOML file would have for this text; text that cannot be parsed is refused by `from_value`."""
-    kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    kind = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
     if is_optional(annotation) and text.lower() == "none":
         return text
     if kind is Annotated and isinstance(arguments[1], OrEvery):

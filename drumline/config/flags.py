@@ -74,7 +74,8 @@ def check_layer(
     """Check names, types and bounds. `besides`: other names that may have been meant. `problems` and
     `broken`: what was found before."""
     settings: dict[str, Setting] = {}
-    problems, broken = list(problems), set(broken)
+    problems = list(problems)
+    broken = set(broken)
     for setting in _options_apart(given):
         try:
             settings[setting.path] = setting.coerced(_annotation(setting, besides))
@@ -181,7 +182,8 @@ class _FlagReader:
             self.positional.append(token)
             return
         flag, equals, text = ("--help" if token == "-h" else token).partition("=")
-        path, value = flag.removeprefix("--"), text
+        path = flag.removeprefix("--")
+        value = text
         try:
             if path.startswith("no-"):
                 path = path.removeprefix("no-")

@@ -17,7 +17,8 @@ from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field, descri
 from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
 
-MIN_WIDTH, MAX_WIDTH = 64, 100
+MIN_WIDTH = 64
+MAX_WIDTH = 100
 DOC_INDENT = 6
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 NO_OWN: Mapping[str, tuple[Field, str]] = MappingProxyType({})
@@ -54,7 +55,8 @@ def render_help(
         lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
         for path in (path for path in FIELDS if path.startswith(f"{section}.")):
             flag = f"--{path}.NAME" if FIELDS[path].is_table else f"--{path}"
-            takes, default = describe_type(FIELDS[path].annotation), _default(path, task, task_defaults)
+            takes = describe_type(FIELDS[path].annotation)
+            default = _default(path, task, task_defaults)
             lines.append(render_entry(flag, takes, texts[path], default=default, width=width))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"

@@ -99,7 +99,8 @@ class OrEvery:
     """True (`full`), false (`none`), or `every:N`."""
 
 
-FIRST_PROFILED, MOST_PROFILED = 2, 1000
+FIRST_PROFILED = 2
+MOST_PROFILED = 1000
 
 
 def profiled_steps(text: str) -> range | None:

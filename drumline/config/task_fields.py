@@ -27,7 +27,8 @@ HOW_TO_DECLARE = (
 def task_fields(task: type[Any], base: type[Any]) -> dict[str, Field]:
     """The settings of a task by path, those that it inherits first. Names of `base`, which is Drumline's, names with an
     underscore and other types are no settings."""
-    fields, taken = {}, {*dir(base), *_annotations(base), "config"}
+    fields = {}
+    taken = {*dir(base), *_annotations(base), "config"}
     for cls in reversed(task.__mro__):
         if not issubclass(cls, base) or cls.__module__.startswith("drumline."):
             continue
@@ -49,7 +50,9 @@ def is_in_task(path: str) -> bool:
 
 def check_task_settings(layer: Layer, fields: Mapping[str, Field], *, task: str) -> Layer:
     """The layer with the task's own settings checked, too."""
-    settings, problems, broken = dict(layer.settings), list(layer.problems), set(layer.broken)
+    settings = dict(layer.settings)
+    problems = list(layer.problems)
+    broken = set(layer.broken)
     for path, setting in layer.settings.items():
         if not is_in_task(path):
             continue
@@ -63,7 +66,8 @@ def check_task_settings(layer: Layer, fields: Mapping[str, Field], *, task: str)
 
 
 def _checked(setting: Setting, fields: Mapping[str, Field], task: str) -> Setting:
-    path, value = setting.path, setting.value
+    path = setting.path
+    value = setting.value
     if path not in fields:
         raise Mismatch(f"{setting.name}: unknown setting; {_hint(path, fields, task)}")
     annotation = fields[path].annotation
@@ -104,7 +108,8 @@ def _evaluated(annotation: Any, cls: type[Any]) -> Any:
 
 
 def _is_setting_type(annotation: Any) -> bool:
-    kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    kind = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
     if kind is Annotated:
         return isinstance(arguments[1], Bounds) and _is_setting_type(arguments[0])
     if kind in UNIONS:

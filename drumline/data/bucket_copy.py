@@ -29,7 +29,8 @@ from drumline.storage.object_store import ObjectStore, open_store
 NUM_THREADS = 8
 # A future takes 2 kB, and a bucket may have millions of objects.
 NUM_SUBMITTED = 10_000
-POLL_S, RECORD_EVERY_S = 1.0, 10.0
+POLL_S = 1.0
+RECORD_EVERY_S = 10.0
 MOST_RECORD_BYTES = 1 << 30
 Objects = Mapping[str, tuple[int, str]]
 """The size and the tag of each object that the store has."""
@@ -80,7 +81,8 @@ class BucketCopy:
         record = {name: record[name] for name in wanted if name in record and self._is_here(name, record, wanted)}
         self._remove_others(wanted)
         missing = [name for name in wanted if name not in record]
-        total, free = sum(wanted[name][0] for name in missing), shutil.disk_usage(self._place).free
+        total = sum(wanted[name][0] for name in missing)
+        free = shutil.disk_usage(self._place).free
         amount = f"{file_size(total)} ({plural(len(missing), 'object')})"
         if total > free:
             raise DataError(
@@ -97,7 +99,8 @@ class BucketCopy:
             to.parent.mkdir(parents=True, exist_ok=True)
             return store.fetch(name, to, size=wanted[name][0]), to.stat().st_mtime_ns
 
-        pool, written_at = ThreadPoolExecutor(NUM_THREADS), time.monotonic()
+        pool = ThreadPoolExecutor(NUM_THREADS)
+        written_at = time.monotonic()
         try:
             for start in range(0, len(names), NUM_SUBMITTED):
                 futures = {name: pool.submit(fetch, name) for name in names[start : start + NUM_SUBMITTED]}

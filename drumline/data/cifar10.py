@@ -22,7 +22,8 @@ from drumline.data.images import ImageArrays, Preparation
 _TRAIN_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
 _EVAL_FILES = ("test_batch",)
 _PIXELS = 3 * 32 * 32
-_PYTHON_FOLDER, _BINARY_FOLDER = "cifar-10-batches-py", "cifar-10-batches-bin"
+_PYTHON_FOLDER = "cifar-10-batches-py"
+_BINARY_FOLDER = "cifar-10-batches-bin"
 _NEXT_STEP = (
     "download cifar-10-python.tar.gz or cifar-10-binary.tar.gz, unpack it, and give the folder as "
     "--data.dir or DATASET_DIR"
@@ -30,7 +31,8 @@ _NEXT_STEP = (
 # A file of CIFAR-10 has 31 MB and 40,000 opcodes.
 MAX_BYTES = 64 << 20
 MAX_OPCODES = 200_000
-_INTEGERS, _TEXTS = ("BININT1", "BININT2", "BININT", "LONG1"), ("SHORT_BINSTRING", "BINSTRING")
+_INTEGERS = ("BININT1", "BININT2", "BININT", "LONG1")
+_TEXTS = ("SHORT_BINSTRING", "BINSTRING")
 # Those that Python 2 wrote.
 _OPCODES = {
     *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "NONE", "NEWTRUE", "NEWFALSE", *_INTEGERS, *_TEXTS),
@@ -82,7 +84,8 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
             expected = f"records of {record} bytes, and {MAX_BYTES:,} bytes at most"
             raise _malformed(path, f"{expected}, found a size of {size} bytes")
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
-        images, labels = records[:, 1:], records[:, 0].astype(np.int64)
+        images = records[:, 1:]
+        labels = records[:, 0].astype(np.int64)
     else:
         images, labels = read_python_batch(path)
     if not (labels.min() >= 0 and labels.max() < 10):
@@ -92,7 +95,9 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The pixels are the longest text in the file, the labels are the integers after the name `labels`."""
-    name, pixels, is_fortran = "", "", False
+    name = ""
+    pixels = ""
+    is_fortran = False
     labels: list[int] = []
     try:
         program = pickletools.genops(read_regular(path, most=MAX_BYTES, follow_links=True))
@@ -105,7 +110,8 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
             if opcode.name == "GLOBAL" and argument not in _NAMES:
                 raise _refused(path, f"asks for {'.'.join(argument.rsplit(' ', 1))[:200]}")
             if opcode.name in _TEXTS:
-                name, pixels = argument, max(pixels, argument, key=len)
+                name = argument
+                pixels = max(pixels, argument, key=len)
             elif opcode.name in _INTEGERS and name == "labels":
                 labels.append(argument)
             elif opcode.name == "NEWTRUE":  # the only one that an array has: it is in Fortran's order of memory

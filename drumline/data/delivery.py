@@ -165,7 +165,8 @@ class ResidentDataset(TwoPartDataset):
 
     def __init__(self, dataset: TwoPartDataset, device: torch.device) -> None:
         self._dataset = dataset
-        first, length = dataset.gather(_FIRST), len(dataset)
+        first = dataset.gather(_FIRST)
+        length = len(dataset)
         held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
         step = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))  # the host holds a part of the rows at a time
         for start in range(0, length, step):

@@ -105,7 +105,8 @@ class IndexedEvaluationLoader(EvaluationLoader):
         numbers = list(self._numbers)
         if padded and _has_fewer(self._sharding, self.num_batches):
             requests.append(BatchRequest(0, 0, 1, shuffled=False))
-            sizes, numbers = [*sizes, 0], [*numbers, -1]
+            sizes = [*sizes, 0]
+            numbers = [*numbers, -1]
         batches = self._delivery.batches(self._producer.batches(requests))
         for batch in zip(numbers, sizes, batches, strict=True):  # up to the end of `batches`, which ends its workers
             yield EvaluationBatch(*batch)
@@ -128,9 +129,12 @@ class EvaluationReader(StreamReader):
     """Answers with this rank's batches one by one, and at the end with the number of samples that all ranks have."""
 
     def _answers_from(self, start: Any) -> Iterator[EvaluationBatch | _EndOfPass]:
-        size, rank, world_size = self._sharding.batch_size, self._sharding.rank, self._sharding.world_size
+        size = self._sharding.batch_size
+        rank = self._sharding.rank
+        world_size = self._sharding.world_size
         own: list[Any] = []
-        count, digest = 0, ""
+        count = 0
+        digest = ""
         self._set_epoch(0)
         for count, sample in enumerate(self._samples(*_STREAM_SEEDS), 1):
             if count == 1:

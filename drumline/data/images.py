@@ -68,7 +68,8 @@ class ImageDataset(TwoPartDataset):
         return crop_offsets(draws, self._shape, padding=self._prepare.padding, flip=self._prepare.flip)
 
     def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
-        images, prepare = rows.images, self._prepare
+        images = rows.images
+        prepare = self._prepare
         if choices is not None:
             images = crop(images, choices, padding=prepare.padding, flip=prepare.flip)
         return normalize(images, prepare.mean, prepare.std), rows.labels
@@ -99,7 +100,8 @@ def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Ten
     channels, height, width = shape
     chances = draws.uniform(3, stream=_STREAM)
     down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
-    count, wide = len(chances), width + 2 * padding
+    count = len(chances)
+    wide = width + 2 * padding
     size = channels * (height + 2 * padding) * wide
     offsets = np.arange(0, count * size, size)
     offsets += down * wide
@@ -147,7 +149,8 @@ def digits(*, split: Split, augment: bool) -> ImageArrays:
     """Handwritten digits: 1,797 real images of [1, 8, 8], so that a first run needs no download. Every fifth is for
     evaluation. Augmentation shifts by up to one pixel, without mirroring. Their licence is in `files/`."""
     with np.load(_DIGITS, allow_pickle=False) as arrays:
-        images, labels = arrays["images"], arrays["labels"]
+        images = arrays["images"]
+        labels = arrays["labels"]
     chosen = (np.arange(len(labels)) % 5 == 0) == (split == "eval")
     return ImageArrays(
         images[chosen][:, np.newaxis],

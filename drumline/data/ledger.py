@@ -36,9 +36,13 @@ class Ledger:
         else:
             self._end_entry()
             stride = plan.stop - plan.start
-            self._epoch, self._stride, self._count = plan.epoch, stride, 1
+            self._epoch = plan.epoch
+            self._stride = stride
+            self._count = 1
             self._first = (low, high)
-            self._low, self._high, self._stop = low + stride, high + stride, plan.stop + stride
+            self._low = low + stride
+            self._high = high + stride
+            self._stop = plan.stop + stride
 
     def take(self) -> list[LedgerEntry]:
         """The entries since the last call; the ledger is then empty."""

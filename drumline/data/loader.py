@@ -258,7 +258,8 @@ class IndexedLoader(Loader):
         spans = self._next_plan().spans
         if not spans:
             return None
-        low, high = spans[0].low, spans[0].high
+        low = spans[0].low
+        high = spans[0].high
         return self._make(low, high if most is None else min(high, low + most), self._cursor.epoch)
 
     def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
@@ -272,11 +273,13 @@ class IndexedLoader(Loader):
     def resize_shards(self, sizes: tuple[int, ...] | None) -> None:
         """Split global batches like this from the cursor on (`Sharding.sizes`). Batches that were made ahead are made
         again."""
-        self.sharding, self._batches_at = replace(self.sharding, sizes=sizes), None
+        self.sharding = replace(self.sharding, sizes=sizes)
+        self._batches_at = None
 
     def close(self) -> None:
         """End the worker processes."""
-        self._batches, self._batches_at = iter(()), None
+        self._batches = iter(())
+        self._batches_at = None
         self._producer.close()
 
     def _make(self, low: int, high: int, epoch: int) -> Any:
@@ -289,7 +292,8 @@ class IndexedLoader(Loader):
         return self._plan(self._cursor)
 
     def _batches_of(self, plan: StepPlan) -> Iterator[Any]:
-        cursor, endless = Cursor(plan.epoch, plan.start), self._producer.is_persistent
+        cursor = Cursor(plan.epoch, plan.start)
+        endless = self._producer.is_persistent
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
             requests = _requests(cursor, length=self.num_samples, sharding=self.sharding, endless=endless)
             self._batches = self._delivery.batches(self._producer.batches(requests))

@@ -77,7 +77,9 @@ class Sharding:
 
     def check(self) -> None:
         """Refuse a batch that cannot be split as requested."""
-        size, world_size, shards = self.batch_size, self.world_size, self.shards
+        size = self.batch_size
+        world_size = self.world_size
+        shards = self.shards
         if size < self.num_shards:
             what = f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
             fewer = "start fewer ranks" if shards is None else "choose fewer shards"
@@ -151,7 +153,8 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     """The step that starts at the cursor, which must be inside the epoch (`position < length`)."""
     start = cursor.position
     stop = min(start + sharding.batch_size, length)
-    count, sizes = sharding.shards_used(stop - start), sharding.uneven_sizes(stop - start)
+    count = sharding.shards_used(stop - start)
+    sizes = sharding.uneven_sizes(stop - start)
     if sizes is not None:
         low = start + sum(sizes[: sharding.rank])
         own = [(sharding.rank, low, low + sizes[sharding.rank])]
@@ -188,7 +191,8 @@ def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
 def _spans(start: int, stop: int, shard: int, low: int, high: int, largest: int, sharding: Sharding) -> Iterator[Span]:
     """The micro-batches of the shard [low, high) of the global batch [start, stop), whose largest shard has so many
     samples."""
-    size, smallest = high - low, sharding.min_shard_size
+    size = high - low
+    smallest = sharding.min_shard_size
     count = sharding.micro_batches(largest if sharding.shards is None else size)
     used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest)) if size else 0
     for number in range(count):

@@ -98,7 +98,8 @@ class StreamLoader(Loader):
         if not self.is_resumable or state is None:
             return
         position = dict(state)
-        saved, now = position.pop("world_size"), self.sharding.world_size
+        saved = position.pop("world_size")
+        now = self.sharding.world_size
         if saved != now:
             raise CheckpointError(
                 f"the state of the stream {self.name} was saved on {saved} ranks, now there are {now}: each rank's "
@@ -132,8 +133,10 @@ class StreamLoader(Loader):
         self._producer.close()
 
     def _move_to(self, cursor: Cursor) -> None:
-        self._cursor, self._current = cursor, None
-        self._answers, self._answers_at = iter(()), None
+        self._cursor = cursor
+        self._current = None
+        self._answers = iter(())
+        self._answers_at = None
 
     def _read(self) -> StreamStep:
         """The step at the cursor. A step that was abandoned half-way is kept, since reading it again may take long."""
@@ -143,7 +146,8 @@ class StreamLoader(Loader):
             self._answers = read_stream(self._producer, self._position if self.is_resumable else self._cursor)
         self._answers_at = None  # until there is an answer: after an error the stream is opened again
         read: StreamStep = next(self._answers)
-        self._current, self._answers_at = read, read.plan.next_cursor
+        self._current = read
+        self._answers_at = read.plan.next_cursor
         return read
 
     def _next_plan(self) -> StepPlan:
@@ -160,7 +164,8 @@ class StreamLoader(Loader):
         if plan.next_cursor.position == 0:
             self._steps_of_epochs = self.steps_done + 1
         self._position = self._read().state
-        self._cursor, self._current = plan.next_cursor, None
+        self._cursor = plan.next_cursor
+        self._current = None
 
 
 AnyLoader = IndexedLoader | StreamLoader

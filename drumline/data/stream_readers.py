@@ -119,7 +119,8 @@ class SharedStreamReader(StreamReader):
     with them is split into fewer shards."""
 
     def _answers_from(self, start: Cursor) -> Iterator[StreamStep]:
-        sharding, smallest = self._sharding, self._sharding.min_shard_size
+        sharding = self._sharding
+        smallest = self._sharding.min_shard_size
         own = sharding.own_shards(sharding.batch_size)
         # With one more sample the batch has enough for all its shards. Placeholders are made from the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
@@ -189,7 +190,8 @@ class RankStreamReader(StreamReader):
         if start.position or self._was_opened:
             self._dataset.load_state_dict(copy.deepcopy(start.dataset if start.position else self._beginning))
         self._was_opened = True
-        samples, size = self._samples_of_rounds(start), self._sharding.batch_size
+        samples = self._samples_of_rounds(start)
+        size = self._sharding.batch_size
         for position in count(start.position, size):
             # Every step is full: to a plan the epoch is infinite.
             plan = plan_step(Cursor(0, position), length=position + size + 1, sharding=self._sharding)
@@ -199,7 +201,8 @@ class RankStreamReader(StreamReader):
                 first = span.low - plan.local_range[0] if span.counts else 0
                 part = taken[first : first + span.high - span.low]
                 batches.append(self._collate([sample for sample, _, _ in part]))
-            (sample, _, _), (_, round, number) = taken[0], taken[-1]
+            sample, _, _ = taken[0]
+            _, round, number = taken[-1]
             digest = content_hash(sample).hex() if position == start.position else ""
             yield StreamStep(plan, batches, digest, StreamPosition(plan.stop, round, number, self._state()))
 

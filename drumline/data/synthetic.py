@@ -14,7 +14,11 @@ from drumline.data.images import ImageDataset, LabelledImages, Preparation
 from drumline.data.tokens import inputs_and_targets
 
 _SPLITS: dict[Split, int] = {"train": 0, "eval": 1}
-_LABELS, _NOISE, _PATTERNS, _STARTS = 1, 2, 3, 4  # streams of draws
+# streams of draws
+_LABELS = 1
+_NOISE = 2
+_PATTERNS = 3
+_STARTS = 4
 _HALF = np.uint8(1)  # pattern and noise each get half the range of a byte
 
 
@@ -68,11 +72,13 @@ class SyntheticTokens(TwoPartDataset):
         self._seed = seed
         self._context = context
         # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over positions.
-        factors, terms = [1], [0]
+        factors = [1]
+        terms = [0]
         for _ in range(context):
             factors.append(5 * factors[-1] % self.vocab_size)
             terms.append((5 * terms[-1] + 3) % self.vocab_size)
-        self._factors, self._terms = np.array(factors), np.array(terms)
+        self._factors = np.array(factors)
+        self._terms = np.array(terms)
 
     def __len__(self) -> int:
         return self._length

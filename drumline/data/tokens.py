@@ -68,7 +68,8 @@ class TokenWindows(TwoPartDataset):
     the device in the type they are stored in, and widened there."""
 
     def __init__(self, tokens: Tokens, *, context: int) -> None:
-        window, kind = context + 1, tokens.values.dtype
+        window = context + 1
+        kind = tokens.values.dtype
         length = len(tokens.values) // window
         self.vocab_size = tokens.vocab_size
         self._name = tokens.name
@@ -117,7 +118,8 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
         return _open(path, token_type), None
     if not path.is_dir():
         raise DataError(f"there is no file or folder {path}", next_step=_NEXT_STEP)
-    train, evaluation = _named(path, "train"), _named(path, "eval") or _named(path, "val")
+    train = _named(path, "train")
+    evaluation = _named(path, "eval") or _named(path, "val")
     if train is not None:
         return _open(train, token_type), None if evaluation is None else _open(evaluation, token_type)
     texts = sorted(file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file())

@@ -194,13 +194,15 @@ class _RetryingForkContext(ForkContext):
 
 def _has_left_fork(pid: int, ready: int) -> bool:
     """False: it has slept for too long; a child that waits for a core or the disk is not in state S."""
-    last_ticks, since = -1, time.monotonic()
+    last_ticks = -1
+    since = time.monotonic()
     while not wait([ready], timeout=POLL_EVERY_S):
         stat = read_stat(pid)
         if stat is None or stat.state == "Z":
             return True  # a system without /proc, or it has exited: the DataLoader reports how
         if stat.state != "S" or stat.cpu_ticks != last_ticks:
-            last_ticks, since = stat.cpu_ticks, time.monotonic()
+            last_ticks = stat.cpu_ticks
+            since = time.monotonic()
         elif time.monotonic() - since >= STUCK_AFTER_S:
             return False
     return True

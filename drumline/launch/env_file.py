@@ -89,7 +89,8 @@ def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
         if found is None:
             problems.append(f"{where}: the line is not KEY=VALUE")
             continue
-        key, text = found["key"], _unquoted(found["value"])
+        key = found["key"]
+        text = _unquoted(found["value"])
         near = [] if key in KNOWN else difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
         if text is None:
             problems.append(f"{where}: the quotes of {key} are not closed, or text follows them")
@@ -98,7 +99,8 @@ def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
         elif near:
             problems.append(f"{where}: {key} is not known; did you mean {near[0]!r}?")
         else:
-            values[key], places[key] = text, where
+            values[key] = text
+            places[key] = where
     return values, places, problems
 
 
@@ -119,12 +121,14 @@ def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Itera
         if number is None or number < low or (high is not None and number > high):
             limits = f"from {low} up" if high is None else f"from {low} to {high}"
             yield f"{places[key]}: {key} is {given[key]!r}; a whole number {limits} is needed"
-    counts, rank = read_counts(given.get("NUMBER_OF_NODES", "")), whole_number(given.get("NODE_RANK", ""))
+    counts = read_counts(given.get("NUMBER_OF_NODES", ""))
+    rank = whole_number(given.get("NODE_RANK", ""))
     nodes = counts[1] if counts else None
     if nodes is None and "NUMBER_OF_NODES" in given:
         yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {given['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
     if nodes is not None and rank is not None and rank >= nodes:
-        where, ranks = places["NODE_RANK"], f"ranks are 0 to {nodes - 1}"
+        where = places["NODE_RANK"]
+        ranks = f"ranks are 0 to {nodes - 1}"
         yield f"{where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: {ranks}"
     if "MASTER_ADDR" in given and (wrong := wrong_name(given["MASTER_ADDR"])):
         yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"

@@ -63,7 +63,8 @@ def hosts_from_file(path: Path) -> list[Host]:
     for number, line in enumerate(read_lines(path, f"the hostfile {path}", flag="--hostfile"), start=1):
         if not (words := line.partition("#")[0].strip()):
             continue
-        found, where = LINE.fullmatch(words), f"{path}:{number}"
+        found = LINE.fullmatch(words)
+        where = f"{path}:{number}"
         problem = "" if found else f"{words!r} is not understood; {LINE_FORM}"
         entries.append(_Entry(where, found["name"] if found else "", found and found["slots"], problem))
     return _checked(entries or [_Entry(str(path), "", problem=f"no host is in it; {LINE_FORM}")])
@@ -88,9 +89,12 @@ def wrong_name(name: str) -> str | None:
 
 def _checked(entries: Iterable[_Entry]) -> list[Host]:
     seen: dict[str, str] = {}
-    problems, hosts = [], []
+    problems = []
+    hosts = []
     for entry in entries:
-        where, name, slots = entry.where, entry.name, entry.slots
+        where = entry.where
+        name = entry.name
+        slots = entry.slots
         if wrong := entry.problem or wrong_name(name):
             problems.append(f"{where}: {wrong}")
             continue

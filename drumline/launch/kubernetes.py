@@ -202,7 +202,8 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
 
 def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None) -> list[str]:
     """The agent of a pod, which gives its address: pods cannot resolve each other's host names."""
-    procs, restarts = str(job.num_procs), ["--max-restarts", str(job.max_restarts)]
+    procs = str(job.num_procs)
+    restarts = ["--max-restarts", str(job.max_restarts)]
     if not job.has_launcher:
         words = ["torchrun", "--nnodes", str(job.num_nodes), "--nproc-per-node", procs, *restarts]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", RUN_ID]

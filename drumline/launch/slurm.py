@@ -70,7 +70,8 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
             f"--srun: srun did not start this process: {', '.join(missing)} not set",
             next_step="srun --ntasks-per-node=1 drumline launch --srun ..., or drumline launch --slurm",
         )
-    num_nodes, tasks = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    num_nodes = int(environment["SLURM_STEP_NUM_NODES"])
+    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
     if tasks != num_nodes:
         raise UsageError(
             f"--srun: the step has {tasks} tasks on {num_nodes} nodes; it needs one on each, which starts the ranks",

@@ -55,7 +55,8 @@ class Display:
     def __call__(self, event: Event) -> None:
         """Show one event: with the method named after its kind if there is one, otherwise as a line."""
         if event["kind"] == "start":
-            self.epochs, self.total_steps = event["epochs"], event["total_steps"]
+            self.epochs = event["epochs"]
+            self.total_steps = event["total_steps"]
         if (show := getattr(self, f"show_{event['kind']}", None)) is not None:
             show(event)
         elif (words := event_line(event)) is not None:
@@ -89,7 +90,8 @@ class PlainDisplay(Display):
         if event["time"] - self._last_train_time < _SECONDS_BETWEEN_STEPS:
             return
         self._last_train_time = event["time"]
-        loss, left = f"loss {number_text(event['loss'])}", f"{clock(event['seconds_left'])} left"
+        loss = f"loss {number_text(event['loss'])}"
+        left = f"{clock(event['seconds_left'])} left"
         self.show_line(event, "   ".join([step_of(event, self.total_steps), loss, *rates(event), left]))
 
     def show_evaluation(self, event: Event) -> None:
@@ -120,7 +122,8 @@ class Page(NamedTuple):
 
 def opening_page(event: Event) -> Page:
     ranks = plural(event["world_size"], "rank")
-    low, high = math.floor(event["batch_size_per_rank"]), math.ceil(event["batch_size_per_rank"])
+    low = math.floor(event["batch_size_per_rank"])
+    high = math.ceil(event["batch_size_per_rank"])
     per_rank = f"{low:,}" if low == high else f"{low:,} or {high:,}"
     batch = f"{event['batch_size']:,} a step: {ranks} x {per_rank}"
     if event["accumulate"] > 1:
@@ -128,7 +131,8 @@ def opening_page(event: Event) -> Page:
     if event.get("shards"):
         batch += f"; {event['shards']} shards, the same bits on any number of ranks"
     # A stream has no number of samples.
-    training, evaluation = event["train_samples"], event["eval_samples"]
+    training = event["train_samples"]
+    evaluation = event["eval_samples"]
     data = f"{'a stream' if training is None else f'{training:,} samples'} for training"
     if evaluation != 0:
         data += f", {'a stream' if evaluation is None else f'{evaluation:,}'} for evaluation"
@@ -192,7 +196,8 @@ def event_line(event: Event) -> str | None:
             paused = "" if event.get("copy", "none") == "none" else f", training paused {duration(event['blocked_s'])}"
             return f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}{paused})"
         case "preempted":
-            by, rank = event["signal"], f"rank {event['about_rank']} on {event['about_host']}"
+            by = event["signal"]
+            rank = f"rank {event['about_rank']} on {event['about_host']}"
             cause = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
             return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
         case "note" | "straggler" | "stall" | "regrouped":
@@ -205,7 +210,8 @@ def event_line(event: Event) -> str | None:
 def _recovered_line(event: Event) -> str:
     rank = "" if event["about_rank"] is None else f"rank {event['about_rank']} on "
     fault = f"{rank}{event['about_host']} {_FAULTS.get(event['cause'], 'failed')}"
-    line, lost = f"resumed {duration(event['seconds'])} after {fault}", event["lost_steps"]
+    line = f"resumed {duration(event['seconds'])} after {fault}"
+    lost = event["lost_steps"]
     if lost is None:
         return line
     return f"{line} at step {event['step'] - 1 + lost}; {plural(lost, 'step') if lost else 'no step'} lost"

@@ -21,7 +21,8 @@ MAX_UNSENT_BYTES = 2 << 20
 MAX_PENDING = 32
 ACCEPTED_AT_ONCE = 16
 ACCEPT_PAUSE_S = 1.0
-LATE, CROWDED = "did not complete the handshake in time", "dropped for a newer connection"
+LATE = "did not complete the handshake in time"
+CROWDED = "dropped for a newer connection"
 
 
 class ConnectionOwner(Protocol):
@@ -38,7 +39,9 @@ class PeerConnection(asyncio.Protocol):
 
     def __init__(self, owner: ConnectionOwner, handshake: Handshake, *, is_ours: bool) -> None:
         """`is_ours`: this process connected."""
-        self._owner, self._handshake, self.is_ours = owner, handshake, is_ours
+        self._owner = owner
+        self._handshake = handshake
+        self.is_ours = is_ours
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self._lines = LineBuffer(MAX_HANDSHAKE_BYTES)
@@ -55,7 +58,8 @@ class PeerConnection(asyncio.Protocol):
 
     def send(self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
         """Never blocks; False when the buffer is full. Raises FrameError for a message that is too long."""
-        transport, session = self._transport, self._session
+        transport = self._transport
+        session = self._session
         if transport is None or session is None or self.why or transport.is_closing():
             return False
         if transport.get_write_buffer_size() > max_unsent:
@@ -66,7 +70,8 @@ class PeerConnection(asyncio.Protocol):
     def end(self, why: str, *, is_refused: bool = False) -> None:
         """Close at once; what was not sent yet is lost."""
         if not self.why:
-            self.why, self.is_refused = why, is_refused
+            self.why = why
+            self.is_refused = is_refused
         if self._transport is not None:
             self._transport.abort()
 
@@ -112,7 +117,9 @@ class PeerConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._send_plain(agreed.last)
-        self.node, self._session, self.since = agreed.node, agreed.session, time.monotonic()
+        self.node = agreed.node
+        self._session = agreed.session
+        self.since = time.monotonic()
         self._lines.max_bytes = agreed.session.max_line
         self._owner.connection_opened(self, agreed.node)
 
@@ -155,7 +162,8 @@ class Acceptor:
 
     def __init__(self, listener: socket.socket, make_connection: Callable[[], PeerConnection]) -> None:
         listener.setblocking(False)
-        self._listener, self._make_connection = listener, make_connection
+        self._listener = listener
+        self._make_connection = make_connection
         self._accepting: set[asyncio.Task[Any]] = set()
         self._pause: asyncio.TimerHandle | None = None
 

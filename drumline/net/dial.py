@@ -33,7 +33,8 @@ TIME_BYTES = 20
 FIRST_NOTICE_S = 5.0
 GROWTH = 3.0
 # Pauses between attempts: short at first, since after a restart the other side is soon ready.
-FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
+FIRST_POLL_S = 0.02
+LAST_POLL_S = 0.2
 OPEN_RENDEZVOUS = "open TCP {port} on {host} to the job's hosts"
 OPEN_DATA = "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
 
@@ -110,7 +111,8 @@ class WaitNotice:
     def __init__(self, *, first_s: float = FIRST_NOTICE_S, growth: float = GROWTH) -> None:
         self.begin = time.monotonic()
         self.first_s = self.next_s = first_s
-        self.interval_s, self.growth = max(1.0, first_s), growth
+        self.interval_s = max(1.0, first_s)
+        self.growth = growth
         self.count = 0
 
     @property
@@ -152,7 +154,10 @@ def wait_for_port(
 ) -> Blocked | None:
     """None when something listens there. `limits`: how long some reasons may last before the wait ends early. `report`
     is called repeatedly with the reason."""
-    begin, before, since, pause_s = time.monotonic(), "", 0.0, FIRST_POLL_S
+    begin = time.monotonic()
+    before = ""
+    since = 0.0
+    pause_s = FIRST_POLL_S
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, min(CONNECT_S, timeout_s))).close()
@@ -161,7 +166,8 @@ def wait_for_port(
             reason = reason_of(error)
         now = time.monotonic()
         if reason != before:
-            before, since = reason, now
+            before = reason
+            since = now
         if now - since >= limits.get(reason, timeout_s) or now - begin >= timeout_s:
             return Blocked(reason, now - since)
         report(reason)
@@ -238,7 +244,9 @@ def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
 
 def _probe(target: ProbeTarget) -> str | float:
     """Why it failed; otherwise how far the host's clock is ahead of ours, at least (negative: behind)."""
-    token, received, begun = target.token.encode(), b"", time.monotonic()
+    token = target.token.encode()
+    received = b""
+    begun = time.monotonic()
     try:
         connection = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     except OSError as error:

@@ -28,7 +28,9 @@ MAX_WAITING = 1 << 18
 MAX_SHOWN = 80
 SEAL_BYTES = 64
 
-NOT_JSON, TOO_LONG, WRONG_SEAL = "not a JSON object", "the line is too long", "the seal is wrong"
+NOT_JSON = "not a JSON object"
+TOO_LONG = "the line is too long"
+WRONG_SEAL = "the seal is wrong"
 WRONG_FIELD = "a field is wrong"
 
 
@@ -98,7 +100,9 @@ class Session:
     hash over its number and text: a line that was replayed, changed, removed or added on the way is refused."""
 
     def __init__(self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES) -> None:
-        self._mine, self._theirs, self._max_bytes = mine, theirs, max_bytes
+        self._mine = mine
+        self._theirs = theirs
+        self._max_bytes = max_bytes
         self._sent = self._received = 0
         self.max_line = max_bytes + (SEAL_BYTES + 1 if mine else 0)
 
@@ -161,7 +165,8 @@ class FrameReader:
     """Frames from a pipe or a socket."""
 
     def __init__(self, fd: int, *, max_bytes: int = MAX_BYTES) -> None:
-        self.fd, self.is_closed = fd, False
+        self.fd = fd
+        self.is_closed = False
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
         self.session = Session(max_bytes=max_bytes)
@@ -169,7 +174,8 @@ class FrameReader:
 
     def use(self, session: Session) -> None:
         """Use this session from the next line on."""
-        self.session, self._lines.max_bytes = session, session.max_line
+        self.session = session
+        self._lines.max_bytes = session.max_line
 
     def read(self) -> list[Message]:
         """All frames with a `kind` that have arrived; never blocks. Other lines, like a greeting, are skipped."""

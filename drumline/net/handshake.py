@@ -24,11 +24,13 @@ from drumline.base.job_secret import SECRET_ENV, keyed_hash
 from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
 
 # Limits until the handshake has succeeded: the length of a line, and the time.
-MAX_HANDSHAKE_BYTES, HANDSHAKE_S = 1 << 10, 3.0
+MAX_HANDSHAKE_BYTES = 1 << 10
+HANDSHAKE_S = 3.0
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 UNKNOWN_NODE = "not a node that may connect to this one"
-WRONG_SECRET, NOT_TAKEN = f"another {SECRET_ENV}", f"refused our {SECRET_ENV}"
+WRONG_SECRET = f"another {SECRET_ENV}"
+NOT_TAKEN = f"refused our {SECRET_ENV}"
 
 
 class RefusedError(FrameError):

@@ -21,8 +21,11 @@ NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 # ioctl requests. /sys has the same data, but in a container it may show another network namespace.
-GET_FLAGS, GET_ADDRESS, GET_MTU = 0x8913, 0x8915, 0x8921
-IS_ENABLED, IS_RUNNING = 0x1, 0x40
+GET_FLAGS = 0x8913
+GET_ADDRESS = 0x8915
+GET_MTU = 0x8921
+IS_ENABLED = 0x1
+IS_RUNNING = 0x40
 # What NCCL uses only when there is no other interface, in this order.
 NCCL_LAST = ("docker", "lo", "virbr")
 LOOPBACK = "127.0.0.1"
@@ -51,7 +54,8 @@ def interfaces() -> list[Interface]:
     ipv6 = _ipv6_addresses()
     found = []
     for _, name in socket.if_nameindex():
-        address, mtu = _ask(name, GET_ADDRESS), _ask(name, GET_MTU)
+        address = _ask(name, GET_ADDRESS)
+        mtu = _ask(name, GET_MTU)
         found.append(
             Interface(
                 name,
@@ -146,7 +150,8 @@ def own_address(endpoint: str) -> str:
 
 def check_is_own(endpoint: str) -> None:
     """The first node runs the rendezvous, at one of its addresses: a second node with NODE_RANK 0 must not start."""
-    host, own = endpoint.rpartition(":")[0], own_address(endpoint)
+    host = endpoint.rpartition(":")[0]
+    own = own_address(endpoint)
     if not _is_own(host):
         raise PreflightError(
             f"this is node 0, which runs the rendezvous, but {host} is not an address of {socket.gethostname()}, "

@@ -30,7 +30,8 @@ class KeyPair:
         """The secret (64 hexadecimal digits), encrypted for the owner of that key; None: key or secret is invalid.
         `purpose`: what it is for. The other side unwraps it by the same call."""
         try:
-            plain, public = bytes.fromhex(secret), bytes.fromhex(str(their_public))
+            plain = bytes.fromhex(secret)
+            public = bytes.fromhex(str(their_public))
         except ValueError:
             return None
         if len(plain) != KEY_BYTES or len(public) != KEY_BYTES:
@@ -46,16 +47,23 @@ def x25519(scalar: bytes, point: bytes) -> bytes:
     """RFC 7748, section 5: the multiple of a point on Curve25519, both as 32 bytes."""
     number = int.from_bytes(scalar, "little") & (1 << 255) - 8 | 1 << 254
     x1 = (int.from_bytes(point, "little") & (1 << 255) - 1) % PRIME
-    x2, z2, x3, z3 = 1, 0, x1, 1
+    x2 = 1
+    z2 = 0
+    x3 = x1
+    z3 = 1
     for bit in reversed(range(255)):
         is_set = number >> bit & 1
         if is_set:
             x2, z2, x3, z3 = x3, z3, x2, z2
-        one, other = (x2 + z2) ** 2 % PRIME, (x2 - z2) ** 2 % PRIME
-        across, back = (x3 - z3) * (x2 + z2), (x3 + z3) * (x2 - z2)
+        one = (x2 + z2) ** 2 % PRIME
+        other = (x2 - z2) ** 2 % PRIME
+        across = (x3 - z3) * (x2 + z2)
+        back = (x3 + z3) * (x2 - z2)
         difference = one - other
-        x2, z2 = one * other % PRIME, difference * (one + 121665 * difference) % PRIME
-        x3, z3 = (across + back) ** 2 % PRIME, x1 * (across - back) ** 2 % PRIME
+        x2 = one * other % PRIME
+        z2 = difference * (one + 121665 * difference) % PRIME
+        x3 = (across + back) ** 2 % PRIME
+        z3 = x1 * (across - back) ** 2 % PRIME
         if is_set:
             x2, z2, x3, z3 = x3, z3, x2, z2
     return (x2 * pow(z2, -1, PRIME) % PRIME if z2 else 0).to_bytes(KEY_BYTES, "little")

@@ -99,12 +99,14 @@ class PowerSGD:
     def _begin(self, bucket: dist.GradBucket) -> None:
         """Before the first compressed step of a bucket: take its state from the checkpoint, if it fits. Buckets come in
         the order of their indices: from the first one that does not fit on, all start anew, with one warning."""
-        index, buffer = bucket.index(), bucket.buffer()
+        index = bucket.index()
+        buffer = bucket.buffer()
         names = [self._names[id(one)] for one in bucket.parameters()]
         self._buckets[index] = names
         if (saved := self._saved.pop(index, None)) is None:
             return
-        error, columns = saved["error"], self._own.matrix_approximation_rank
+        error = saved["error"]
+        columns = self._own.matrix_approximation_rank
         is_same = error.shape == buffer.shape and error.dtype == buffer.dtype
         if is_same and (saved["parameters"], saved["columns"]) == (names, columns):
             for part, memory in self._memories():

@@ -66,8 +66,11 @@ class DeltaSum:
 
     def __init__(self, like: Tensor, wire: Wire, group: dist.ProcessGroup) -> None:
         """`wire`: fp32 (as the vector is), bf16 or int8."""
-        self._wire, self._group = wire, group
-        self._size, self._dtype, self._device = like.numel(), like.dtype, like.device
+        self._wire = wire
+        self._group = group
+        self._size = like.numel()
+        self._dtype = like.dtype
+        self._device = like.device
         self._count = dist.get_world_size(group)
         length = -(-self._size // (self._count * BLOCK)) * BLOCK
         # gloo has no all-to-all between GPUs.
@@ -110,12 +113,15 @@ class DeltaSum:
             self._work.wait()
             rows = decode(self._received.to(self._device), self._wire, self._dtype)
             self._result = rows.flatten()[: self._size].clone()
-            self._work, self._sent, self._received = None, self._nothing, self._nothing
+            self._work = None
+            self._sent = self._nothing
+            self._received = self._nothing
         return self._result
 
     def take(self) -> Tensor:
         """Collective: wait for the sum."""
-        result, self._result = self.settle(), None
+        result = self.settle()
+        self._result = None
         return result
 
     def _rounded(self, rows: Tensor, error: Tensor | None) -> Tensor:

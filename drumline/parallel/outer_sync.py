@@ -93,7 +93,9 @@ class SyncedPart:
     """Some of the parameters: the weights that replicas share, the outer momentum, and a round in progress."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], plan: SyncPlan, groups: ReplicaGroups) -> None:
-        self.parameters, self._plan, self._groups = dict(parameters), plan, groups
+        self.parameters = dict(parameters)
+        self._plan = plan
+        self._groups = groups
         self._tensors = [one.detach() for one in parameters.values()]
         self._dtype = reduce(torch.promote_types, (one.dtype for one in self._tensors), torch.float32)
         self.shared = self.own()
@@ -108,7 +110,8 @@ class SyncedPart:
 
     def start(self, step: int, weight: float | None = None) -> None:
         """Collective: send how far the own weights are from the shared ones. `weight`: of this replica in the mean."""
-        self.began_at, self.begun = step, self.own()
+        self.began_at = step
+        self.begun = self.own()
         if self.sum is not None:
             self.sum.start((self.shared - self.begun).mul_(self._groups.weight if weight is None else weight))
 
@@ -130,7 +133,8 @@ class SyncedPart:
         else:
             self.use_shared()
         self.finished_at = self.began_at or 0
-        self.began_at, self.begun = None, self.shared.new_empty(0)
+        self.began_at = None
+        self.begun = self.shared.new_empty(0)
 
     def use_shared(self) -> None:
         """The own weights become the shared ones."""
@@ -163,11 +167,13 @@ class OuterSync:
 
     def __init__(self, model: nn.Module, plan: SyncPlan, groups: ReplicaGroups, *, sends_buffers: bool) -> None:
         """`sends_buffers`: all ranks take rank 0's in each round."""
-        self.plan, self.groups = plan, groups
+        self.plan = plan
+        self.groups = groups
         own = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))  # they are meant to differ across ranks
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad and name not in own}
         self._parts = [SyncedPart(some, plan, groups) for some in split_evenly(trained, plan.parts)]
-        self._buffers, self._sends_buffers = LiveBuffers(model), sends_buffers
+        self._buffers = LiveBuffers(model)
+        self._sends_buffers = sends_buffers
         self._shared_buffers = self._buffers.keep()
         self.is_shared = True
         """Whether the model has the shared weights and buffers now."""
@@ -175,7 +181,8 @@ class OuterSync:
     @torch.no_grad()
     def after_step(self, step: int, *, is_last: bool) -> None:
         """Collective: begin and end the rounds that are due after this step; after the last one all parts have one."""
-        self.is_shared, overlap = False, self.plan.overlap
+        self.is_shared = False
+        overlap = self.plan.overlap
         for part in self._parts:
             if part.began_at is not None and (is_last or step == part.began_at + overlap):
                 self._finish(part, step)
@@ -211,7 +218,8 @@ class OuterSync:
             yield
             return
         with torch.no_grad():
-            own, buffers = [part.keep() for part in self._parts], self._buffers.keep()
+            own = [part.keep() for part in self._parts]
+            buffers = self._buffers.keep()
             for part in self._parts:
                 part.use_shared()
             self._buffers.put_back(self._shared_buffers)
@@ -263,7 +271,8 @@ class OuterSync:
         rounds of all are these. For one that it did not see the end of, it keeps the steps since then."""
         for number, part in enumerate(self._parts):
             if own is not None:
-                weights, begun = own["weights"][number].to(part.shared), own["begun"][number]
+                weights = own["weights"][number].to(part.shared)
+                begun = own["begun"][number]
                 if own["finished_at"][number] < finished_at[number]:
                     weights = part.shared if begun is None else weights + (part.shared - begun.to(part.shared))
                 part.put_back(part.by_name(weights).values())
@@ -304,7 +313,8 @@ class OuterSync:
                 momentum = {} if part.momentum is None else part.by_name(part.momentum)
                 for name, one in momentum.items():
                     one.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
-        self._shared_buffers, self.is_shared = self._buffers.keep(self._shared_buffers), True
+        self._shared_buffers = self._buffers.keep(self._shared_buffers)
+        self.is_shared = True
 
     def state_dict(self) -> dict[str, Any]:
         """Collective: what this replica has to itself, not copied. It waits for what is being sent."""
@@ -332,7 +342,8 @@ class OuterSync:
             self._buffers.put_back(state["buffers"])
         if state["layout"] == self._layout():
             for part, saved in zip(self._parts, state["rounds"], strict=True):
-                part.began_at, part.begun = saved["began_at"], saved["begun"].to(part.begun, copy=True)
+                part.began_at = saved["began_at"]
+                part.begun = saved["begun"].to(part.begun, copy=True)
                 if part.sum is not None:
                     part.sum.load_state_dict(saved["sum"], has_result=part.began_at is not None)
         elif dist.get_rank() == 0:
@@ -377,7 +388,9 @@ def split_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[dic
             f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
             next_step=f"set it to {len(parameters)} or less",
         )
-    ends, names, cuts = list(accumulate(one.numel() for one in parameters.values())), list(parameters), [0]
+    ends = list(accumulate(one.numel() for one in parameters.values()))
+    names = list(parameters)
+    cuts = [0]
     for number in range(1, count):
         cut = bisect_left(ends, ends[-1] * number / count) + 1
         cuts.append(min(max(cut, cuts[-1] + 1), len(names) - count + number))  # each part has a parameter

@@ -84,7 +84,8 @@ class ReplicaComparison:
 
     def _resolve(self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int) -> None:
         """Collective."""
-        sentence, place = difference.sentence(step, self.last_agreed), difference.place(step)
+        sentence = difference.sentence(step, self.last_agreed)
+        place = difference.place(step)
         if not difference.same_kinds:
             raise TrainingError(
                 f"{sentence}; the tensors differ in type or shape, or are missing on some ranks",

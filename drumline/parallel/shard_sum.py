@@ -71,7 +71,8 @@ class _Bucket:
 
     def send(self, nodes: list[list[TreeNode]], rank: int) -> None:
         """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that every rank has."""
-        chunk, counts = self._newest.chunk, [len(those) for those in nodes]
+        chunk = self._newest.chunk
+        counts = [len(those) for those in nodes]
         if self._received.numel() != sum(counts) * chunk:
             self._received = self._newest.data.new_empty(sum(counts) * chunk)
         self._pending = dist.all_to_all_single(
@@ -188,7 +189,8 @@ class ShardSum:
                 bucket.add_up(nodes, num_shards)
         for bucket in self._buckets:
             bucket.finish()
-        self._num_sent, self._sends_along = 0, None
+        self._num_sent = 0
+        self._sends_along = None
         if self._find_unused:
             self._drop_unused()
 
@@ -229,7 +231,8 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
     for parameter in reversed(list(parameters)):
         group, size = open_groups.get(parameter.dtype, ([], bucket_bytes))
         if size >= bucket_bytes:
-            group, size = [], 0
+            group = []
+            size = 0
             groups.append(group)
         group.append(parameter)
         open_groups[parameter.dtype] = (group, size + parameter.numel() * parameter.element_size())
@@ -258,7 +261,8 @@ def fold(
     """Append the next shard's part to a list of sums, and add up the nodes that are now complete."""
     sums.append(new)
     while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], num_shards):
-        (right_node, right), (left_node, left) = sums.pop(), sums.pop()
+        right_node, right = sums.pop()
+        left_node, left = sums.pop()
         add(left, right)
         sums.append((TreeNode(left_node.low, right_node.high), left))
 

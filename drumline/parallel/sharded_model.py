@@ -47,7 +47,9 @@ class ShardedModel(Applied):
 
     def __init__(self, model: nn.Module, mesh: Any, plan: ShardingPlan, device: torch.device) -> None:
         super().__init__(model)
-        self.plan, self.mesh, self.device = plan, mesh, device
+        self.plan = plan
+        self.mesh = mesh
+        self.device = device
         sharded = {name: module for name, module in model.named_modules() if is_sharded_block(module)}
         self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
         # A forward pass without a backward pass would leave parameters gathered, and the optimizer changes the shards.
@@ -79,7 +81,8 @@ class ShardedModel(Applied):
         """In it a backward pass is not the last one of its step. zero1 adds up gradients on each rank; the others,
         which have no memory for whole gradients, in shards. Gradients that are reduced in a type of their own are
         reduced in every pass, and added up in the type of the shards: bf16 would lose small ones."""
-        is_zero1, root = self.plan.mode == "zero1", self._root
+        is_zero1 = self.plan.mode == "zero1"
+        root = self._root
         self._set_sync(False)
         try:
             if is_zero1:
@@ -176,7 +179,8 @@ def _make_mesh(plan: ShardingPlan, device: torch.device) -> Any:
 
 def check_parameters(model: nn.Module) -> None:
     """Refuse parameters that `fully_shard` cannot shard."""
-    named, kind = dict(model.named_parameters()), type(model).__name__
+    named = dict(model.named_parameters())
+    kind = type(model).__name__
     trained = {one.dtype for one in named.values() if one.requires_grad}
     if not trained:
         raise UsageError(f"{kind} has no parameter that can be trained")

@@ -57,7 +57,8 @@ def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.devic
     travel in pieces, so that a device holds little of them at once."""
     if _is_alone():
         return [content]
-    is_main, nothing = dist.get_rank() == 0, [0] * len(sizes)
+    is_main = dist.get_rank() == 0
+    nothing = [0] * len(sizes)
     device = torch.device("cpu") if dist.get_backend() == "gloo" else device  # gloo has no all-to-all between GPUs
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
     for start in range(0, max(sizes), PIECE_BYTES):

@@ -17,7 +17,9 @@ import torch
 
 from drumline.base.errors import TrainingError
 
-MODEL_STREAM, RANK_STREAM, SHARD_STREAM = 1, 2, 3
+MODEL_STREAM = 1
+RANK_STREAM = 2
+SHARD_STREAM = 3
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """The variable that cuBLAS needs before its first use, to give the same bits each time."""
 

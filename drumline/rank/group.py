@@ -30,11 +30,13 @@ from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
 
 QUIET_S = 0.02
-LEAVE_S, RELEASE_S = 30.0, 2.0
+LEAVE_S = 30.0
+RELEASE_S = 2.0
 # NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the same collective; but
 # a new batch shape, or a failed capture, may happen on one rank only.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
-CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2
+CLOCK_MONOTONIC = 1
+SIGEV_THREAD = 2
 _made_groups: list[dist.ProcessGroup] = []
 _left_groups: list[dist.ProcessGroup] = []
 
@@ -69,7 +71,8 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
 def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
     """NCCL's identity of a rank, which must be unique: the GPU's UUID, and the host that NCCL_HOSTID names. Ranks with
     different host names may share a GPU, as in tests on one GPU."""
-    uuid, host = str(torch.cuda.get_device_properties(device).uuid), environment.get("NCCL_HOSTID")
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    host = environment.get("NCCL_HOSTID")
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
 
 
@@ -104,7 +107,8 @@ def join_group(
     """
     is_next = live is not None and bool(live.latest.members)
     if live is not None:
-        live.facts, start_timeout_s = facts, JOIN_S if is_next else start_timeout_s
+        live.facts = facts
+        start_timeout_s = JOIN_S if is_next else start_timeout_s
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s, check=None if live is None else live.check_finished)
     if live is not None and is_next:
@@ -247,7 +251,8 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
     libc = ctypes.CDLL(None)
     function = ctypes.cast(libc._exit, ctypes.c_void_p).value
     event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)  # `struct sigevent` of Linux on 64 bits
-    timer, seconds = ctypes.c_void_p(), int(limit_s)
+    timer = ctypes.c_void_p()
+    seconds = int(limit_s)
     if libc.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:
         once = (ctypes.c_long * 4)(0, 0, seconds, int((limit_s - seconds) * 1e9))
         libc.timer_settime(timer, 0, ctypes.byref(once), None)

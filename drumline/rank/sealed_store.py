@@ -37,7 +37,9 @@ class SealedStore:
     def __init__(
         self, store: dist.Store, secret: str | None, prefix: str = "drumline", foreign: set[str] | None = None
     ) -> None:
-        self._base, self.secret, self.prefix = store, secret, prefix
+        self._base = store
+        self.secret = secret
+        self.prefix = prefix
         self.raw: dist.Store = dist.PrefixStore(prefix, store)
         """The same part of the store without seals, for torch's process groups."""
         self._key = None if secret is None else bytes.fromhex(derived(secret, "store"))
@@ -158,7 +160,8 @@ class SealedStore:
 
     def _open(self, key: str, found: bytes) -> bytes | None:
         """None for a foreign value."""
-        is_sealed, end = found.startswith(SEALED), len(SEALED) + HASH_LETTERS
+        is_sealed = found.startswith(SEALED)
+        end = len(SEALED) + HASH_LETTERS
         if self._key is None and not is_sealed:
             return found
         if self._key and is_sealed and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:])):

@@ -35,7 +35,9 @@ class StopVote:
     def __init__(self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
         """`store`: the watcher's own connection. `step`: the number of steps that this rank has done."""
         self._store = store.under("preemption")
-        self._rank, self._world_size, self._step = rank, world_size, step
+        self._rank = rank
+        self._world_size = world_size
+        self._step = step
         self.stop: int | None = None
         """The step that is proposed or decided: the only thing that the loop reads after every step."""
         self.cause: dict[str, Any] | None = None
@@ -93,7 +95,8 @@ class StopVote:
         """The store is lost: nothing will be decided, and the loop continues."""
         with self._changed:
             if not self.is_decided:
-                self.is_decided, self.stop = True, None
+                self.is_decided = True
+                self.stop = None
             self._changed.notify_all()
 
     def _join(self, request: bytes) -> None:

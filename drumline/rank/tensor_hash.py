@@ -82,7 +82,8 @@ def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
         whole = raw.numel() // CHUNK_BYTES * CHUNK_BYTES
         if waiting and (whole or size + raw.numel() > CHUNK_BYTES):
             yield _words(torch.cat(waiting))
-            waiting, size = [], 0
+            waiting = []
+            size = 0
         for low in range(0, whole, CHUNK_BYTES):
             yield _words(raw[low : low + CHUNK_BYTES])
         if rest := raw.numel() - whole:

@@ -13,7 +13,8 @@ from drumline.base.untrusted import open_regular
 from drumline.runs.events import parse_line
 
 RANK_FILE = re.compile(r"rank-(\d{5,9})\.jsonl")
-WINDOW_BYTES, KIND_WINDOW_BYTES = 1 << 16, 1 << 12
+WINDOW_BYTES = 1 << 16
+KIND_WINDOW_BYTES = 1 << 12
 MAX_LINE_BYTES = 1 << 20
 MAX_STEP = 1 << 53
 """What JavaScript, too, can count to."""

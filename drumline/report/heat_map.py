@@ -17,7 +17,8 @@ from drumline.report.goodput import RunClock
 from drumline.watch.heartbeat import Phase
 from drumline.watch.stragglers import IN_STEPS
 
-MAX_COLUMNS, MAX_ROWS = 96, 48
+MAX_COLUMNS = 96
+MAX_ROWS = 48
 LEVELS = (0.03, 0.08, 0.15, 0.25, 0.4, 0.6)
 """The least excess of each colour, as a fraction of a step."""
 MIN_EXCESS = LEVELS[1]

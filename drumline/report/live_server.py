@@ -95,7 +95,8 @@ class LiveServer:
                 self.served_at = max(self.served_at, began)
 
         class Handler(PageHandler):
-            hidden_path, send_page_with = path, staticmethod(send_page)
+            hidden_path = path
+            send_page_with = staticmethod(send_page)
 
         self._server = _DaemonServer((LOOPBACK, 0), Handler)
         self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}{path}"

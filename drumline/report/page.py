@@ -32,14 +32,17 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 MAX_BYTES = 3_000_000
-MAX_POINTS, MAX_SERIES_POINTS = 50_000, 1200
+MAX_POINTS = 50_000
+MAX_SERIES_POINTS = 1200
 MAX_METRICS = 1000
 MAX_KINDS_IN_CHART = 2
 """Of several runs: training, and one evaluation set."""
-MAX_HALVINGS, MIN_TEXT = 6, 40
+MAX_HALVINGS = 6
+MIN_TEXT = 40
 STRIP_WIDTH = 1000
 _HERE = Path(__file__).parent
-_STYLES, _SCRIPTS = ("vendor/uPlot.min.css", "page.css"), ("vendor/uPlot.iife.min.js", "page.js")
+_STYLES = ("vendor/uPlot.min.css", "page.css")
+_SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,8 @@ def _view(run: RunData, name: str, detail: float, *, num_runs: int) -> RunView:
     clock = RunClock(run.attempts)
     known = [one for times in run.phases.values() if (one := mean_phases(times))]
     step_s = {phase: sum(one.get(phase, 0.0) for one in known) / len(known) for phase in STEP_PHASES if known}
-    most, rows = int(MAX_SETTINGS * detail), max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
+    most = int(MAX_SETTINGS * detail)
+    rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
     limits = {"most_rows": max(1, int(rows * detail)), "most_columns": max(8, int(MAX_COLUMNS * detail))}
     return RunView(
         run=run,

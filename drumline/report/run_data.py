@@ -40,9 +40,12 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.run_status import RunStatusReader
 
 MAX_RANKS = 4096
-RANK_0_BYTES, OTHER_BYTES = 64 << 20, 16 << 20
+RANK_0_BYTES = 64 << 20
+OTHER_BYTES = 16 << 20
 """How much is read of rank 0's events, and of those of all other ranks together."""
-MAX_MOMENTS, MAX_TEXT, MAX_SETTINGS = 400, 1000, 500
+MAX_MOMENTS = 400
+MAX_TEXT = 1000
+MAX_SETTINGS = 500
 _PHASES = {phase.name.lower() for phase in Phase}
 _SHOWN = ("start", "resume", "recovered", "checkpoint", "straggler", "stall", "preempted", "error", "end")
 _FACTS: dict[str, type | tuple[type, ...]] = {
@@ -119,20 +122,23 @@ def read_run(path: Path) -> RunData:
     files = rank_files(folder.events, most=MAX_RANKS)
     curves = Curves()
     if 0 in files:
-        run.num_bytes, run.num_bytes_read = (size := files[0].lstat().st_size), min(size, RANK_0_BYTES)
+        run.num_bytes = (size := files[0].lstat().st_size)
+        run.num_bytes_read = min(size, RANK_0_BYTES)
         for event in sampled_events(files[0], most_bytes=RANK_0_BYTES):
             _add(run, curves, event)
     if not run.attempts and folder_state(folder, has_events=False) == OWN_LOOP:
         run.state = OWN_LOOP
         run.step = newest_step(folder)
-    run.curves, run.num_dropped = curves.found(), curves.num_dropped
+    run.curves = curves.found()
+    run.num_dropped = curves.num_dropped
     for rank in files.keys() - {0}:
         for event in sampled_events(files[rank], most_bytes=max(1 << 16, OTHER_BYTES // len(files)), kind="phases"):
             _add_phases(run, rank, event)
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
     saves = [one for one in run.moments if one.kind == "checkpoint"]
-    others, faults = [one for one in run.moments if one.kind != "checkpoint"], _diagnoses(folder.diagnoses)
+    others = [one for one in run.moments if one.kind != "checkpoint"]
+    faults = _diagnoses(folder.diagnoses)
     run.num_moments = len(others) + len(faults)
     kept = evenly(saves, MAX_MOMENTS) + evenly(others, MAX_MOMENTS) + faults
     run.moments = sorted(kept, key=lambda one: one.time)
@@ -140,7 +146,8 @@ def read_run(path: Path) -> RunData:
         run.curves += _read_scaling(path)
     with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
         profile = read_profile(path)
-        run.profile_headline, run.profile = headline(profile), profile
+        run.profile_headline = headline(profile)
+        run.profile = profile
     return run
 
 
@@ -148,7 +155,9 @@ def read_run(path: Path) -> RunData:
 
 
 def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
-    kind, step, moment = event["kind"], event["step"], float(event["time"])
+    kind = event["kind"]
+    step = event["step"]
+    moment = float(event["time"])
     if event.get("number") == 0 or not run.attempts:
         run.attempts.append(AttemptTimes(begin=moment, last=moment))
     attempt = run.attempts[-1]

@@ -54,7 +54,8 @@ def listed(path: Path) -> ListedRun:
     events = list(sampled_events(folder.event_file(0), most_bytes=2 * WINDOW_BYTES))
     last = {event["kind"]: event for event in events}
     start, end, evaluated = (last.get(kind, {}) for kind in ("start", "end", "evaluation"))
-    total, ended = start.get("total_steps"), end.get("metrics")
+    total = start.get("total_steps")
+    ended = end.get("metrics")
     state = folder_state(folder, has_events=bool(events))
     return ListedRun(
         run=path,
@@ -106,11 +107,13 @@ def folder_state(folder: RunFolder, *, has_events: bool) -> FolderState:
 
 def _extent(path: Path) -> tuple[int, float]:
     """The bytes of all files, and the time of the last change. Links are not followed."""
-    num_bytes, changed = 0, 0.0
+    num_bytes = 0
+    changed = 0.0
     for entry in _files(path):
         with suppress(OSError):  # a running job deletes old checkpoints
             found = entry.stat(follow_symlinks=False)
-            num_bytes, changed = num_bytes + found.st_size, max(changed, found.st_mtime)
+            num_bytes = num_bytes + found.st_size
+            changed = max(changed, found.st_mtime)
     return num_bytes, changed
 
 

@@ -8,7 +8,10 @@ from html import escape
 
 from drumline.runs.scaling_result import USUAL, Measurement, Prediction
 
-WIDTH, HEIGHT, LEFT, TOP = 640, 360, 56, 44
+WIDTH = 640
+HEIGHT = 360
+LEFT = 56
+TOP = 44
 COLOURS = ("#2a6f97", "#c05621")
 Line = Sequence[tuple[int, float, float, float]]
 """Ranks, and the efficiency: low, value, high."""
@@ -29,7 +32,8 @@ def efficiency_lines(found: Prediction | Measurement) -> Mapping[str, Line]:
 def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
     """The plot; ranks are on a logarithmic axis."""
     ranks = sorted({point[0] for line in lines.values() for point in line})
-    low, high = math.log2(ranks[0]), max(math.log2(ranks[-1]), math.log2(ranks[0]) + 1)
+    low = math.log2(ranks[0])
+    high = max(math.log2(ranks[-1]), math.log2(ranks[0]) + 1)
 
     def x(count: float) -> float:
         return LEFT + (math.log2(count) - low) / (high - low) * (WIDTH - LEFT - 24)

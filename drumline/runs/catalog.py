@@ -132,7 +132,8 @@ def folders(root: Path) -> list[Path]:
 
 def checksum_of(path: Path) -> str:
     """The checksum of a file. It is read, not mapped, so that a bad disk causes an error and not SIGBUS."""
-    checksum, buffer = blake3(), bytearray(_READ_BYTES)
+    checksum = blake3()
+    buffer = bytearray(_READ_BYTES)
     view = memoryview(buffer)
     with os.fdopen(descriptor_of(path, os.O_RDONLY), "rb", buffering=0) as file:
         while count := file.readinto(buffer):

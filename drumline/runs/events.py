@@ -217,7 +217,8 @@ class Tail:
     """Reads the records of a file that grows, each once, when its line is complete."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+        self._path = path
+        self._read = 0
 
     def new(self) -> list[dict[str, Any]]:
         try:

@@ -14,8 +14,12 @@ from pathlib import Path
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
-PROFILE_FOLDER, PROFILE_FILE, MERGED_FILE = "profile", "profile.json", "merged.trace.json.gz"
-STEP_MARK, END_MARK, DATA_MARK = "drumline.step#", "drumline.end", "drumline.data"
+PROFILE_FOLDER = "profile"
+PROFILE_FILE = "profile.json"
+MERGED_FILE = "merged.trace.json.gz"
+STEP_MARK = "drumline.step#"
+END_MARK = "drumline.end"
+DATA_MARK = "drumline.data"
 """The names of the ranges with which a trace is divided into steps: the last step lasts until the end mark."""
 
 MOST_RANKS_MERGED = 64

@@ -60,7 +60,8 @@ class Bucket:
 
 def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
     """The bus bandwidth of the all-reduces of these buckets, as nccl-tests and `doctor` define it; 0: not known."""
-    seconds, num_bytes = sum(one.reduce_s for one in buckets), sum(one.num_bytes for one in buckets)
+    seconds = sum(one.reduce_s for one in buckets)
+    num_bytes = sum(one.num_bytes for one in buckets)
     return 2 * (world_size - 1) / world_size * num_bytes / seconds if seconds > 0 else 0.0
 
 

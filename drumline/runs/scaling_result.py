@@ -30,7 +30,8 @@ def usual_efficiency(ranks: int) -> tuple[float, float] | None:
     below = max(known for known in USUAL if known <= ranks)
     above = min((known for known in USUAL if known >= ranks), default=below)
     part = math.log(ranks / below) / math.log(above / below) if above > below else 0.0
-    (low, high), (next_low, next_high) = USUAL[below], USUAL[above]
+    low, high = USUAL[below]
+    next_low, next_high = USUAL[above]
     return low + part * (next_low - low), high + part * (next_high - high)
 
 

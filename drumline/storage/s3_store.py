@@ -13,7 +13,8 @@ from drumline.base.errors import MissingExtraError
 from drumline.base.text import without_credentials
 from drumline.storage.backend import PIECE_BYTES, Kind, StoreError, corrupt
 
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 60.0
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 4
 _DELETED_AT_ONCE = 1000
 # The right that a call needs, where its name differs.
@@ -51,7 +52,8 @@ class S3Backend:
             from botocore.config import Config
         except ImportError as error:
             raise MissingExtraError("s3://", extra="storage") from error
-        self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
         config = Config(
             retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
             connect_timeout=CONNECT_TIMEOUT_S,
@@ -82,7 +84,8 @@ class S3Backend:
     def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
         from botocore.exceptions import ClientError
 
-        target, condition = {"Bucket": self._bucket, "Key": self._prefix + name}, {"IfNoneMatch": "*"}
+        target = {"Bucket": self._bucket, "Key": self._prefix + name}
+        condition = {"IfNoneMatch": "*"}
         try:
             if seen is not None:
                 found = self._client.get_object(**target)
@@ -159,7 +162,8 @@ class S3Backend:
 
     def _refused(self, error: Any, where: str) -> StoreError:
         answer = error.response.get("Error", {})
-        code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
+        code = str(answer.get("Code", ""))
+        message = str(answer.get("Message", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         right = f"s3:{_RIGHTS.get(error.operation_name, error.operation_name)}"
         found: tuple[str, str, Kind]

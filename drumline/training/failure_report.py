@@ -201,9 +201,11 @@ def _leave_out(report: traceback.TracebackException) -> int:
 def out_of_memory(error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None) -> TrainingError:
     """The same error, with the setting that makes the model, a step or an evaluation need less memory. `job`: None
     while it is built."""
-    peak, used = "", 0
+    peak = ""
+    used = 0
     if ddp.device.type == "cuda":
-        used, total = torch.cuda.max_memory_reserved(ddp.device), torch.cuda.mem_get_info(ddp.device)[1]
+        used = torch.cuda.max_memory_reserved(ddp.device)
+        total = torch.cuda.mem_get_info(ddp.device)[1]
         peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
     functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     if job is not None and evaluate.__name__ in functions:

@@ -133,7 +133,9 @@ def check_continues(job: Job) -> None:
 
 def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> KeptState:
     """Not collective: other ranks are lost."""
-    job, progress, sync = context.job, context.progress, context.job.sync
+    job = context.job
+    progress = context.progress
+    sync = context.job.sync
     # Sharded replicas are the same after every step.
     own: dict[str, Any] = {"finished_at": [progress.step]} if sync is None else sync.own_state()
     rng = capture_rng(job.ddp.device)
@@ -223,7 +225,8 @@ def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) 
 def _restore_replica(
     context: RunContext, sync: OuterSync, meeting: Meeting, kept: KeptState | None, outer: Mapping[str, Tensor]
 ) -> None:
-    rank, furthest = context.job.ddp.rank, meeting.furthest
+    rank = context.job.ddp.rank
+    furthest = meeting.furthest
     meeting.check_replica(sync.groups.members)
     sync.load_outer_state(outer)
     sync.load_own_state(None if kept is None else kept.own, furthest["finished_at"])
@@ -237,7 +240,8 @@ def _restore_replica(
 def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | None) -> None:
     """After the first step of a group: who was lost or joined, and for how long this rank was paused."""
     paused_s = None if kept is None else time.monotonic() - kept.left_at
-    step, texts = context.progress.step - 1, []
+    step = context.progress.step - 1
+    texts = []
     if gone := [one for one in group.lost if one not in group.joined]:
         verb = "was" if len(gone) == 1 else "were"
         texts.append(f"{join_names(gone)} {verb} lost by step {step}; the others continue")
@@ -259,7 +263,8 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | No
 
 def _send_what_is_lacking(meeting: Meeting, kept: KeptState | None, job: Job) -> Snapshot:
     """Collective: from its source to each rank that lacks something, one after the other."""
-    rank, snapshot = job.ddp.rank, None if kept is None else kept.snapshot
+    rank = job.ddp.rank
+    snapshot = None if kept is None else kept.snapshot
     device = job.ddp.device if job.ddp.backend == "nccl" else torch.device("cpu")
     for other in range(len(meeting.states)):
         source = meeting.source_of(other)

@@ -67,10 +67,15 @@ class Loop:
     """Runs a job from its current progress to its last step."""
 
     def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[actions.Action]) -> None:
-        self.progress, self._context = context.progress, context
-        self.job, self._rates = context.job, context.job.rates
-        self._total_steps, self._throughput = context.total_steps, context.throughput
-        self._train_step, self._ledger, self._actions = train_step, ledger, between
+        self.progress = context.progress
+        self._context = context
+        self.job = context.job
+        self._rates = context.job.rates
+        self._total_steps = context.total_steps
+        self._throughput = context.throughput
+        self._train_step = train_step
+        self._ledger = ledger
+        self._actions = between
         self._all = [(action.due, action.run) for action in between]
         self._each_step = [(action.due, action.run) for action in between if not action.interval]
         self._intervals = [action.interval for action in between if action.interval]
@@ -105,7 +110,9 @@ class Loop:
 
     def run_actions(self) -> None:
         """Collective: run the actions that are due after this step."""
-        step, has_run, calls = self.progress.step, False, self._each_step
+        step = self.progress.step
+        has_run = False
+        calls = self._each_step
         if step >= self._ask_all_at or self.progress.cursor.position == 0:
             calls = self._all
             following = (step + interval - step % interval for interval in self._intervals)

@@ -54,7 +54,9 @@ class DDPManager(RankLifecycle):
         ranks, so a second model (in a GAN, for example) may be initialized differently on each rank; DDP gives all of
         them rank 0's weights.
         """
-        plan, prepare = ddp_options.pop("_sharding", None), ddp_options.pop("_prepare", None)  # the engine's
+        # the engine's
+        plan = ddp_options.pop("_sharding", None)
+        prepare = ddp_options.pop("_prepare", None)
         if self._wrapped is None and prepare is None:
             check_same_weights(model, host=self.host, device=self.device)
         if plan is None:

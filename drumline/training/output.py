@@ -172,8 +172,11 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
 
 
 def report_start(context: RunContext) -> None:
-    request, job = context.request, context.job
-    train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
+    request = context.request
+    job = context.job
+    train = request.config.train
+    world_size = job.ddp.world_size
+    per_epoch = job.loader.steps_per_epoch
     total_steps = context.total_steps
     if context.progress.stopped is not None:
         # A hook has ended the run before its last step: that is not the length that was asked for.
@@ -201,7 +204,9 @@ def report_start(context: RunContext) -> None:
 
 
 def report_end(context: RunContext, notices: WatchNotices) -> None:
-    request, job, ddp = context.request, context.job, context.job.ddp
+    request = context.request
+    job = context.job
+    ddp = context.job.ddp
     throughput = context.throughput
     notices.report(context.reporter)
     # On several nodes a rank does not know the launcher's command.
@@ -248,7 +253,9 @@ class WatchNotices:
         for notice in [] if self._tail is None else self._tail.new():
             if not all(isinstance(notice.get(name), str) for name in ("kind", "message")):
                 continue
-            kind, rank, host = notice["kind"], notice.get("rank"), notice.get("host")
+            kind = notice["kind"]
+            rank = notice.get("rank")
+            host = notice.get("host")
             if kind == "recovery":
                 reporter.report("note", message=notice["message"])
             elif kind in ("straggler", "stall"):

@@ -120,7 +120,8 @@ def load(
 
 def spec_of(task: type[Any]) -> str:
     """A class, as ranks in other processes find it."""
-    name, module = task.__qualname__, task.__module__
+    name = task.__qualname__
+    module = task.__module__
     main = sys.modules["__main__"]
     file = getattr(sys.modules.get(module), "__file__", None)
     if module == "__main__" and (imported := getattr(main, "__spec__", None)) is not None:

@@ -68,11 +68,16 @@ class RankLifecycle:
         self._watch = watch or WatchConfig()
         check_section("watch", self._watch)
         least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
-        self._start_timeout_s, self._train_timeout_s = start_timeout_s, max(train_timeout_s, least_s)
-        self._wanted_device, self._wanted_backend = device, backend
+        self._start_timeout_s = start_timeout_s
+        self._train_timeout_s = max(train_timeout_s, least_s)
+        self._wanted_device = device
+        self._wanted_backend = backend
         self._seed = seed
-        self._deterministic, self._captures, self._threads = deterministic, captures, threads
-        self._settings, self._same_code = settings or {}, same_code
+        self._deterministic = deterministic
+        self._captures = captures
+        self._threads = threads
+        self._settings = settings or {}
+        self._same_code = same_code
         self._run = None if run is None else Path(run)
         self._topology = Topology()
         self._device: torch.device | None = None

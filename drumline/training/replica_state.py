@@ -27,7 +27,8 @@ from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.step_state import StepState
 from drumline.watch.heartbeat import BACKWARD
 
-REPLICAS_FILE, OUTER_FILE = "replicas", "outer"
+REPLICAS_FILE = "replicas"
+OUTER_FILE = "outer"
 _NOT_A_LEADER: dict[str, Any] = {"dict": []}
 
 
@@ -63,7 +64,8 @@ class SyncedStep:
         self._progress = context.progress
         self._live = live
         self._device = context.job.ddp.device
-        self._heartbeat, self._total_steps = context.job.heartbeat, context.total_steps
+        self._heartbeat = context.job.heartbeat
+        self._total_steps = context.total_steps
         self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
@@ -102,7 +104,8 @@ class AgreedStep:
         self._inner = RepeatableStep(inner, live, context.job)
         self._live = live
         self._progress = context.progress
-        self._every, self._total_steps = context.config.log.every_steps, context.total_steps
+        self._every = context.config.log.every_steps
+        self._total_steps = context.total_steps
         self._flag = torch.zeros(1, device=context.job.ddp.device)
         self.grad_norm: Tensor | None = None
         context.job.finite.agree = lambda: self._vote(0.0)

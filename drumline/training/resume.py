@@ -130,7 +130,8 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
 
 def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
     """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole host."""
-    diagnosis, diagnosed_at = record["diagnosis"], float(record["time"])
+    diagnosis = record["diagnosis"]
+    diagnosed_at = float(record["time"])
     names = ("cause", "rank", "host", "step")
     times = {"failed_at": diagnosed_at - float(diagnosis["since_s"]), "diagnosed_at": diagnosed_at}
     return {**{name: diagnosis[name] for name in names}, **times}
@@ -155,7 +156,8 @@ def _read_launch(path: Path) -> dict[str, Any] | None:
     `look_back` when a restart was refused. None: there is no such file, or it is damaged."""
     try:
         record = parse_json(read_regular(path))
-        starts, refused = record["starts"], record["refused"]
+        starts = record["starts"]
+        refused = record["refused"]
         if not all(type(number) is int for number in starts) or not isinstance(refused, dict | None):
             return None
         return {"launch": str(record["launch"]), "starts": starts, "refused": refused}
@@ -192,7 +194,8 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
         )
     if not path:
         return None
-    cursor, metrics = Cursor(**saved["cursor"]), saved.get("metrics", {})
+    cursor = Cursor(**saved["cursor"])
+    metrics = saved.get("metrics", {})
     progress = Progress(saved["step"], cursor, stopped=saved.get("stopped"), metrics=metrics)
     return FoundCheckpoint(Path(path), saved["facts"], progress, skipped, non_finite)
 
@@ -206,7 +209,9 @@ def check_contents(path: Path) -> None:
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
     saved = found.documents["progress"]
-    facts, cursor, stopped = saved.get("facts"), saved.get("cursor"), saved.get("stopped")
+    facts = saved.get("facts")
+    cursor = saved.get("cursor")
+    stopped = saved.get("stopped")
     is_complete = (
         isinstance(facts, dict)
         and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
@@ -227,11 +232,15 @@ def check_contents(path: Path) -> None:
 
 def resume(context: RunContext, found: FoundCheckpoint) -> None:
     """Collective: continue from this checkpoint, unless the run has finished and its settings have changed."""
-    request, job, at = context.request, context.job, found.progress
+    request = context.request
+    job = context.job
+    at = found.progress
     check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
     check_init(found.facts, request, step=at.step)
     restore(job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request))
-    context.progress.step, context.progress.cursor, context.progress.metrics = at.step, at.cursor, at.metrics
+    context.progress.step = at.step
+    context.progress.cursor = at.cursor
+    context.progress.metrics = at.metrics
     if at.step >= context.total_steps:
         context.progress.stopped = at.stopped
     job.loader.cursor = at.cursor
@@ -299,7 +308,8 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
 
 def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
     """Collective: every rank reads its own rows from the folder."""
-    snapshot, problem = None, None
+    snapshot = None
+    problem = None
     try:
         snapshot = store.read(path)
     except CorruptCheckpointError as error:

@@ -82,8 +82,10 @@ def train(
     """Collective: train to the last step, or until the run is preempted. The caller can read `progress` meanwhile;
     `clock` has run since the command. `live`: raise NodesChanged when a node is lost, or joins; the next call
     continues from what was `kept`."""
-    config, folder = request.config, RunFolder(request.run)
-    clock, preemption = clock or StartClock(), preemption or Preemption()
+    config = request.config
+    folder = RunFolder(request.run)
+    clock = clock or StartClock()
+    preemption = preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
         # The folder, the failure that ended the previous start, and the checkpoint to resume from.
         continues = live is not None and live.latest.generation > 0
@@ -295,7 +297,8 @@ def _open_folder(
 
 def _write_environment(context: RunContext) -> list[dict[str, Any]]:
     """Collective: record the command, versions, hosts and devices. Returns the ranks."""
-    ddp, folder = context.job.ddp, context.folder
+    ddp = context.job.ddp
+    folder = context.folder
     is_gpu = ddp.device.type == "cuda"
     device = torch.cuda.get_device_name(ddp.device) if is_gpu else platform.machine() or "cpu"
     gpu = str(torch.cuda.get_device_properties(ddp.device).uuid) if is_gpu else None
@@ -317,7 +320,8 @@ def _make_step(
     context: RunContext, facts: dict[str, Any], stack: ExitStack, live: LiveNodes | None
 ) -> tuple[AnyStep, TracedStep | None]:
     """Collective: the step; if it is traced, also as a TracedStep."""
-    job, is_auto = context.job, context.job.step == "auto"
+    job = context.job
+    is_auto = context.job.step == "auto"
     hooks = [] if context.hooks is None else context.hooks.hooks
     is_default = is_auto and facts["config"]["train.step"] is None
     # A module's hook may be on one rank alone, and all ranks must try the same kinds.
@@ -356,7 +360,8 @@ def _after_first_step(
     kept: KeptState | None,
 ) -> None:
     """Write the settings of the run and their history. Not before the first step: a refused start changes nothing."""
-    folder, step = context.folder, context.progress.step
+    folder = context.folder
+    step = context.progress.step
     loader = context.job.loader
     context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
     if context.job.ddp.is_main_process():

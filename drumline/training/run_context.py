@@ -63,7 +63,8 @@ def facts_of(
 
 def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
     """The settings, with old and new values, that changed since the checkpoint and may change the result."""
-    old, new = before["config"], flat(request.config)
+    old = before["config"]
+    new = flat(request.config)
     was_auto = old.get("train.step", "eager") is None and before.get("machine", {}).keys() >= {"CUDA version"}
     if new["train.step"] is None or (was_auto and new["train.step"] == "auto"):  # as the run began
         del new["train.step"]
@@ -81,7 +82,8 @@ def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str
 
 def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
     """Whether --optim.reset applies now: not if the checkpoint was already trained with it."""
-    old, optim = before["config"], request.config.optim
+    old = before["config"]
+    optim = request.config.optim
     return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
 
 
@@ -107,7 +109,8 @@ def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: 
 
 def check_init(before: Mapping[str, Any], request: RunRequest, *, step: int) -> None:
     """Refuse other initial weights for a run that resumes: they would have no effect."""
-    given, began_with = request.config.model.init, before["config"].get("model.init")
+    given = request.config.model.init
+    began_with = before["config"].get("model.init")
     if given not in (None, began_with):
         raise UsageError(
             f"the run in {request.run} began with {began_with or 'random weights'} and resumes from step {step}: "
@@ -192,7 +195,8 @@ class RunContext:
     @property
     def retention(self) -> dict[str, Any]:
         """Which checkpoints are kept, as arguments of `prune` and `kept`."""
-        task, settings = self.job.task, self.config.checkpoint
+        task = self.job.task
+        settings = self.config.checkpoint
         best = {"metric": task.best_metric, "higher_is_better": task.higher_is_better}
         return {"keep_last": settings.keep_last, "keep_best": settings.keep_best, **best}
 

@@ -20,8 +20,10 @@ Probe = Callable[[], str | None]
 TIMEOUT_S = 1.0
 # AWS needs a token, which is fetched first.
 METADATA_HOSTS = ("169.254.169.254", "fd00:ec2::254")
-TOKEN_PATH, TOKEN_S = "/latest/api/token", 21_600
-_MOST_BYTES, _MOST_SHOWN = 4096, 160
+TOKEN_PATH = "/latest/api/token"
+TOKEN_S = 21_600
+_MOST_BYTES = 4096
+_MOST_SHOWN = 160
 
 
 def make_probe(notice: str) -> tuple[Probe, float]:
@@ -44,7 +46,9 @@ class WebNotice:
         parts = urllib.parse.urlsplit(url)
         if parts.hostname in METADATA_HOSTS:
             token_url = f"{parts.scheme}://{parts.netloc}{TOKEN_PATH}"
-        self._url, self._token_url, self._token = url, token_url, ""
+        self._url = url
+        self._token_url = token_url
+        self._token = ""
         # Without proxies and redirects: a response of a proxy or a login page is no notice.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 

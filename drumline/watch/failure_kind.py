@@ -48,7 +48,8 @@ _DISK_FULL_TEXTS = ("no space left", "disk quota")
 
 def failure_kind(error: BaseException) -> FailureKind:
     """The kind of this error. Only the first line of its text is matched."""
-    kind, text = type(error).__name__, f"{error}".strip().partition("\n")[0].lower()
+    kind = type(error).__name__
+    text = f"{error}".strip().partition("\n")[0].lower()
     if isinstance(error, KeyboardInterrupt):
         return FailureKind.INTERRUPTED
     if kind in _LOST_PEER_TYPES:

@@ -23,7 +23,8 @@ from drumline.watch.failure_kind import FailureKind
 MAGIC = 0x3342544145424C44  # "DLBEATB3" from the right
 _PID, _RANK, _STEP, _MICRO, _COLLECTIVE, _NOW, _START, _SPENT = range(1, 9)
 _PHASES = 32  # that the record has room for; in _NOW a mark counts as many
-_MOVES, _MOVED = _SPENT + _PHASES, _SPENT + _PHASES + 1
+_MOVES = _SPENT + _PHASES
+_MOVED = _SPENT + _PHASES + 1
 _FAILURE_KIND = _MOVED + 1
 _NUM_WORDS = _FAILURE_KIND + 1
 _FAILURE_KINDS = tuple(FailureKind)
@@ -72,7 +73,8 @@ class HeartbeatWriter:
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
         self.mark = _marker(memoryview(self._memory)[: _NUM_WORDS * 8])
         self._has_failed = False
-        self._words[_PID], self._words[_RANK] = os.getpid(), rank
+        self._words[_PID] = os.getpid()
+        self._words[_RANK] = rank
         self._words[0] = MAGIC  # last: from here on it is a record
         if path is not None:
             mine = weakref.WeakMethod(self._detach_in_fork)
@@ -137,9 +139,14 @@ class HeartbeatWriter:
 
 def _marker(memory: memoryview) -> Callable[..., None]:
     """Makes `mark`. A closure, floats, and sums that are not read back from the record each save a tenth of it."""
-    times, clock, per_mark = memory.cast("d"), monotonic, _PHASES
-    spent_by_phase, present = times[_SPENT:], memory.cast("Q")[_NOW : _NOW + 1]
-    spent, phase, marks = [0.0] * _PHASES, int(Phase.START), 0
+    times = memory.cast("d")
+    clock = monotonic
+    per_mark = _PHASES
+    spent_by_phase = times[_SPENT:]
+    present = memory.cast("Q")[_NOW : _NOW + 1]
+    spent = [0.0] * _PHASES
+    phase = int(Phase.START)
+    marks = 0
     since = times[_START] = clock()
 
     def mark(following: int, counted: int = per_mark) -> None:
@@ -147,7 +154,8 @@ def _marker(memory: memoryview) -> Callable[..., None]:
         now = clock()
         # This store first: a rank that is stopped between the two stores has not entered the new phase.
         spent_by_phase[phase] = spent[phase] = spent[phase] + (now - since)
-        since, phase = now, following
+        since = now
+        phase = following
         marks += counted
         present[0] = marks + following
 
@@ -212,7 +220,8 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     words = memoryview(data)[: _NUM_WORDS * 8].cast("Q")
     times = memoryview(data)[: _NUM_WORDS * 8].cast("d")
     num_marks, phase = divmod(words[_NOW], _PHASES)
-    start, spent = times[_START], times[_SPENT : _SPENT + len(Phase)].tolist()
+    start = times[_START]
+    spent = times[_SPENT : _SPENT + len(Phase)].tolist()
     if (
         words[0] != MAGIC
         or phase >= len(Phase)

@@ -113,7 +113,8 @@ class RunStatusReader:
 
     def read(self) -> RunStatus:
         # In this order: a run that ends meanwhile has written its last event before it releases the folder.
-        status, holder = read_status_file(self._run / STATUS_FILE), job_at_work(RunFolder(self._run))
+        status = read_status_file(self._run / STATUS_FILE)
+        holder = job_at_work(RunFolder(self._run))
         return RunStatus(self._run, status, self._age(status), holder, _last_event(RunFolder(self._run)))
 
     def _age(self, status: dict[str, Any] | None) -> float:

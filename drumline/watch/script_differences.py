@@ -90,9 +90,11 @@ class ScriptComparison:
             samples = [one.samples for one in loaders if one.samples is not None]
             batches = [one.batches for one in loaders if one.batches is not None]
             if len(samples) == len(everyone) and len(set(samples)) > 1:
-                values, what = samples, "the length of the dataset"
+                values = samples
+                what = "the length of the dataset"
             elif len(batches) == len(everyone) and max(batches) - min(batches) > MAX_BATCHES_APART:
-                values, what = batches, "the number of batches"
+                values = batches
+                what = "the number of batches"
             else:
                 continue
             if self._is_new(f"loader {place}"):

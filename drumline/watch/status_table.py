@@ -94,7 +94,8 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
 
 def summary_line(status: Mapping[str, Any]) -> str:
     """`step 812, 3.1 steps/s: 8 ranks on 2 hosts, 1 needs attention`."""
-    rows, ranks = all_rows(status), status["ranks"]
+    rows = all_rows(status)
+    ranks = status["ranks"]
     hosts = {rank["host"] for rank in ranks} | {one["host"] for one in status["lost"]}
     rates = sorted(rank["rate"] for rank in ranks if rank["rate"] is not None)
     speed = f", {_rate(rates[len(rates) // 2])} steps/s" if rates else ""
@@ -105,7 +106,9 @@ def summary_line(status: Mapping[str, Any]) -> str:
 
 
 def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, RowLevel]:
-    phase, state, code = rank["phase"], rank["state"], rank["exit"]
+    phase = rank["phase"]
+    state = rank["state"]
+    code = rank["exit"]
     if code is not None:
         text = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return (text, RowLevel.BAD) if code else ("done", RowLevel.GOOD)

@@ -20,7 +20,8 @@ from drumline.watch.heartbeat import Phase
 # not compensate for it. Backward and user mix work and waiting: a rank that is slow only there is not found.
 RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
-MIN_SLICES, MIN_STEPS = 6, 20
+MIN_SLICES = 6
+MIN_STEPS = 20
 """The smallest window. A straggler is slow in 5 of 6 of its slices: a single slow step affects one or two."""
 WINDOWS = ((2.5, 2.0), (10.0, 1.0))
 """(seconds, multiple of the factor): a much slower rank is reported sooner. Near the limit it may be chance, on a busy
@@ -29,7 +30,8 @@ MAX_SLICES = 26
 SLICES_UNTIL_OVER = 16
 IN_STEPS = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN, Phase.USER)
 """Evaluations and saves do not count: rank 0 does more of them than the others."""
-SLICE_STEPS, SLICE_S = 1, 0.4
+SLICE_STEPS = 1
+SLICE_S = 0.4
 # In the first steps libraries are loaded, kernels chosen and buffers allocated.
 FIRST_STEPS = 5
 MAX_FACTOR = 100
@@ -115,7 +117,9 @@ class Stragglers:
         if first.keys() != now.keys() or any(
             first[rank].pid != facts.pid or first[rank].step > facts.step for rank, facts in now.items()
         ):
-            self._first, self._begin = now, {}  # other processes
+            # other processes
+            self._first = now
+            self._begin = {}
         if not self._begin:
             if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
                 self._begin = now
@@ -153,7 +157,8 @@ class Stragglers:
         steps = seconds = 0.0
         for entry in reversed(self._seen):
             window.append(entry)
-            steps, seconds = steps + entry[0].num_steps, seconds + entry[0].seconds
+            steps = steps + entry[0].num_steps
+            seconds = seconds + entry[0].seconds
             if len(window) >= MIN_SLICES and steps >= MIN_STEPS and seconds >= min_s:
                 return window
         return []
@@ -201,7 +206,8 @@ def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -
         in_all = _against_peers(found, reliable)
         for phase in level:
             for rank, (own, peers) in _against_peers(found, (phase,)).items():
-                excess, confirmed = own - peers, in_all[rank][0] - in_all[rank][1]
+                excess = own - peers
+                confirmed = in_all[rank][0] - in_all[rank][1]
                 if excess >= least and own >= factor * peers and confirmed >= excess / 2:
                     slow.setdefault(rank, {})[phase] = own * seconds, peers * seconds
     return slow
@@ -225,7 +231,8 @@ def _against_peers(found: TimeSlice, phases: Sequence[Phase]) -> dict[int, tuple
     """By rank: the fraction of time that it spent in these phases, and the median of all others."""
     own = {rank: sum(fractions[phase] for phase in phases) for rank, fractions in found.fractions.items()}
     ordered = sorted(own.values())
-    low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
+    low = (len(ordered) - 2) // 2
+    high = (len(ordered) - 1) // 2
 
     def median_without(value: float) -> float:
         place = bisect_left(ordered, value)

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from drumline.base.untrusted import parse_json, replace_text
 
-DIAGNOSIS, SIDECAR, REPORTED = "diagnosis.json", "sidecar.pid", "reported"
+DIAGNOSIS = "diagnosis.json"
+SIDECAR = "sidecar.pid"
+REPORTED = "reported"
 ENDING = "ending.json"
 FURTHEST_STEP = "furthest-step"
 """The furthest step of the ranks of this node, which the sidecar writes about once a second."""
@@ -101,7 +103,8 @@ class WatchFolder:
 
     def begin(self, start: int) -> Path | None:
         """A new folder for the ranks that are about to start."""
-        self._written, self.current = set(), None
+        self._written = set()
+        self.current = None
         if self.root is None:
             return None
         # The folder of the previous start is kept: its sidecar may still be writing.
@@ -222,7 +225,8 @@ def claim_report(folder: Path) -> bool:
 
 def make_memory_folder(job: str = "") -> Path:
     """Only for this user: in memory if that is large enough, otherwise in the temporary folder. OSError: in neither."""
-    prefix, folder = f"{PREFIX}{job}-" if job else PREFIX, None
+    prefix = f"{PREFIX}{job}-" if job else PREFIX
+    folder = None
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= NEEDED_BYTES:
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))

@@ -22,7 +22,8 @@ def other_user() -> Iterator[int]:
     """The number of a user who may do what every user may, and no more."""
     if os.geteuid() != 0 or (add := shutil.which("useradd", path=SEARCH_PATH)) is None:
         pytest.skip("only root can make another user, with useradd")
-    remove, prefix = add.replace("useradd", "userdel"), "attacker-"
+    remove = add.replace("useradd", "userdel")
+    prefix = "attacker-"
     for user in pwd.getpwall():  # of tests that were killed
         pid = user.pw_name.removeprefix(prefix)
         if pid != user.pw_name and not Path("/proc", pid).exists():

@@ -207,9 +207,11 @@ def test_what_can_be_saved_can_be_loaded() -> None:
 
 # Random states: numpy and torch read behind their tables where a position is wrong.
 
-HEADER, TORCH_BYTES = struct.Struct("<8sI4I"), 5056
+HEADER = struct.Struct("<8sI4I")
+TORCH_BYTES = 5056
 NUMPY_AT = HEADER.size + TORCH_BYTES
-POSITION_AT, HAS_GAUSS_AT = NUMPY_AT + 624 * 4, NUMPY_AT + 625 * 4
+POSITION_AT = NUMPY_AT + 624 * 4
+HAS_GAUSS_AT = NUMPY_AT + 625 * 4
 
 
 def altered(offset: int, value: bytes) -> torch.Tensor:

@@ -106,7 +106,8 @@ def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes)
 @pytest.mark.parametrize("is_true", [True, False])
 def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> None:
     async def ask() -> Any:
-        ours, theirs = Session(b"a", b"b"), Session(b"b", b"a")
+        ours = Session(b"a", b"b")
+        theirs = Session(b"b", b"a")
         one, other = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=one)
         far_reader, far_writer = await asyncio.open_connection(sock=other)

@@ -95,7 +95,8 @@ def test_nodes_by_hand_listen_at_their_own_addresses(make_testbed: MakeTestbed, 
 
 def test_hosts_over_ssh_listen_at_their_own_addresses(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     bed = make_testbed("a", "b", warm=True)
-    hosts, ssh = "--hosts a,b", f"ssh -F {SshDaemons(bed).config}"
+    hosts = "--hosts a,b"
+    ssh = f"ssh -F {SshDaemons(bed).config}"
     for words in (f"launch {hosts} --procs 1 {TASK}", f"doctor {hosts} --no-collectives"):
         with observed(bed.hosts) as seen:
             job = drumline(bed["a"], words, tmp_path, "eth0", ssh)

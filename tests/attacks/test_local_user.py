@@ -18,7 +18,10 @@ from pathlib import Path
 from drumline.base.errors import ExitCode
 
 LIMIT_S = 90.0
-VALIDATE, SET, GET = b"\0", b"\1", b"\3"  # of TCPStore's protocol
+# of TCPStore's protocol
+VALIDATE = b"\0"
+SET = b"\1"
+GET = b"\3"
 MAGIC = struct.pack("=I", 0x3C85F7CE)
 FLAGS = "--train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
 # It takes its time: others need the cores.

@@ -13,7 +13,9 @@ from drumline.data.cifar10 import cifar10, read_python_batch
 from drumline.data.tokens import tokens
 from tests.attacks.limits import bounded
 
-FRAME, LENGTH_8, LENGTH_4 = b"\x95", struct.pack("<Q", 2**40), struct.pack("<I", 2**31 - 1)
+FRAME = b"\x95"
+LENGTH_8 = struct.pack("<Q", 2**40)
+LENGTH_4 = struct.pack("<I", 2**31 - 1)
 
 
 BOMBS = {

@@ -104,7 +104,8 @@ def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fi
     earlier = Membership(base, nodes[0], SECRET)
     earlier.check_job()
     earlier.publish_failure("gave up", 1)
-    first, second = Membership(base, nodes[0], SECRET), Membership(base, nodes[1], SECRET)
+    first = Membership(base, nodes[0], SECRET)
+    second = Membership(base, nodes[1], SECRET)
     first.check_job()
     second.check_job()
     assert (first.failure(), second.failure()) == (None, None)
@@ -192,7 +193,8 @@ def test_the_state_of_the_rendezvous_is_never_unpickled_and_is_put_back(
 
 
 def test_a_state_travels_whole() -> None:
-    state, node = _RendezvousState(), _NodeDesc("a", 1, 2)
+    state = _RendezvousState()
+    node = _NodeDesc("a", 1, 2)
     assert vars(decode(encode(state)) or object) == vars(state)
     state.round, state.complete, state.deadline = 3, True, datetime.max.replace(tzinfo=UTC)
     state.participants, state.wait_list, state.last_heartbeats = ({node: 1}, {node}, {node: datetime.now(UTC)})
@@ -262,7 +264,9 @@ def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStor
 
 
 def test_a_secret_is_wrapped_for_one_alone() -> None:
-    one, other, attacker = KeyPair(), KeyPair(), KeyPair()
+    one = KeyPair()
+    other = KeyPair()
+    attacker = KeyPair()
     secret = new_secret()
     wrapped = one.wrap(secret, other.public, "for other")
     assert wrapped is not None

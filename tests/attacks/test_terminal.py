@@ -217,7 +217,8 @@ def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.Ca
     from drumline.rank.failure import Failure
     from drumline.training.failure_report import _print_once
 
-    first, log = Failure(Place("b", 1, 3), text, 1), path / "no folder" / "log"
+    first = Failure(Place("b", 1, 3), text, 1)
+    log = path / "no folder" / "log"
     _print_once(ValueError("x"), Place("a", 0), first, log, run=path, environment={})
     return capsys.readouterr().err
 
@@ -228,7 +229,8 @@ def failure_of_another_rank_in_a_loop_of_the_users(text: str, path: Path, capsys
     from drumline.rank.failure import Failure
     from drumline.training.manager import DDPManager
 
-    ddp, error = DDPManager(), ValueError("x")
+    ddp = DDPManager()
+    error = ValueError("x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ddp._connection, "claim_failure", lambda *_, **__: Failure(Place("b", 1), text, 1))
         with pytest.raises(SystemExit) as caught:

@@ -52,7 +52,9 @@ class TwoNodes:
     """`drumline launch` twice on the loopback; their ranks stay until they are let go."""
 
     def __init__(self, folder: Path, secret: str | None, *, port: int | None = None) -> None:
-        self.folder, self.secret, self.port = folder, secret, port or free_port()
+        self.folder = folder
+        self.secret = secret
+        self.port = port or free_port()
         # Without a secret a client can only report, in the name of a node, that the job is over.
         self.keys = KEYS if secret is None else [*KEYS, "drumline/membership/failed"]
         (folder / "stay.py").write_text(STAY)

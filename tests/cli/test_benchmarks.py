@@ -162,7 +162,8 @@ def test_a_goal_says_whether_it_is_met() -> None:
 
 
 def test_bytes_prepared_on_the_device_are_the_samples_that_workers_would_prepare() -> None:
-    photos, photo_bytes = Photos(16, size=12, crop=8, num_images=16), PhotoBytes(16, size=12, crop=8, num_images=16)
+    photos = Photos(16, size=12, crop=8, num_images=16)
+    photo_bytes = PhotoBytes(16, size=12, crop=8, num_images=16)
     photo_bytes.images = photos.images
     request = BatchRequest(3, 0, 16, shuffled=True)
     (floats, labels), (images, chances, same) = (BatchMaker(one, seed=0)[request] for one in (photos, photo_bytes))

@@ -76,13 +76,15 @@ def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> 
     from sklearn.metrics import confusion_matrix, f1_score  # not in every worker of the suite
 
     task = load_class(f"{FOLDER / 'f1_drumline.py'}:Job")(Config())
-    data, model = task.eval_data(), task.model()
+    data = task.eval_data()
+    model = task.model()
     outputs = task.loss(model, data.columns).outputs
     found = {}
     for name, metric in task.metrics().items():
         metric.update(*outputs)
         found[name] = metric.compute()
-    labels, chosen = data.columns["labels"], runner.chosen(model, data)
+    labels = data.columns["labels"]
+    chosen = runner.chosen(model, data)
     assert found["f1"].item() == pytest.approx(f1_score(labels, chosen, average="macro"), abs=1e-6)
     assert found["confusion"].tolist() == confusion_matrix(labels, chosen).tolist()
 
@@ -90,7 +92,8 @@ def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> 
 @pytest.mark.soak
 def test_the_loss_of_the_tokens_script_is_a_mean_over_tokens() -> None:
     task = load_class(f"{FOLDER / 'tokens_drumline.py'}:Job")(Config())
-    batch, model = task.collate(list(task.eval_data())), task.model()
+    batch = task.collate(list(task.eval_data()))
+    model = task.model()
     loss = task.loss(model, batch)
     assert loss.weight == (batch["labels"] != -100).sum() == loss.outputs[0]
     true = cross_entropy(model(batch["tokens"]).transpose(1, 2), batch["labels"])

@@ -222,7 +222,8 @@ def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm")
 def test_a_task_on_two_nodes_loses_a_rank_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIES_ONCE)
-    port, more = free_port(), f"OUTPUT_DIR={tmp_path}/out\n"
+    port = free_port()
+    more = f"OUTPUT_DIR={tmp_path}/out\n"
     nodes = [
         start(
             "--env-file",

@@ -46,7 +46,8 @@ def test_a_run_of_version_0_1_is_verified_and_resumed(tmp_path: Path) -> None:
     drumline("train", "points.py:Points", "--run", "old", *FLAGS, cwd=tmp_path)
     drumline("train", "points.py:Points", "--run", "new", *FLAGS, cwd=tmp_path)
     assert "20 steps in 2 starts" in drumline("verify", "old", cwd=tmp_path)
-    old, new = weights(tmp_path / "old"), weights(tmp_path / "new")
+    old = weights(tmp_path / "old")
+    new = weights(tmp_path / "new")
     # Another processor rounds otherwise: the first ten steps were taken on another machine.
     torch.testing.assert_close(old, new)
 

@@ -68,7 +68,8 @@ def test_fingers_select_and_stretch_steps_and_a_button_resets(browser: Browser, 
     browser.open(page, width=PHONE)
     browser.value("document.querySelector('.chart').scrollIntoView({block: 'center'})")
     x, y, width = browser.value(BOX)
-    whole, button = browser.value(CANVAS), "document.querySelector('.reset')"
+    whole = browser.value(CANVAS)
+    button = "document.querySelector('.reset')"
     assert browser.value(f"{button}.hidden")
     browser.touch([(x + width / 4, y + 40)], [(x + width / 2, y + 40)])
     selected = browser.value(CANVAS)

@@ -70,7 +70,8 @@ def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
     with job(run) as at_work:
         serving = threading.Thread(target=lambda: codes.append(report_command.run(["--live", str(run)])))
         serving.start()
-        url, deadline = "", time.monotonic() + 30
+        url = ""
+        deadline = time.monotonic() + 30
         while not url and time.monotonic() < deadline:
             time.sleep(0.02)
             url = next((word for word in capsys.readouterr().out.split() if word.startswith("http")), "")

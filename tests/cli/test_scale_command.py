@@ -47,7 +47,8 @@ def test_a_prediction_is_printed_kept_and_checked(tmp_path: Path, capsys: pytest
 
 
 def test_the_doctors_measurement_is_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile, file = tmp_path / "profile.json", tmp_path / "lab.json"
+    profile = tmp_path / "profile.json"
+    file = tmp_path / "lab.json"
     write_profile(tmp_path, make_profile()).rename(profile)
     file.write_text(json.dumps({"collectives": DOCTOR}))
     arguments = ["scale", "predict", str(profile), "--nodes", "2", "--gpus-per-node", "1", "--network", str(file)]

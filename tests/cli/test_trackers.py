@@ -168,7 +168,8 @@ def warm_trackers(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Server]:
-    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    folder = tmp_path_factory.mktemp("mlflow")
+    port = free_port()
     environment = {
         **os.environ,
         **QUIET,

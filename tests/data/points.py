@@ -11,7 +11,8 @@ from drumline import Loss, Task
 
 
 class Points(Task):
-    best_metric, higher_is_better = "accuracy", True
+    best_metric = "accuracy"
+    higher_is_better = True
     calls = 0
 
     def model(self) -> nn.Module:

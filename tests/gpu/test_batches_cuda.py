@@ -41,7 +41,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 NAMES = ["digits", "tokens", "synthetic_images", "synthetic_tokens"]
 
 
@@ -112,7 +113,8 @@ def test_resident_data_has_the_bits_of_the_host(tmp_path: Path, name: str) -> No
 
 def test_a_cursor_set_again_and_a_preview_drop_what_was_made_ahead(tmp_path: Path) -> None:
     dataset = dataset_named("digits", tmp_path)
-    plain, ahead = make(dataset, CPU), make(dataset, GPU)
+    plain = make(dataset, CPU)
+    ahead = make(dataset, GPU)
     for loader in (plain, ahead):
         next(iter(loader))
         loader.cursor = Cursor(1, 480)
@@ -155,7 +157,8 @@ def test_no_batch_waits_for_the_device(tmp_path: Path, name: str, where: str) ->
 def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
     shape: tuple[int, int, int], padding: int, flip: bool
 ) -> None:
-    mean, std = (125.3, 123.0, 113.9)[: shape[0]], (63.0, 62.1, 66.7)[: shape[0]]
+    mean = (125.3, 123.0, 113.9)[: shape[0]]
+    std = (63.0, 62.1, 66.7)[: shape[0]]
     pixels = np.random.default_rng(0).integers(0, 256, size=(256, *shape)).astype(np.uint8)
     prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
     dataset = ImageArrays(pixels, np.arange(256), num_classes=256, prepare=prepare)
@@ -195,7 +198,8 @@ class FailsAt:
     """Whole batches; the one with this number is not to be had."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.made = number, 0
+        self.number = number
+        self.made = 0
 
     def __len__(self) -> int:
         return 480
@@ -232,7 +236,8 @@ class Boxes(FailsAt):
 
 
 def test_a_batch_that_moves_itself_is_moved_when_it_is_handed_out() -> None:
-    expected, found = make(FailsAt(0), CPU), make(Boxes(0), GPU)
+    expected = make(FailsAt(0), CPU)
+    found = make(Boxes(0), GPU)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other.inside.cpu())
 
@@ -299,7 +304,8 @@ def test_a_run_with_resident_data_ends_with_the_same_bits(tmp_path: Path, monkey
     resident = Config(**{**vars(config), "data": replace(config.data, resident=True)})
     run_ranks(1, train_on_gpu, config, tmp_path / "host")
     run_ranks(1, train_on_gpu, resident, tmp_path / "resident")
-    host, held = newest(tmp_path / "host"), newest(tmp_path / "resident")
+    host = newest(tmp_path / "host")
+    held = newest(tmp_path / "resident")
     assert_same_bits(replace(host, documents={}), replace(held, documents={}))  # the settings are in there
     events = list(read_events(tmp_path / "resident" / "events" / "rank-00000.jsonl"))
     shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
@@ -310,7 +316,8 @@ def test_a_run_with_resident_data_ends_with_the_same_bits(tmp_path: Path, monkey
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bytes_of_a_dataset_of_ones_own_are_prepared_on_the_device(workers: int) -> None:
     settings: dict[str, int] = {"size": 40, "crop": 32, "num_images": 20}
-    floats, images = Photos(100, **settings), PhotoBytes(100, **settings)
+    floats = Photos(100, **settings)
+    images = PhotoBytes(100, **settings)
     images.images = floats.images
     with closing(make(images, GPU, workers=workers)) as loader:
         for (expected, labels), (raw, chances, found) in zip(make(floats, CPU), loader, strict=True):

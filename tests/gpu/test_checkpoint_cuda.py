@@ -15,7 +15,8 @@ from drumline.checkpoint import store
 from drumline.checkpoint.state import RNG_BYTES, capture, capture_rng, load_checkpoint, restore, restore_rng
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
 
 
 def make(device: torch.device, **options: Any) -> tuple[nn.Module, Optimizer]:

@@ -145,7 +145,9 @@ def train_exactly(config: Config, run: Path, fastest: str, forget_after: int | N
     end, and where it counts its steps."""
     os.environ[CUBLAS_WORKSPACE[0]] = CUBLAS_WORKSPACE[1]
     use_deterministic_kernels()
-    steps, jobs, make_step = list[choice.AutoStep](), [], train_module.make_step
+    steps = list[choice.AutoStep]()
+    jobs = []
+    make_step = train_module.make_step
 
     def make_and_keep(job: Any, *args: Any, **given: Any) -> Any:
         jobs.append(job)

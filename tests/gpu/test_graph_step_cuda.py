@@ -168,8 +168,10 @@ class Shrinking:
     """A dataset whose batches come in ten sizes."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self._count = inner, 0
-        self.in_channels, self.num_classes = inner.in_channels, inner.num_classes
+        self._inner = inner
+        self._count = 0
+        self.in_channels = inner.in_channels
+        self.num_classes = inner.num_classes
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -182,7 +184,8 @@ class Shrinking:
 
 
 def train_and_count_captures(config: Config, run: Path) -> int:
-    capture, made = CapturedStep.__init__, []
+    capture = CapturedStep.__init__
+    made = []
 
     def capture_and_count(self: CapturedStep, *args: Any) -> None:
         capture(self, *args)
@@ -292,7 +295,8 @@ def test_all_ways_to_step_have_the_same_loss_curve(tmp_path: Path, kind: str) ->
     curves = {}
     for step in ("eager", "compile", "graph", "compiled_graph"):
         if kind == "tokens":
-            config, task = gpt(step), Synthetic
+            config = gpt(step)
+            task = Synthetic
         else:
             config = replace(
                 digits(step, precision="bf16", deterministic=False, steps=8 * STEPS_OF_AN_EPOCH), model=ModelConfig()
@@ -380,7 +384,9 @@ def test_saves_that_end_while_a_step_is_watched_or_captured_leave_no_trace(tmp_p
 
 def train_with_saves_that_end_in_steps(run: Path) -> None:
     """Each is on its way when the next step begins; the watched and the captured one wait for it in their midst."""
-    write, observed, capture = store.write, graph.observed, CapturedStep.__init__
+    write = store.write
+    observed = graph.observed
+    capture = CapturedStep.__init__
 
     def write_late(*args: Any, **options: Any) -> Path:
         time.sleep(0.2)
@@ -404,7 +410,8 @@ def train_with_saves_that_end_in_steps(run: Path) -> None:
 
         capture(self, take_until_saved, *rest)
 
-    store.write, graph.observed = write_late, observed_until_saved
+    store.write = write_late
+    graph.observed = observed_until_saved
     CapturedStep.__init__ = capture_until_saved
     config = digits("graph", steps=STEPS_OF_AN_EPOCH)
     train_here(replace(config, checkpoint=CheckpointConfig(every_steps=1, keep_last=2)), run)

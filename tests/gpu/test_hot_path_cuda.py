@@ -54,7 +54,9 @@ def test_loss_backward_and_meter_never_wait_for_the_device(
     build: Callable[..., nn.Module], recompute: bool, precision: torch.dtype
 ) -> None:
     task = (ImageClassification if build is resnet else LanguageModel)(Config())
-    model, data, meter = build(activation_checkpointing=recompute).to(GPU), batch(build), Meter(GPU)
+    model = build(activation_checkpointing=recompute).to(GPU)
+    data = batch(build)
+    meter = Meter(GPU)
     task.loss(model, data).total.backward()  # the first call may set up libraries
 
     with waiting_is_an_error():

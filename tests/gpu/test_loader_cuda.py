@@ -65,7 +65,8 @@ class Event:
     """In a cycle, so that only the collector frees it."""
 
     def __init__(self) -> None:
-        self.itself, self.event = self, torch.cuda.Event()
+        self.itself = self
+        self.event = torch.cuda.Event()
         self.event.record()
 
 

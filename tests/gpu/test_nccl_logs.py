@@ -63,8 +63,10 @@ class LoggedRanks:
 
     def __init__(self, folder: Path, name: str, *, own_hosts: bool = True, **variables: str) -> None:
         (folder / "reduce.py").write_text(SCRIPT)
-        self.folder, self.logs = folder, [folder / f"{name}-rank{rank}.log" for rank in range(2)]
-        self.ras_port, port = free_port(), free_port()
+        self.folder = folder
+        self.logs = [folder / f"{name}-rank{rank}.log" for rank in range(2)]
+        self.ras_port = free_port()
+        port = free_port()
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "reduce.py"],

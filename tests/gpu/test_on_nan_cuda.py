@@ -24,7 +24,10 @@ from tests.ranks import RanksFailed
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 # By then the steps have long been captured; one epoch, so the sample comes once.
-FIRST_BAD, STEPS, BATCH, MARK = 31, 40, 8, 1234.5
+FIRST_BAD = 31
+STEPS = 40
+BATCH = 8
+MARK = 1234.5
 
 
 class Fragile(nn.Module):
@@ -41,7 +44,8 @@ class LateNan(Classify):
         return nn.Sequential(Fragile(), *super().model())
 
     def train_data(self) -> Any:
-        points, length = Points(self.config.data.samples), self.config.data.samples
+        points = Points(self.config.data.samples)
+        length = self.config.data.samples
         order = permute(np.arange(length), length=length, seed=0, epoch=0).tolist()
         points.inputs[order[(FIRST_BAD - 1) * BATCH], 3] = MARK
         return points

@@ -47,7 +47,8 @@ class OwnNAdam(OwnAdam):
 
 
 def count_captures(config: Config, run: Path, task: type, forget_after: int | None = None) -> int:
-    capture, made = CapturedStep.__init__, []
+    capture = CapturedStep.__init__
+    made = []
 
     def capture_and_count(self: CapturedStep, *args: Any) -> None:
         capture(self, *args)

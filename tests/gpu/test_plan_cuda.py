@@ -26,7 +26,9 @@ from tests.ranks import rank_environment, run_ranks
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
 VOCABULARY = 50304
 # Layers, width, heads, context, micro-batch.
-SMALL, MEDIUM, LARGE = (12, 768, 12, 1024, 8), (24, 1024, 16, 1024, 4), (36, 1280, 20, 1024, 4)
+SMALL = (12, 768, 12, 1024, 8)
+MEDIUM = (24, 1024, 16, 1024, 4)
+LARGE = (36, 1280, 20, 1024, 4)
 MARGIN = 0.10
 
 

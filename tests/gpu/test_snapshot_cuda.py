@@ -189,7 +189,8 @@ def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
 
 def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
     """Up to the copy; the writer's thread then waits as it likes. Returns how many saves there were."""
-    gather, saves = saver.gather_state, []
+    gather = saver.gather_state
+    saves = []
 
     def gather_without_waiting(*args: Any, **options: Any) -> Any:
         saves.append(1)
@@ -212,7 +213,9 @@ def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) 
 def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int], set[torch.dtype]]:
     """How many steps were taken before each of the buffers that a save goes through was made, and which types were
     copied before the first."""
-    take_step, make_buffer, foreach_copy = Loop.take_step, staging._buffer, torch._foreach_copy_
+    take_step = Loop.take_step
+    make_buffer = staging._buffer
+    foreach_copy = torch._foreach_copy_
     taken: list[int] = []
     made: list[int] = []
     copied: set[torch.dtype] = set()
@@ -230,7 +233,9 @@ def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int],
             copied.update(source.dtype for source in sources)
         foreach_copy(targets, sources)
 
-    Loop.take_step, staging._buffer, torch._foreach_copy_ = take_and_count, make_and_tell, copy_and_tell
+    Loop.take_step = take_and_count
+    staging._buffer = make_and_tell
+    torch._foreach_copy_ = copy_and_tell
     train_here(config, Normalised, run)
     return made, copied
 
@@ -250,7 +255,8 @@ def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path:
     run_ranks(1, train_here, waits, Normalised, tmp_path / "waits")
     for step in (2, 4, 6, 8, 10):
         name = Path("checkpoints") / f"step-{step:08d}"
-        one, two = store.read(tmp_path / "beside" / name), store.read(tmp_path / "waits" / name)
+        one = store.read(tmp_path / "beside" / name)
+        two = store.read(tmp_path / "waits" / name)
         one.documents["progress"].pop("facts"), two.documents["progress"].pop("facts")
         assert_same_bits(one, two)
     for run, kind in (("beside", "device"), ("waits", "none")):

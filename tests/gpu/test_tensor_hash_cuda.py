@@ -11,7 +11,8 @@ from torch import Tensor
 from drumline.rank.tensor_hash import CHUNK_BYTES, COLUMNS, combine, hash_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 
 DTYPES = [
     torch.bool,

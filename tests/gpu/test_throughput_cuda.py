@@ -56,7 +56,8 @@ def test_attention_has_the_same_flops_with_every_kernel(backend: SDPBackend) -> 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_the_arithmetic_of_fp32_is_as_it_is_set(allowed: bool) -> None:
     model = MiniResNet(in_channels=3, num_classes=4, widths=(16, 32)).to(GPU)
-    batch, before = torch.randn(2, 3, 16, 16, device=GPU), torch.backends.cudnn.allow_tf32
+    batch = torch.randn(2, 3, 16, 16, device=GPU)
+    before = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = allowed
         with warnings.catch_warnings():

@@ -66,7 +66,8 @@ def test_one_rank_over_nccl_resumes_bit_for_bit(tmp_path: Path, precision: str) 
     run_ranks(1, train_on_gpu, config, tmp_path / "resumed")
     # Forget the later half of the run, and do it again from the checkpoint in the middle.
     run_ranks(1, train_on_gpu, config, tmp_path / "resumed", 4)
-    whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
+    whole = newest(tmp_path / "whole")
+    resumed = newest(tmp_path / "resumed")
     assert_same_bits(whole, resumed)
     assert ("scaler" in whole.documents) == (precision == "fp16")
     losses = [

@@ -50,7 +50,8 @@ int gettimeofday(struct timeval *to, void *zone) {
 
 def set_clock(folder: Path, ahead_s: int) -> dict[str, str]:
     """Processes with these variables are so far ahead; those that have them already jump."""
-    library, clock = folder / "clock.so", folder / "clock"
+    library = folder / "clock.so"
+    clock = folder / "clock"
     if not library.exists():
         words = [tool("cc"), "-shared", "-fPIC", "-O1", "-o", str(library), "-x", "c", "-", "-ldl"]
         subprocess.run(words, input=SOURCE, text=True, check=True)

@@ -59,8 +59,11 @@ class Host:
     """One machine of a testbed; made by it."""
 
     def __init__(self, name: str, address: str, folder: Path, switch: Space, *, shm: str, warm: bool) -> None:
-        self.name, self.address, self.folder = name, address, folder
-        self._switch, self._is_warm = switch, warm
+        self.name = name
+        self.address = address
+        self.folder = folder
+        self._switch = switch
+        self._is_warm = warm
         self._server: WarmHost | None = None
         self.python = str(PROGRAM) if warm else sys.executable
         self._port = f"port-{address.rpartition('.')[2]}"

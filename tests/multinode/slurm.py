@@ -56,7 +56,8 @@ class Slurm:
     """Running daemons on all hosts of a testbed. `environment` makes Slurm's commands on a host find them."""
 
     def __init__(self, bed: Testbed) -> None:
-        self.bed, self.folder = bed, bed.folder / "slurm"
+        self.bed = bed
+        self.folder = bed.folder / "slurm"
         (self.folder / "state").mkdir(parents=True)
         self._first = bed.hosts[0]
         key = self.folder / "munge.key"

@@ -53,7 +53,8 @@ class SshDaemons:
     def serve(self, host: Host) -> Job:
         """Also for a host that was off and is on again."""
         config = host.folder / "sshd_config"
-        key, authorized = _quoted(self.folder / host.name), _quoted(self.folder / "user.pub")
+        key = _quoted(self.folder / host.name)
+        authorized = _quoted(self.folder / "user.pub")
         config.write_text(SERVER.format(address=host.address, key=key, authorized=authorized))
         # A root account that is locked (`!`) may not log in even with a key; on these hosts it has no password.
         shadow = host.folder / "shadow"

@@ -146,7 +146,9 @@ class Cloud:
     """The account on the desk, and the hosts that its instances are."""
 
     def __init__(self, bed: Testbed, folder: Path, market: str = "on-demand") -> None:
-        self.bed, self.folder, self.desk = bed, folder, bed["desk"]
+        self.bed = bed
+        self.folder = folder
+        self.desk = bed["desk"]
         self.job_folder = folder / "job"
         for name in ("home/.ssh", "shared", "job"):
             (folder / name).mkdir(parents=True)
@@ -172,7 +174,8 @@ class Cloud:
 
     def boot(self, instance: str, address: str) -> Host:
         host = next(host for host in self.bed if host.address == address)
-        python, metadata = f'exec {host.python} "$@"', f'exec {tool("curl")} "$@"'
+        python = f'exec {host.python} "$@"'
+        metadata = f'exec {tool("curl")} "$@"'
         path = write_programs(host.folder, shared=self.folder / "shared", metadata=metadata, python=python)
         (host.folder / "passwd").write_text(Path("/etc/passwd").read_text() + "ubuntu:x:0:0::/:/bin/bash\n")
         (host.folder / "shadow").write_text("ubuntu:*:19000:0:99999:7:::\n")
@@ -183,7 +186,8 @@ class Cloud:
         host.start(sys.executable, "-c", METADATA, *words).wait_for("listening")
         done = host.run("bash", str(self.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)})
         assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", done.stdout + done.stderr
-        key, public = make_key(host.folder / "host_key"), self.key.with_suffix(".pub")
+        key = make_key(host.folder / "host_key")
+        public = self.key.with_suffix(".pub")
         server = SERVER.format(address=host.address, key=key, authorized=public)
         (host.folder / "sshd_config").write_text(f"{server}SetEnv PATH={path}\n")
         host.start(tool("sshd"), "-D", "-e", "-f", str(host.folder / "sshd_config")).wait_for("Server listening")
@@ -209,7 +213,8 @@ def checkpoints(cloud: Cloud) -> list[int]:
 def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     cloud = Cloud(make_testbed(*HOSTS, warm=True), tmp_path / "cloud")
     (first, first_address), (lost, lost_address) = cloud.nodes(1)
-    stays, leaves = cloud.boot(first, first_address), cloud.boot(lost, lost_address)
+    stays = cloud.boot(first, first_address)
+    leaves = cloud.boot(lost, lost_address)
     job = cloud.launch("--lost-after", "5", "slow.py:Slow", "--train.steps", "40", "--checkpoint.every_steps", "4")
     wait_until(lambda: len(checkpoints(cloud)) > 0 or not job.is_running(), "a checkpoint", timeout_s=120)
     assert job.is_running(), job.text()
@@ -219,7 +224,8 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[...,
     assert kept == first, "the others stay"
     cloud.boot(new, new_address)
     (cloud.job_folder / "hurry").touch()
-    code, text = job.wait(timeout_s=150), job.text()
+    code = job.wait(timeout_s=150)
+    text = job.text()
     assert code == 0, text[-3000:]
     assert f"AWS took back {lost_address}; waiting for its replacement, then the run resumes" in text
     assert checkpoints(cloud)[-1] == 40
@@ -237,7 +243,8 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     """The only checkpoint before the end is that of the notice, and without it the steps take two minutes."""
     cloud = Cloud(make_testbed(*HOSTS, warm=True), tmp_path / "cloud", "spot")
     (first, first_address), (taken, taken_address) = cloud.nodes(1)
-    stays, leaves = cloud.boot(first, first_address), cloud.boot(taken, taken_address)
+    stays = cloud.boot(first, first_address)
+    leaves = cloud.boot(taken, taken_address)
     job = cloud.launch("--no-doctor", "slow.py:Slow", "--train.steps", "400", "--checkpoint.every_steps", "1000")
     job.wait_for("first step ", timeout_s=120)
     notice = '{"action": "terminate", "time": "2026-11-18T08:22:00Z"}'
@@ -255,7 +262,8 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     assert kept == first, "the others stay"
     cloud.boot(new, new_address)
     (cloud.job_folder / "hurry").touch()
-    code, text = job.wait(timeout_s=150), job.text()
+    code = job.wait(timeout_s=150)
+    text = job.text()
     assert code == 0, text[-3000:]
     assert f"AWS took back {taken_address}; waiting for its replacement, then the run resumes" in text
     assert "does not answer" not in text, "AWS was asked to replace a node that it takes back itself"

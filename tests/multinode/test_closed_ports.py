@@ -50,7 +50,8 @@ def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., T
 
 def _lose_hosts(desk: Desk) -> None:
     job, marker = desk.sleepers("--grace", "2", "--lost-after", "4", "--no-standby")
-    b, c = desk.bed["b"], desk.bed["c"]
+    b = desk.bed["b"]
+    c = desk.bed["c"]
     b.cut()
     c.power_off()
     desk.wait_for_none(marker, desk.bed["a"], b)

@@ -30,7 +30,8 @@ class Clinic:
     """A testbed with ssh, and a Python for every host that a test can change on one of them."""
 
     def __init__(self, bed: Testbed) -> None:
-        self.bed, self.ssh = bed, SshDaemons(bed)
+        self.bed = bed
+        self.ssh = SshDaemons(bed)
         self.python = bed.folder / "python"
         self._write_python(self.python, {})
 
@@ -128,14 +129,16 @@ def test_slow_lines_black_holes_a_wrong_interface_and_what_differs_between_hosts
         host.set_bandwidth(100 if host is b else 1000)
     firewall.drop_larger(c, 1300, but_port=22)
     d.add_interface("docker0", "172.17.0.1/16")
-    code, data = tmp_path / "code", tmp_path / "data"
+    code = tmp_path / "code"
+    data = tmp_path / "data"
     for folder, file in ((code, "train.py"), (data, "samples.bin")):
         folder.mkdir()
         (folder / file).write_text("as it should be")
         other = tmp_path / f"other-{folder.name}"
         other.mkdir()
         (other / file).write_text("something else")
-    site, clock = tmp_path / "site", tmp_path / "clock"
+    site = tmp_path / "site"
+    clock = tmp_path / "clock"
     (site / "torch").mkdir(parents=True)
     (site / "torch" / "__init__.py").touch()
     (site / "torch" / "version.py").write_text('__version__ = "9.9.9"\n')

@@ -17,7 +17,8 @@ from tests.multinode.warm_host import FOLDER
 from tests.warm import CLIENT
 
 ROOT = Path(__file__).parents[2]
-AGENT, SUPERVISOR = "-m drumline.launch.ssh.agent_process", "-m drumline.launch.ssh.supervisor"
+AGENT = "-m drumline.launch.ssh.agent_process"
+SUPERVISOR = "-m drumline.launch.ssh.supervisor"
 PYTHON = f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"  # as `ps` shows a warm one
 CUT_S = 6.0
 # Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank 0 fails for it, as
@@ -67,7 +68,8 @@ def kill_agent(host: Host) -> None:
 @pytest.mark.soak
 def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     bed = make_testbed("a", "b", "c", warm=True)
-    ssh, folder = SshDaemons(bed), tmp_path / "mine"
+    ssh = SshDaemons(bed)
+    folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "ranks.py").write_text(RANKS)
     job = bed["a"].start(

@@ -54,7 +54,10 @@ class Jobs:
     """Starts `drumline launch --env-file` on hosts with the rendezvous at `first`."""
 
     def __init__(self, folder: Path, first: Host, *, nodes: str, flags: tuple[str, ...]) -> None:
-        self.folder, self.first, self.nodes, self.flags = folder, first, nodes, flags
+        self.folder = folder
+        self.first = first
+        self.nodes = nodes
+        self.flags = flags
         (folder / "stay.py").write_text(STAY)
         self.finish = folder / "finish"
 
@@ -73,7 +76,8 @@ class Jobs:
 def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
-    on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
+    on_a = jobs.start(a, 0)
+    on_b = jobs.start(b, 1)
     for job, rank in ((on_a, 0), (on_b, 1)):
         job.wait_for("drumline: warning: training continues on 2 of 3 nodes, without node 2\n")
         job.wait_for(f"here: rank {rank} of 2")
@@ -83,7 +87,8 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed:
         job.wait_for(f"here: rank {rank} of 3")
     assert "restarting the ranks (node 2 (c) joined); the script starts from the beginning" in on_a.text()
 
-    again, first_again = jobs.start(c, 1), jobs.start(b, 0)
+    again = jobs.start(c, 1)
+    first_again = jobs.start(b, 0)
     assert [again.wait(), first_again.wait()] == [3, 3]
     assert "NODE_RANK 1 is taken: the launcher of node 1 runs on b" in again.text()
     assert "10.77.0.1 is not an address of b, which has 10.77.0.2" in first_again.text()
@@ -107,11 +112,13 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
     a, b, c, d = make_testbed("a", "b", "c", "d", warm=True).hosts
     firewall.drop_port(a, 29500)
     jobs = Jobs(tmp_path, a, nodes="2", flags=("--join-timeout", "9"))
-    on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
+    on_a = jobs.start(a, 0)
+    on_b = jobs.start(b, 1)
 
     # One that came and is killed, while the others wait: a job that may not start again does not wait for it.
     jobs = Jobs(tmp_path, c, nodes="2", flags=("--lost-after", "3"))
-    on_c, on_d = jobs.start(c, 0), jobs.start(d, 1)
+    on_c = jobs.start(c, 0)
+    on_d = jobs.start(d, 1)
     for job in (on_c, on_d):
         job.wait_for("here: rank")
     on_d.send(signal.SIGKILL)

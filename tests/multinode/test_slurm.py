@@ -66,8 +66,10 @@ def submit(host: Host, slurm: Slurm, cwd: Path, *arguments: str) -> str:
 
 def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     bed = make_testbed("a", "b", warm=True)
-    slurm, a = Slurm(bed), bed["a"]
-    run, log = tmp_path / "run", tmp_path / "digits-1.log"
+    slurm = Slurm(bed)
+    a = bed["a"]
+    run = tmp_path / "run"
+    log = tmp_path / "digits-1.log"
     calm = tmp_path / "calm"
     calm.mkdir()
     for folder in (tmp_path, calm):
@@ -144,7 +146,8 @@ def test_a_preempted_job_is_requeued_whatever_its_mirror_does(
     make_testbed: MakeTestbed, tmp_path: Path, fault: str
 ) -> None:
     bed = make_testbed("a", "b", warm=True)
-    slurm, a = Slurm(bed), bed["a"]
+    slurm = Slurm(bed)
+    a = bed["a"]
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "store.py").write_text(STORE)
     (tmp_path / "slow").touch()
@@ -177,7 +180,8 @@ def test_a_script_is_requeued_while_it_is_preempted_and_not_when_it_fails_or_is_
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
     bed = make_testbed("a", "b", warm=True)
-    slurm, a = Slurm(bed), bed["a"]
+    slurm = Slurm(bed)
+    a = bed["a"]
     (tmp_path / "script.py").write_text(SCRIPT)
     odd = 'it\'s "$HOME" `id`; #'
     flags = ["--nodes", "2", "--procs", "1", "--time", "10", "--sbatch=--comment=from-a-test", "--out", "my.sbatch"]

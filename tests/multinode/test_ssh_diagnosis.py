@@ -26,7 +26,8 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
     job.wait_for("restarting the ranks")
     secret = starts_of(tmp_path, 0)[0]["DRUMLINE_SECRET"]
     assert not any(secret in processes.command(pid) for host in desk.bed for pid in host.space.pids())
-    code, text = job.wait(), job.text()
+    code = job.wait()
+    text = job.text()
     assert code == 70, text
     told = [starts_of(tmp_path, rank) for rank in range(2)]
     assert [len(one) for one in told] == [2, 2], text
@@ -68,7 +69,8 @@ def test_a_rank_that_exits_with_code_0_is_blamed_to_the_end(make_testbed: MakeTe
     (tmp_path / "mine.py").write_text(LEAVES)
     words = ["--hosts", "a,b", "--procs", "1", "--max-restarts", "1", "--logs", "logs", "--env", "OMP_NUM_THREADS=1"]
     job = desk.launch(*words, "mine.py:Leaves", "--run", "run")
-    code, text = job.wait(120), job.text()
+    code = job.wait(120)
+    text = job.text()
     assert code == 1, text
     assert "rank 0 on a crashed" not in text, "it lost its peer, as its log says"
     assert "failed first" not in text, text
@@ -108,7 +110,8 @@ def test_a_script_whose_rank_exits_with_code_0_ends_with_the_diagnosis(
     desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
     (tmp_path / "leaves.py").write_text(SCRIPT_THAT_LEAVES)
     job = desk.launch("--hosts", "a,b", "--procs", "1", "--watch", "--logs", "logs", "leaves.py")
-    code, text = job.wait(120), job.text()
+    code = job.wait(120)
+    text = job.text()
     assert code == 1, text
     assert "failed first" not in text, text
     assert text.splitlines()[-2].startswith(BLAMES_RANK_1), text
@@ -125,7 +128,8 @@ def test_an_agent_that_is_killed_under_a_plain_script_is_named_at_the_end(
     for rank, host in enumerate("ab"):
         job.wait_for(f"rank {rank} on {host}: start 1, ", timeout_s=90)
     kill_agent(desk.bed["b"])
-    code, text = job.wait(90), job.text()
+    code = job.wait(90)
+    text = job.text()
     assert code == 1, text
     assert text.splitlines()[-3:] == [
         "drumline: the launcher's agent on b was killed by SIGKILL, which ended its ranks",

@@ -69,7 +69,8 @@ class Desk:
     """Where the user sits: the first host, from which ssh leads to all."""
 
     def __init__(self, bed: Testbed, folder: Path) -> None:
-        self.bed, self.folder = bed, folder
+        self.bed = bed
+        self.folder = folder
         self.ssh = SshDaemons(bed)
 
     def launch(self, *words: str, env: dict[str, str] | None = None) -> Job:
@@ -120,7 +121,8 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(make
     job.wait_for("[b 1] long")  # what comes before the flood is not drowned in it
     (desk.folder / "seen").touch()
     assert not any("hunter2" in processes.command(pid) for host in desk.bed for pid in host.space.pids())
-    code, text = job.wait(), job.text()
+    code = job.wait()
+    text = job.text()
     assert code == 1, text[-3000:]
     for rank, host in enumerate("abcc"):
         assert f"[{host} {rank}] rank {rank} of 4 is on {host} with ['x y']\n" in text
@@ -240,7 +242,8 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     make_desk: MakeDesk, tmp_path: Path
 ) -> None:
     desk = make_desk("a", "b")
-    b, folder = desk.bed["b"], desk.folder
+    b = desk.bed["b"]
+    folder = desk.folder
     b.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
     (folder / "part").mkdir()
     (folder / "part" / "one.py").write_text("WORD = 'fresh'\n")
@@ -262,7 +265,8 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     ranks = json.loads((folder / "runs" / "here" / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
 
-    fake, real = tmp_path / "rsync", tmp_path / "real-rsync"
+    fake = tmp_path / "rsync"
+    real = tmp_path / "real-rsync"
     shutil.copy(needs.tool("rsync"), real)
     fake.write_text(SPOILS.format(real=shlex.quote(str(real)), file=shlex.quote(f"{folder}/part/one.py")))
     fake.chmod(0o755)
@@ -300,7 +304,8 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
     job = desk.launch(
         *("--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1", "mine.py:Raises", "--run", "run")
     )
-    code, text = job.wait(120), job.text()
+    code = job.wait(120)
+    text = job.text()
     assert code == 1, text
     assert "restarting the ranks" not in text, "it would raise at the same step"
     assert text.count("Traceback (most recent call last)") == 1, text

@@ -308,7 +308,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(make_testbed: MakeTestbed) -> None:
-    here, alive = processes.namespace("self", "pid"), processes.owner_name(os.getpid())
+    here = processes.namespace("self", "pid")
+    alive = processes.owner_name(os.getpid())
     number, start, _ = alive.split(".", 2)
     owners = {
         "dead": f"{number}.{int(start) - 1}.{here}",  # the number is in use again

@@ -28,7 +28,8 @@ EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_
 class Breaks(Classify):
     """Fails in the middle of the fourth step."""
 
-    best_metric, higher_is_better = "loss", False
+    best_metric = "loss"
+    higher_is_better = False
     calls = 0
 
     def eval_data(self) -> Any:
@@ -68,7 +69,8 @@ def test_the_bits_are_those_of_saves_that_the_step_waits_for(tmp_path: Path, mon
     train_here(config, HookedNormalised, tmp_path / "beside")
     for step in (3, 6, 9, 10):
         name = Path("checkpoints") / f"step-{step:08d}"
-        waited, beside = store.read(tmp_path / "waits" / name), store.read(tmp_path / "beside" / name)
+        waited = store.read(tmp_path / "waits" / name)
+        beside = store.read(tmp_path / "beside" / name)
         waited.documents["progress"].pop("facts"), beside.documents["progress"].pop("facts")
         assert_same_bits(waited, beside)
     for run, copies, steps in (("waits", {"none"}, range(1, 11)), ("beside", {"host"}, (3, 6, 9, 10))):
@@ -118,7 +120,8 @@ def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path, monkeypatc
 def test_the_ledger_is_on_the_disk_before_the_checkpoint_and_no_step_waits_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush, seen = JsonLines.flush, []
+    flush = JsonLines.flush
+    seen = []
 
     def flush_and_note(lines: JsonLines) -> None:
         flush(lines)
@@ -181,7 +184,8 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     shared = replace(config, checkpoint=replace(config.checkpoint, writers="ranks", when_busy="skip"))
     assert train_on(2, shared, HookedNormalised, tmp_path / "parts").step == 5
     assert train_on(2, config, HookedNormalised, tmp_path / "whole").step == 5
-    parts, whole = newest(tmp_path / "parts"), newest(tmp_path / "whole")
+    parts = newest(tmp_path / "parts")
+    whole = newest(tmp_path / "whole")
     for snapshot in (parts, whole):
         snapshot.documents["progress"].pop("facts")
     assert_same_bits(parts, whole)

@@ -101,7 +101,8 @@ def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
 def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) -> None:
     # The sizes cannot change between the steps 28 and 40.
     even, balanced = (config_of(balance, batch_size=24, steps=39, accumulate=2) for balance in ("off", "auto"))
-    run, refusals = tmp_path / "balanced", run_ranks(2, train_and_refuse, tmp_path, even, balanced)
+    run = tmp_path / "balanced"
+    refusals = run_ranks(2, train_and_refuse, tmp_path, even, balanced)
     assert refusals[0] == (
         "--data.balance auto needs samples by index, and Plain is a stream\n"
         "  try: leave it out, or give a dataset with __len__ and __getitem__"

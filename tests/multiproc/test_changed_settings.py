@@ -53,7 +53,8 @@ class Breaks(Classify):
 def test_a_finished_run_refuses_other_settings_and_keeps_its_own(tmp_path: Path) -> None:
     config = make_config(epochs=1)
     train_here(config, Classify, tmp_path)
-    before, text = newest(tmp_path), (tmp_path / "config.toml").read_text()
+    before = newest(tmp_path)
+    text = (tmp_path / "config.toml").read_text()
     assert not {"mini_resnet", "digits"} & {
         saved_config(tmp_path)[section].get("name") for section in ("model", "data")
     }
@@ -200,7 +201,8 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_again(
     reset = changed(config, optim={"reset": True})
     train_here(changed(reset, train={"steps": 6, "epochs": None}), Classify, tmp_path)
     after = newest(tmp_path)
-    weights, moved = before.tensors["model"]["0.weight"], after.tensors["model"]["0.weight"]
+    weights = before.tensors["model"]["0.weight"]
+    moved = after.tensors["model"]["0.weight"]
     assert (moved - weights).abs().max() < 0.2, "the weights are kept"
     kinds = {name.rpartition("/")[2] for name in after.tensors["optimizer"]}
     assert kinds == ({"step", "exp_avg", "exp_avg_sq"} if now is ADAMW else {"momentum_buffer"})
@@ -219,7 +221,8 @@ def test_a_reset_happens_once_however_often_the_command_is_repeated(tmp_path: Pa
     train_here(reset, Classify, tmp_path / "whole")
     train_here(changed(reset, train={"steps": 5}), Classify, tmp_path / "again")
     train_here(reset, Classify, tmp_path / "again")
-    whole, again = newest(tmp_path / "whole"), newest(tmp_path / "again")
+    whole = newest(tmp_path / "whole")
+    again = newest(tmp_path / "again")
     for file in ("model", "optimizer"):
         torch.testing.assert_close(again.tensors[file], whole.tensors[file], rtol=0, atol=0)
     assert float(again.tensors["optimizer"]["0.weight/step"]) == 6

@@ -42,7 +42,9 @@ class TwoHeads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head, self.probe = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+        self.body = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 2)
+        self.probe = nn.Linear(8, 2)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         hidden = torch.tanh(self.body(inputs))
@@ -72,7 +74,8 @@ def refuse_to_compile(*given: Any) -> None:
     raise NotImplementedError("no compiler knows this backward pass")
 
 
-TIMEOUT_S, SLOW_S = 4.0, 5.5
+TIMEOUT_S = 4.0
+SLOW_S = 5.5
 
 
 class Disturbs(Hook):
@@ -162,7 +165,8 @@ def fork_two_ranks(runs: Path) -> None:
     from torch._inductor.codecache import torch_key
 
     torch_key()
-    inductor.cpp.simdlen, inductor.use_joint_graph_passes = 1, False
+    inductor.cpp.simdlen = 1
+    inductor.use_joint_graph_passes = False
     run_ranks(2, train_in_all_ways, runs, timeout_s=340, context=multiprocessing.get_context("fork"))
 
 

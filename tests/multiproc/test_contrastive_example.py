@@ -25,7 +25,8 @@ CONFIG = make_config(
 
 def in_double_precision(config: Config) -> Task:
     task = load_task(f"{EXAMPLE}:Pairs")(config)
-    make, prepare = task.model, task.on_device
+    make = task.model
+    prepare = task.on_device
     task.model = lambda: make().double()  # type: ignore[method-assign]
     task.on_device = lambda batch: [view.double() for view in prepare(batch)]  # type: ignore[method-assign]
     return task
@@ -50,7 +51,8 @@ def gradient_by_hand() -> list[list[float]]:
             nn.functional.normalize(encoder(view.double()))
             for encoder, view in zip(job.model.children(), job.loader.preview(), strict=True)
         )
-        scores, own = left @ right.T / 0.1, torch.arange(10)
+        scores = left @ right.T / 0.1
+        own = torch.arange(10)
         loss: Tensor = (nn.functional.cross_entropy(scores, own) + nn.functional.cross_entropy(scores.T, own)) / 2
         gradients = torch.autograd.grad(loss, list(job.model.parameters()))
         job.close()

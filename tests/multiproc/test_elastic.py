@@ -159,7 +159,8 @@ def test_any_number_of_ranks_trains_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_it_trains_like_one_process_on_the_full_batch(tmp_path: Path) -> None:
-    config, tasks = elastic(accumulate=2, optim=OPTIM), (Classify, WeighTokens, Strided)
+    config = elastic(accumulate=2, optim=OPTIM)
+    tasks = (Classify, WeighTokens, Strided)
     train_each_on(3, *((config, task, tmp_path / task.__name__) for task in tasks))
     for task in tasks:
         expected = full_batch_weights(config, task)

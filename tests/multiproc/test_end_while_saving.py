@@ -15,7 +15,8 @@ from tests.ranks import server_context
 
 def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
     """Exits when the file exists; otherwise only at a second signal."""
-    preempting.SAME_SIGNAL_S, preempting.MAX_WAIT_FOR_SAVE_S = -1.0, 1e6
+    preempting.SAME_SIGNAL_S = -1.0
+    preempting.MAX_WAIT_FOR_SAVE_S = 1e6
     preemption = Preemption()
     preemption._pipe = preempting.SignalPipe(preempting.SIGNALS)
     preemption._first = signal.SIGTERM, time.monotonic()

@@ -31,7 +31,8 @@ class TiedLayers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
         self.second.weight = self.first.weight
         self.norm = nn.BatchNorm1d(6)
         self.out = nn.Linear(6, 2)
@@ -73,7 +74,8 @@ def header(path: Path) -> dict[str, Any]:
 def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "new" / "weights.safetensors"
     assert main(["export", str(trained), "--which", "last", "--to", str(to)]) == 0
-    fresh, own = TiedLayers().double(), newest(trained).tensors["model"]
+    fresh = TiedLayers().double()
+    own = newest(trained).tensors["model"]
     assert header(to).keys() == fresh.state_dict().keys()
     assert "second.weight" not in own  # a checkpoint has a tied weight once, the file has it under both names
     fresh.load_state_dict(load_file(to), strict=True)
@@ -90,7 +92,8 @@ def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path:
     saved = newest(trained).tensors[HOOKS_FILE]
     assert torch.equal(average["out.weight"], saved["1/average/out.weight"])
     assert not torch.equal(average["out.weight"], newest(trained).tensors["model"]["out.weight"])
-    model, points = TiedLayers().double().eval(), Points(29)
+    model = TiedLayers().double().eval()
+    points = Points(29)
     model.load_state_dict(average, strict=True)
     loss = functional.cross_entropy(model(points.inputs), points.targets).item()
     assert loss == pytest.approx(catalog.check_sizes(find_checkpoint(trained, "last")).metrics["loss"], rel=1e-12)

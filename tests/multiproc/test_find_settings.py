@@ -62,8 +62,10 @@ def search_here(config: Config, *tasks: type[Task]) -> list[BatchSearch]:
 @pytest.mark.world_size(2)
 def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
     """In unequal parts and micro-batches."""
-    config, tasks = make_config(batch_size=31, samples=96, optim=PLAIN, micro_batch_size=5), (Classify, WeighTokens)
-    alone, pairs = range_here(config, *tasks), run_ranks(2, range_here, config, *tasks)
+    config = make_config(batch_size=31, samples=96, optim=PLAIN, micro_batch_size=5)
+    tasks = (Classify, WeighTokens)
+    alone = range_here(config, *tasks)
+    pairs = run_ranks(2, range_here, config, *tasks)
     assert [one.losses for one in pairs[0]] == [one.losses for one in pairs[1]]
     assert [one.has_diverged for one in alone] == [True, False]
     for one, two in zip(alone, pairs[0], strict=True):

@@ -86,7 +86,8 @@ def test_a_rank_sends_rank_0_what_it_has_and_no_padding() -> None:
 
 def change_groups() -> list[list[int]]:
     """The threads and descriptors of this rank after each of some groups, as when nodes are lost and join again."""
-    topology, counts = topology_from(os.environ), []
+    topology = topology_from(os.environ)
+    counts = []
     assert topology is not None
     store = group.open_store(topology, timeout_s=30)
     for number in range(6):

@@ -148,7 +148,8 @@ def train_watched(config: Config, run: Path) -> dict[str, Any]:
         # The first comparison of data reads samples too: before the first step.
         code = train(RunRequest("test", config, run, False, ("test",)), LookAround, ddp, Progress())
         onlooker.look("after the loop")
-        collectives, begun = onlooker.ask()[4], collective_counter()()
+        collectives = onlooker.ask()[4]
+        begun = collective_counter()()
         ddp.cleanup()
         onlooker.look("after the end")
     optimizer_hook.remove()

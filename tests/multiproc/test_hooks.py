@@ -63,7 +63,8 @@ def test_every_moment_comes_in_the_order_of_the_list(tmp_path: Path, monkeypatch
 
 def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_kill(tmp_path: Path) -> None:
     """Asked after step 3, killed before the log line of step 4."""
-    config, reason = make_config(checkpoint=EVERY_STEP), "rank 1 has seen enough"
+    config = make_config(checkpoint=EVERY_STEP)
+    reason = "rank 1 has seen enough"
     whole = run_ranks(2, train_here, config, Stopped, tmp_path / "whole")
     interrupted_at(3, 2, config, Stopped, tmp_path)
     ends = run_ranks(2, train_here, config, Stopped, tmp_path)

@@ -58,7 +58,8 @@ def test_a_run_begins_with_the_best_checkpoint_of_another(trained: Path, tmp_pat
     best = find_checkpoint(trained, "best")
     # Statistics of BatchNorm change in a step, parameters do not: in evaluation mode neither.
     train_on(2, config_with(trained, optim=STILL, steps=1, samples=16), Normalised, tmp_path)
-    expected, found = store.read(best).tensors["model"], weights(tmp_path)
+    expected = store.read(best).tensors["model"]
+    found = weights(tmp_path)
     moved = {name for name in expected if not torch.equal(expected[name], found[name])}
     assert moved <= {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert found["1.num_batches_tracked"] == expected["1.num_batches_tracked"] + 1
@@ -70,7 +71,8 @@ def test_a_run_begins_with_the_best_checkpoint_of_another(trained: Path, tmp_pat
 def test_a_file_is_read_once_and_never_again(tmp_path: Path) -> None:
     """The resumed run, whose file is gone, has the bits of one that was not interrupted."""
     torch.manual_seed(3)
-    file, config = tmp_path / "weights.safetensors", config_with(tmp_path / "weights.safetensors", steps=4)
+    file = tmp_path / "weights.safetensors"
+    config = config_with(tmp_path / "weights.safetensors", steps=4)
     save_file({name: tensor.clone() for name, tensor in Classify(config).model().state_dict().items()}, file)
     train_here(config, Classify, tmp_path / "whole")
     train_here(config_with(file, steps=2), Classify, tmp_path / "parts")

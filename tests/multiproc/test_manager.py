@@ -159,7 +159,8 @@ def average_gradient(length: int, batch_size: int, accumulate: int) -> list[list
     with DDPManager(watch=NO_SIDECAR) as ddp:
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(Points(length), batch_size=batch_size, accumulate=accumulate)
-        gradients, began = [], group.collective_counter()()
+        gradients = []
+        began = group.collective_counter()()
         for inputs, targets in loader:
             with ddp.no_sync(model, unless=loader.is_last_micro_batch):
                 (functional.cross_entropy(model(inputs), targets) * loader.scale).backward()
@@ -299,7 +300,8 @@ class Partly(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.used, self.spare = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.used = nn.Linear(2, 2)
+        self.spare = nn.Linear(2, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, self.used(inputs))
@@ -385,7 +387,8 @@ def _logged() -> list[str]:
 def leave_slowly() -> tuple[bool, list[str]]:
     """What blocks is put in by hand: without a GPU no group has a reason of its own to."""
     said = _logged()
-    destroy, may_end = dist.destroy_process_group, threading.Event()
+    destroy = dist.destroy_process_group
+    may_end = threading.Event()
     group.LEAVE_S = 0.2
     dist.destroy_process_group = lambda: (may_end.wait(), destroy())  # type: ignore[assignment]
     ddp = DDPManager()

@@ -77,7 +77,8 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
     assert "report: report.html" in capsys.readouterr().out
     assert "done" in (tmp_path / "report.html").read_text()
     assert export_command.run([bucket.url, "--which", "last", "--to", "weights.safetensors"]) == 0
-    exported, saved = load_file(tmp_path / "weights.safetensors"), newest(second).tensors["model"]
+    exported = load_file(tmp_path / "weights.safetensors")
+    saved = newest(second).tensors["model"]
     assert all(exported[name].equal(saved[name]) for name in saved)
     assert export_command.run([bucket.url, "--to", "best.safetensors"]) == 0
     assert export_command.run([bucket.url, "--which", "8", "--to", "eight.safetensors"]) == 0
@@ -143,6 +144,7 @@ def test_the_shards_of_all_ranks_are_mirrored_and_restored(tmp_path: Path) -> No
     files = {path.name for path in (tmp_path / "store/checkpoints/step-00000008").iterdir()}
     assert {"model-part-00000.safetensors", "model-part-00001.safetensors", "manifest.json"} <= files
     assert any(message.startswith("restored step 4 from file://") for message in messages(tmp_path / "second", "note"))
-    left, right = newest(tmp_path / "whole").tensors, newest(tmp_path / "second").tensors
+    left = newest(tmp_path / "whole").tensors
+    right = newest(tmp_path / "second").tensors
     for file, group in left.items():
         assert all(torch.equal(tensor, right[file][name]) for name, tensor in group.items()), file

@@ -37,7 +37,9 @@ from tests.jobs import (
 )
 from tests.ranks import RanksFailed
 
-BATCH, MARK, MARKED = 8, 1234.5, 20
+BATCH = 8
+MARK = 1234.5
+MARKED = 20
 
 
 class Fragile(nn.Module):

@@ -33,13 +33,15 @@ def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tens
     """One process, plain torch: each global batch at once, the mean of its loss, clipping, SGD."""
     seed_shared(config.train.seed)
     task = task_class(config)
-    model, data = task.model(), task.train_data()
+    model = task.model()
+    data = task.train_data()
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.SGD(
         [{"params": decayed, "weight_decay": 0.01}, {"params": others}], lr=0.1, momentum=0.9, nesterov=True
     )
-    length, batch_size = len(data), config.train.batch_size
+    length = len(data)
+    batch_size = config.train.batch_size
     assert batch_size is not None
     for epoch in range(config.train.epochs or 0):
         order = permute(np.arange(length), length=length, seed=config.train.seed, epoch=epoch)
@@ -117,7 +119,8 @@ def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path) -> None:
 
 
 def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path) -> None:
-    config, tasks = make_config(epochs=1), (Classify, WeighTokens, Normalised)
+    config = make_config(epochs=1)
+    tasks = (Classify, WeighTokens, Normalised)
     train_each_on(2, *((config, task, tmp_path / "start" / task.__name__) for task in tasks))
     results = set()
     for world_size in (1, 4):

@@ -53,7 +53,9 @@ def config(*, workers: int = 0) -> Config:
 
 def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: Path) -> tuple[int, int, bool]:
     """Train as one rank, and send these ranks a signal at that point; how and where it ended, whether reported."""
-    preemption, progress, sent = Preemption(), Progress(), []
+    preemption = Preemption()
+    progress = Progress()
+    sent = []
     ddp = make_manager(config)
 
     def send() -> None:
@@ -143,8 +145,10 @@ def test_preempted_and_resumed_is_the_same_run(
 def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, list[bool]]:
     """No save is done before the next is asked for, but that with which the run leaves. Also: whether one was being
     written, each time that one was asked for."""
-    write, prepare = store.write, Saver.prepare
-    asked_for, writing = 0.0, []
+    write = store.write
+    prepare = Saver.prepare
+    asked_for = 0.0
+    writing = []
 
     def write_late(root: Path, step: int, **content: Any) -> Path:
         deadline = time.monotonic() + 8  # if the run leaves at the step of this save, no other is asked for
@@ -158,7 +162,8 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
         asked_for = math.inf if must_save else step
         return prepare(self, step, metrics, must_save=must_save)
 
-    store.write, Saver.prepare = write_late, ask
+    store.write = write_late
+    Saver.prepare = ask
     code, step, _ = told("step", (0,), signal.SIGTERM, config, run)
     return code, step, writing
 
@@ -183,7 +188,8 @@ def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(tmp_p
 
 def signalled_twice(config: Config, run: Path) -> None:
     """The only rank in a collective gets a signal, and another one that counts as the second."""
-    preemption, progress = Preemption(), Progress()
+    preemption = Preemption()
+    progress = Progress()
     ddp = make_manager(config)
     preemption.listen(prints=False)
     ddp.setup()

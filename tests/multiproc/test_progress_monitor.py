@@ -32,7 +32,8 @@ def timeout_s() -> float:
 def work(folder: Path) -> tuple[list[int | None], list[Heartbeat]]:
     path = folder / f"{time.monotonic_ns()}.heartbeat"
     count = ProgressMonitor(HeartbeatWriter(path), patience_s=4000.0, every_s=0.02)
-    numbers, beats = [num_collectives()], []
+    numbers = [num_collectives()]
+    beats = []
     dist.init_process_group("gloo")
     for _ in range(2):
         for _ in range(3):
@@ -61,7 +62,8 @@ def test_the_number_moves_with_the_script_and_stands_with_it(tmp_path: Path) -> 
 
 def test_where_phases_are_marked_collectives_are_no_moves(tmp_path: Path) -> None:
     """They would be seen up to a second late, and hold up what is said of a hang."""
-    beat, signs = HeartbeatWriter(tmp_path / "heartbeat"), iter(range(10**9))
+    beat = HeartbeatWriter(tmp_path / "heartbeat")
+    signs = iter(range(10**9))
 
     def sign() -> int:
         beat.mark(Phase.BACKWARD)
@@ -78,7 +80,8 @@ def test_where_phases_are_marked_collectives_are_no_moves(tmp_path: Path) -> Non
 
 def test_a_look_that_fails_is_no_sign_and_not_the_last(tmp_path: Path) -> None:
     """The main thread may be building the very module whose parameters are looked at."""
-    path, looks = tmp_path / "heartbeat", iter(range(10**9))
+    path = tmp_path / "heartbeat"
+    looks = iter(range(10**9))
 
     def sign() -> int:
         look = next(looks)

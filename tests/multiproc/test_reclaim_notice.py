@@ -39,7 +39,8 @@ def ask():
 
 def noticed(config: Config, run: Path) -> tuple[int, int]:
     """Train as one rank; the notice is there from step 5 on. A SIGTERM follows it, which is no second word."""
-    preemption, progress = Preemption(), Progress()
+    preemption = Preemption()
+    progress = Progress()
     ddp = make_manager(config)
     take_step = Loop.take_step
 
@@ -57,7 +58,9 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
             time.sleep(0.2)
         save(self, *args, **options)
 
-    Loop.take_step, Save.save = slowly, save_late  # type: ignore[method-assign]
+    # type: ignore[method-assign]
+    Loop.take_step = slowly
+    Save.save = save_late
     preempting.SAME_SIGNAL_S = -1.0  # a second signal would end it at once
     preempting.make_probe = lambda notice: (make_probe(notice)[0], 0.05)
     preemption.listen(prints=ddp.rank == 0)

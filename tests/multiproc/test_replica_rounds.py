@@ -216,7 +216,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
 def assert_shared_weights(run: Path, settings: DistConfig) -> None:
     """A checkpoint has the weights of the last round, which the average follows; ranks have weights of their own."""
     if settings.sync_parts == 1:
-        third, fifth = saved(run, 3).tensors, saved(run, 5).tensors
+        third = saved(run, 3).tensors
+        fifth = saved(run, 5).tensors
         assert all(torch.equal(third["model"][name], one) for name, one in fifth["model"].items())
         own = [one for name, one in fifth["replicas"].items() if name.endswith("weights/0.weight")]
         assert len(own) == 2

@@ -202,7 +202,8 @@ def watched(**watch: Any) -> Config:
 
 def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[str, list[int]]:
     """Train while a bit flips on rank 1 after a step; how it ended, and when replicas were compared."""
-    take_step, check = Loop.take_step, ReplicaComparison.check
+    take_step = Loop.take_step
+    check = ReplicaComparison.check
     compared: list[int] = []
 
     def damaging(self: Loop, *args: Any) -> None:
@@ -214,13 +215,17 @@ def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[s
         compared.append(step)
         check(self, step)
 
-    Loop.take_step, ReplicaComparison.check = damaging, counting  # type: ignore[method-assign]
+    # type: ignore[method-assign]
+    Loop.take_step = damaging
+    ReplicaComparison.check = counting
     try:
         train_here(config, Busy, run)
     except DrumlineError as error:
         return str(error), compared
     finally:
-        Loop.take_step, ReplicaComparison.check = take_step, check  # type: ignore[method-assign]
+        # type: ignore[method-assign]
+        Loop.take_step = take_step
+        ReplicaComparison.check = check
     return "trained to the end", compared
 
 
@@ -251,7 +256,8 @@ def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(tmp_path: Pat
         assert said == "trained to the end"
         assert compared == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
     run_ranks(3, train_damaged, config, tmp_path / "whole", "4.weight", -1)
-    damaged, whole = newest(tmp_path / "damaged"), newest(tmp_path / "whole")
+    damaged = newest(tmp_path / "damaged")
+    whole = newest(tmp_path / "whole")
     for file in ("model", "optimizer"):
         for name, tensor in whole.tensors[file].items():
             assert torch.equal(tensor, damaged.tensors[file][name]), name

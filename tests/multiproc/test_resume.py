@@ -165,7 +165,8 @@ def test_another_world_size_continues_the_run(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
-    config, damages = hard_config(steps=6), ("truncate", "flip", "delete")
+    config = hard_config(steps=6)
+    damages = ("truncate", "flip", "delete")
     interrupted_at(4, 2, config, Classify, tmp_path / "killed")
     for damage in damages:
         shutil.copytree(tmp_path / "killed", tmp_path / damage)

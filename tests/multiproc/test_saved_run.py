@@ -88,7 +88,8 @@ def test_an_evaluation_is_that_of_the_run_bit_for_bit(trained: Path, world_size:
 
 def test_other_data_is_evaluated_with_the_model_of_the_run(trained: Path) -> None:
     result = evaluate_here(trained, "last", "tests.jobs:Points")
-    model, points = drumline.load(trained, "last", ema=True, task=Everything), Points()
+    model = drumline.load(trained, "last", ema=True, task=Everything)
+    points = Points()
     loss = functional.cross_entropy(model(points.inputs.float()), points.targets)
     assert result["samples"] == len(points) == 37
     assert result["metrics"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -132,7 +133,8 @@ def test_the_screen_says_which_weights_were_loaded(
 
 
 def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
-    steps, expected = catalog.list_steps(trained / "checkpoints"), evaluations(trained)
+    steps = catalog.list_steps(trained / "checkpoints")
+    expected = evaluations(trained)
     best = max(steps, key=lambda step: (expected[step]["accuracy"], step))
     assert find_checkpoint(trained, "best").name == catalog.folder_name(best)
     assert find_checkpoint(trained, "last").name == catalog.folder_name(steps[-1])

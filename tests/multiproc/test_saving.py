@@ -90,7 +90,8 @@ def test_a_run_without_group_and_one_with_a_group_of_one_are_the_same(tmp_path: 
     config = make_config()
     train_here(config, Classify, tmp_path / "alone")
     train_on(1, config, Classify, tmp_path / "group")
-    alone, group = newest(tmp_path / "alone"), newest(tmp_path / "group")
+    alone = newest(tmp_path / "alone")
+    group = newest(tmp_path / "group")
     alone.documents["progress"], group.documents["progress"] = {}, {}
     alone.tensors.pop("rng"), group.tensors.pop("rng")
     assert_same_bits(alone, group)

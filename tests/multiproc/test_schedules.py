@@ -13,7 +13,8 @@ from tests.stream_jobs import EverythingStream
 
 # Every phase of a run has its turn, three of them in each schedule. These have few ranks, and one has workers, which
 # take seconds to start in every rank of every leg; the soak has hundreds.
-SLICE, LEGS = [28152, 343, 3684, 91], 4
+SLICE = [28152, 343, 3684, 91]
+LEGS = 4
 
 
 @pytest.mark.parametrize("number", [SLICE[0], *(pytest.param(number, marks=pytest.mark.soak) for number in SLICE[1:])])

@@ -214,7 +214,8 @@ def assert_resumes(world_size: int, mode: str, folder: Path) -> None:
     config = in_mode(mode, config_of(accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36))
     interrupted_at(2, world_size, config, Averaged, folder / "killed")
     run_ranks(world_size, whole_and_killed, config, Averaged, folder)
-    killed, whole = newest(folder / "killed"), newest(folder / "whole")
+    killed = newest(folder / "killed")
+    whole = newest(folder / "whole")
     assert_same_bits(killed, whole)
     assert [event["step"] for event in events_of(folder / "killed", "resume")] == [2]
     averages = decode_state(killed.documents["hooks"][1]["state"], killed.tensors["hooks"].__getitem__)["average"]
@@ -241,7 +242,8 @@ def assert_legs_train_on(legs: Sequence[tuple[str, int]], folder: Path) -> None:
         leg = replace(config, train=replace(config.train, steps=2 * number))
         train_on(world_size, in_mode(mode, leg), NoBuffers, folder / "legs")
     train_on(1, config, NoBuffers, folder / "whole")
-    legs_end, whole = newest(folder / "legs"), newest(folder / "whole")
+    legs_end = newest(folder / "legs")
+    whole = newest(folder / "whole")
     assert_close(legs_end, whole, rtol=1e-7, atol=1e-9)
     assert len(events_of(folder / "legs", "resume")) == len(legs) - 1
 
@@ -272,7 +274,8 @@ def assert_gpt_trains(folder: Path, *, fp32: Sequence[str], bf16: Sequence[str],
     """In fp32 built without memory, with activations computed again; in bf16 also gathered and reduced in it."""
     saves = CheckpointConfig()
     settings = {"epochs": 2, "batch_size": 8, "optim": replace(ADAM, clip_norm=1.0), "checkpoint": saves}
-    whole, rounded = config_of(**settings), config_of(**settings, precision="bf16")
+    whole = config_of(**settings)
+    rounded = config_of(**settings, precision="bf16")
     whole = replace(whole, model=replace(whole.model, activation_checkpointing=policy))
     jobs = {f"{mode}-fp32": in_mode(mode, whole, meta_init=True) for mode in ("ddp", *fp32)}
     jobs["ddp-bf16"] = in_mode("ddp", rounded)

@@ -23,7 +23,11 @@ from tests.multiproc.test_sharded_modes import NoBuffers, config_of, events_of, 
 from tests.ranks import run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
-NEW_MOUNTS, READ_ONLY, REMOUNT, BIND, PRIVATE = 0x20000, 1, 32, 4096, (1 << 18) | 16384
+NEW_MOUNTS = 0x20000
+READ_ONLY = 1
+REMOUNT = 32
+BIND = 4096
+PRIVATE = (1 << 18) | 16384
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,7 +44,8 @@ def slow_on_one_rank(config: Config, folder: Path) -> None:
 
     store.write_tensors = write_late  # type: ignore[assignment]
     train_here(config, NoBuffers, folder / "beside")
-    is_after_two, take_step = threading.Event(), Loop.take_step
+    is_after_two = threading.Event()
+    take_step = Loop.take_step
 
     def write_after_two(*args: Any, **options: Any) -> Any:
         assert dist.get_rank() == 0 or is_after_two.wait(60)
@@ -51,7 +56,9 @@ def slow_on_one_rank(config: Config, folder: Path) -> None:
             is_after_two.set()
         take_step(self, step)
 
-    store.write_tensors, Loop.take_step = write_after_two, take  # type: ignore[assignment, method-assign]
+    # type: ignore[assignment, method-assign]
+    store.write_tensors = write_after_two
+    Loop.take_step = take
     train_here(replace(config, checkpoint=replace(EVERY_STEP, when_busy="skip")), NoBuffers, folder / "skips")
 
 
@@ -60,7 +67,8 @@ def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(t
     run_ranks(2, slow_on_one_rank, config, tmp_path)
     for step in range(1, 5):
         name = Path("checkpoints") / f"step-{step:08d}"
-        waited, beside = store.read(tmp_path / "waits" / name), store.read(tmp_path / "beside" / name)
+        waited = store.read(tmp_path / "waits" / name)
+        beside = store.read(tmp_path / "beside" / name)
         waited.documents["progress"].pop("facts"), beside.documents["progress"].pop("facts")
         assert_same_bits(waited, beside)
     skipped = [event for event in events_of(tmp_path / "skips", "note") if "skipped the save" in event["message"]]
@@ -120,7 +128,8 @@ def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(tmp
     assert (found.path.name, found.skipped) == ("step-00000002", [])
     train_on(2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path)
     train_on(2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path / "whole")
-    resumed, whole = newest(tmp_path), newest(tmp_path / "whole")
+    resumed = newest(tmp_path)
+    whole = newest(tmp_path / "whole")
     for one in (resumed, whole):
         one.documents["progress"].pop("facts")
     assert_same_bits(resumed, whole)

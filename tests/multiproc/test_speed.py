@@ -53,7 +53,8 @@ def test_exposed_communication_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
     config = make_config(steps=14, batch_size=8, accumulate=2)
     elastic = make_config(steps=6, batch_size=8, exact="elastic", shards=2)
     train_each_on(2, (config, SlowRank, tmp_path / "slow"), (elastic, Classify, tmp_path / "elastic"))
-    trained, [end] = events(tmp_path / "slow", "train"), events(tmp_path / "slow", "end")
+    trained = events(tmp_path / "slow", "train")
+    [end] = events(tmp_path / "slow", "end")
     for event in [*trained, end]:
         assert event["data_share"] + (event["communication_share"] or 0.0) <= 1.0
     shares = [event["communication_share"] for event in trained]
@@ -97,7 +98,8 @@ def test_tokens_flops_and_pauses_are_in_the_events(tmp_path: Path) -> None:
     """Sequences of different lengths: each batch has its own number of tokens."""
     every = CheckpointConfig(every_steps=2)
     train_here(make_config(steps=4, batch_size=3, checkpoint=every), Named, tmp_path)
-    trained, [end] = events(tmp_path, "train"), events(tmp_path, "end")
+    trained = events(tmp_path, "train")
+    [end] = events(tmp_path, "end")
     per_sample = {round(event["tokens_per_s"] / event["samples_per_s"], 6) for event in trained}
     assert len(per_sample) == 2, "as many as there are log intervals"
     # A token: 5 x 11 weights, forward and two gradients, less the one that the embedding has no inputs for.

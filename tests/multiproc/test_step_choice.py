@@ -75,7 +75,8 @@ def train_with_too_little_memory(config: Config, run: Path) -> None:
 
 
 def test_a_kind_that_runs_out_of_memory_on_one_rank_is_left_out_on_all_at_the_next_start(tmp_path: Path) -> None:
-    config, record = make_config(step="auto", steps=5), tmp_path / "step-trial.txt"
+    config = make_config(step="auto", steps=5)
+    record = tmp_path / "step-trial.txt"
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_with_too_little_memory, config, tmp_path)
     assert "TrialError: out of memory while --train.step auto tried compile: CUDA out of" in caught.value.errors[1]

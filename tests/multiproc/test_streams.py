@@ -39,7 +39,8 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_path: Path) -> None:
     config = make_config(augment=True, accumulate=2, steps=12, checkpoint=EVERY_STEP)
-    weights, evaluations = [], []
+    weights = []
+    evaluations = []
     for worlds in ([1], [3, 2]):
         run = tmp_path / str(worlds[0])
         if len(worlds) > 1:

@@ -50,7 +50,8 @@ class MedianMargin:
 class Measured(Classify):
     """Six batches of one set, and two of the other: of four ranks two have none of it."""
 
-    best_metric, higher_is_better = "plain/f1", True
+    best_metric = "plain/f1"
+    higher_is_better = True
 
     def eval_data(self) -> dict[str, Points]:
         shifted = Points(7)

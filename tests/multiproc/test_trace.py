@@ -78,7 +78,8 @@ def test_a_resumed_run_continues_in_the_same_file(tmp_path: Path) -> None:
     train_here(traced(steps=6, checkpoint=keep), Classify, tmp_path)
     assert [start["step"] for start in lines(tmp_path, 0, "start")] == [0, 3]
     assert [line["step"] for line in lines(tmp_path, 0, "step")] == [1, 2, 3, 4, 5, 6]
-    before, after = lines(tmp_path, 0, "step")[2], lines(tmp_path, 0, "start")[1]
+    before = lines(tmp_path, 0, "step")[2]
+    after = lines(tmp_path, 0, "start")[1]
     assert after["tensors"] == before["tensors"], "what was restored is what was saved"
 
 

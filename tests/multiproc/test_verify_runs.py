@@ -121,7 +121,9 @@ def cut_tails(num_lines: int) -> Callable[[Path], None]:
 
 
 SAVE = '"kind": "checkpoint"'
-LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-00000.jsonl"
+LEDGER = "ledger.jsonl"
+EVENTS = "events/rank-00001.jsonl"
+ZERO = "events/rank-00000.jsonl"
 
 
 # The ledger: 1 start, 2 steps 1-2, 3 steps 3-4 (void), 4 start, 5 steps 3-4, 6 steps 5-6, 7 start, 8 to 9 the rest.

@@ -313,7 +313,8 @@ def outcomes(folder: Path, *jobs: tuple[type[Classify], dict[str, Any]]) -> list
 
 
 SENTENCE = "the loss does not use these parameters: spare.bias and spare.weight"
-FINDS, STATIC = {"find_unused_parameters": True}, {"static_graph": True}
+FINDS = {"find_unused_parameters": True}
+STATIC = {"static_graph": True}
 
 
 def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> None:

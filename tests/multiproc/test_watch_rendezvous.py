@@ -43,7 +43,8 @@ class Rank:
     def join(self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None) -> Joined | str:
         """As `join_group`, without a group."""
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
-        topology, deadline = replace(self.topology, **changes), time.monotonic() + 30
+        topology = replace(self.topology, **changes)
+        deadline = time.monotonic() + 30
         try:
             with NodeWatch(topology, WatchConfig(), WatchSettings(folder=folder), run=None) as node:
                 joined = join_rendezvous(
@@ -87,9 +88,11 @@ def facts(met: Joined | str) -> dict[str, Any]:
 
 
 def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
-    me, found = Rank(), {}
+    me = Rank()
+    found = {}
     # Others use the real ones at the same time.
-    watch_folder.MEMORY, tempfile.tempdir = memory, str(memory)
+    watch_folder.MEMORY = memory
+    tempfile.tempdir = str(memory)
 
     found["one node"] = facts(me.join("one node"))
 

@@ -86,20 +86,23 @@ class Account:
 
 
 def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
-    code, message = error.get("Code", ""), error.get("Message", "no reason given")
+    code = error.get("Code", "")
+    message = error.get("Message", "no reason given")
     if code in _NOT_ALLOWED:
-        what, step = f"this user or role may not call {right}", f"add the right {right} to its policy"
+        what = f"this user or role may not call {right}"
+        step = f"add the right {right} to its policy"
     elif code in _BAD_CREDENTIALS:
-        what, step = f"AWS does not accept the credentials ({code})", "renew them: aws configure, or aws sso login"
+        what = f"AWS does not accept the credentials ({code})"
+        step = "renew them: aws configure, or aws sso login"
     elif code == "OptInRequired":
-        what, step = f"the account has not enabled {right}", f"enable it, and the region {region}, in the console"
+        what = f"the account has not enabled {right}"
+        step = f"enable it, and the region {region}, in the console"
     elif code in _BUSY:
-        what, step = (
-            f"AWS is too busy for {right} ({code}), after {_MAX_ATTEMPTS} attempts",
-            "run the same command again later",
-        )
+        what = f"AWS is too busy for {right} ({code}), after {_MAX_ATTEMPTS} attempts"
+        step = "run the same command again later"
     else:
-        what, step = f"AWS refused {right}: {message} ({code})", "correct what it names; docs/aws.md has common cases"
+        what = f"AWS refused {right}: {message} ({code})"
+        step = "correct what it names; docs/aws.md has common cases"
     return AwsError(what, next_step=step, code=code)
 
 

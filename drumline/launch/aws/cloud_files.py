@@ -44,7 +44,8 @@ class CloudFile:
 
 
 def skypilot_text(file: CloudFile) -> str:
-    settings, is_multi = file.settings, file.settings.nodes > 1
+    settings = file.settings
+    is_multi = file.settings.nodes > 1
     # Only AWS has these instance types, regions and images.
     places = ["aws", settings.region or "*", settings.zone] if settings.zone else ["aws", settings.region]
     is_aws = settings.type or settings.region or settings.zone or settings.ami
@@ -115,7 +116,8 @@ def parallelcluster_text(file: CloudFile) -> str:
         },
         "SharedStorage": [{"Name": "shared", "MountDir": SHARED, "StorageType": "Efs", "EfsSettings": volume}],
     }
-    python, submit = f"{SHARED}/drumline/bin", ["--slurm", "--partition", QUEUE, "--nodes", str(settings.nodes)]
+    python = f"{SHARED}/drumline/bin"
+    submit = ["--slurm", "--partition", QUEUE, "--nodes", str(settings.nodes)]
     cluster = f"--cluster-name {file.name}"
     comments = [
         f"Written by drumline launch --print parallelcluster. The head node is a {HEAD_NODE} (x86_64). Start it with:",

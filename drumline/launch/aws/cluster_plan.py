@@ -64,7 +64,8 @@ class ClusterPlan:
         return self.settings.efa is not False and self.hardware.num_efas > 0 and self.hardware.num_cards > 1
 
     def lines(self) -> Iterator[str]:
-        settings, given = self.settings, self.parameters
+        settings = self.settings
+        given = self.parameters
         gpus = f", {self.hardware.num_gpus} x {self.hardware.gpu} each" if self.hardware.num_gpus else ""
         nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
         yield f"cluster {settings.name} in {given['Zone']}: {nodes}{gpus}"

@@ -52,7 +52,8 @@ def find_hardware(account: Account, name: str) -> Hardware:
             f"--type: there is no instance type {name!r} in {account.region}",
             next_step="correct it, or give another --region; aws.amazon.com/ec2/instance-types has all types",
         ) from refused
-    network, gpus = found["NetworkInfo"], found.get("GpuInfo", {}).get("Gpus", [])
+    network = found["NetworkInfo"]
+    gpus = found.get("GpuInfo", {}).get("Gpus", [])
     archs = found["ProcessorInfo"]["SupportedArchitectures"]
     return Hardware(
         name=name,
@@ -85,7 +86,9 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
     if (code := _quota_code(hardware.name, market)) is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
     quota = account.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
-    used, needed, limit = _used_vcpus(account, code), hardware.num_vcpus * num_nodes, int(quota["Value"])
+    used = _used_vcpus(account, code)
+    needed = hardware.num_vcpus * num_nodes
+    limit = int(quota["Value"])
     described = f"quota {quota['QuotaName']!r}: {limit} vCPUs, {used} in use"
     if used + needed > limit:
         raise AwsError(
@@ -100,7 +103,8 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
 def _quota_code(instance_type: str, market: str) -> str | None:
     if (found := re.match(r"([a-z]+)(\d*)", instance_type)) is None:
         return None
-    letters, number = found[1], int(found[2] or 0)
+    letters = found[1]
+    number = int(found[2] or 0)
     family = "standard" if letters in _STANDARD else letters
     family = {"gr": "g", "vt": "g"}.get(family, family)
     if family == "p" and market == "spot" and number >= 5:

@@ -55,7 +55,9 @@ class RankFiles(LogsSpecs):
 
     def __init__(self, scratch: str, folder: Path | None, first_start: int = 0) -> None:
         super().__init__(scratch, Std.NONE, Std.NONE)
-        self.scratch, self.folder, self.num_starts = Path(scratch), folder, first_start
+        self.scratch = Path(scratch)
+        self.folder = folder
+        self.num_starts = first_start
         self.variables: Mapping[str, str] = {}
         """Variables for all ranks of the next start."""
 
@@ -95,7 +97,8 @@ class RankFiles(LogsSpecs):
                 number_file = rank_file(self.folder, rank, start)
                 number_file.unlink(missing_ok=True)
                 variables[rank_environment.RANK_FILE] = str(number_file)
-                dest.stdouts[local_rank], dest.stderrs[local_rank] = str(out), str(err)
+                dest.stdouts[local_rank] = str(out)
+                dest.stderrs[local_rank] = str(err)
         dest.filtered_stdout = dest.filtered_stderr = str(self.scratch / "filtered")
         return dest
 
@@ -111,8 +114,10 @@ class NodeAgent(SignalledAgent):
         has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
         timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(self.grace_s))} if has_timeout else {}
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
-        self.rendezvous, self.is_task = spec.rdzv_handler, is_task
-        self.supervision, self.watch = supervision, watch
+        self.rendezvous = spec.rdzv_handler
+        self.is_task = is_task
+        self.supervision = supervision
+        self.watch = watch
         self.diagnosis: SidecarDiagnosis | None = None
         """The sidecars' diagnosis of the failure that ended this start."""
         self.failed_first: list[int] = []
@@ -127,7 +132,8 @@ class NodeAgent(SignalledAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """A node may have failed because of another: a restart of all nodes counts once."""
-        most, nodes = worker_group.spec.max_restarts, self.rendezvous
+        most = worker_group.spec.max_restarts
+        nodes = self.rendezvous
         nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step())
         with nodes.explained():
             while True:
@@ -143,7 +149,8 @@ class NodeAgent(SignalledAgent):
         """Where each node counts its ranks by itself, those of the nodes before it come first."""
         workers: list[Worker] = super()._assign_worker_ranks(*args, **kwargs)
         if isinstance(self.rendezvous, OwnRendezvous):
-            node, size = self.rendezvous.node, len(workers)
+            node = self.rendezvous.node
+            size = len(workers)
             for worker in workers:
                 worker.global_rank = worker.role_rank = node.node_rank * size + worker.local_rank
                 worker.world_size = worker.role_world_size = node.num_nodes * size
@@ -152,7 +159,8 @@ class NodeAgent(SignalledAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self.preempt_signal:  # it came during the rendezvous
             raise Preempted(was_reported=False)
-        self.failed_first, self.diagnosis = [], None
+        self.failed_first = []
+        self.diagnosis = None
         self._failure_before, self._failure = self._failure, None
         self.files.variables = self._variables()
         standby = self.supervision.standby
@@ -170,7 +178,8 @@ class NodeAgent(SignalledAgent):
         return ids
 
     def _variables(self) -> dict[str, str]:
-        is_remote, script = self.supervision.folder is not None, self.supervision.script_watch
+        is_remote = self.supervision.folder is not None
+        script = self.supervision.script_watch
         # Not for a restart, and not if the command was given on another machine, which has another clock.
         is_first = self.files.num_starts == 0 and not is_remote
         variables = {
@@ -249,7 +258,8 @@ class NodeAgent(SignalledAgent):
         """Report the ranks that exited, before torch ends the others."""
         failures = []
         for local_rank, handler in self._handlers().items():
-            code, rank = handler.proc.poll(), worker_group.workers[local_rank].global_rank
+            code = handler.proc.poll()
+            rank = worker_group.workers[local_rank].global_rank
             if code is not None:
                 self.watch.note_exit(rank, code)
             if code:

@@ -33,7 +33,8 @@ from drumline.rank.sealed_store import SealedStore, document
 
 # How long after the last call to wait for a node that is alive, but has not ended its ranks yet.
 LATE_S = 30
-LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+NEVER = datetime.max.replace(tzinfo=UTC)
 KEY = "state"
 NOTHING = b"{}"
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -81,7 +82,8 @@ class C10dRendezvous(DynamicRendezvousHandler):
         holder: Any = self._state_holder
         torchs_own = torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration
         holder._cache_duration = poll_s / 2
-        torchs._delay, torchs.RendezvousStoreInfo = lambda seconds: time.sleep(poll_s), _NoAddress
+        torchs._delay = lambda seconds: time.sleep(poll_s)
+        torchs.RendezvousStoreInfo = _NoAddress
         try:
             return super().next_rendezvous()
         finally:
@@ -110,7 +112,8 @@ class RendezvousState(_BackendRendezvousStateHolder):
         count_alive: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(backend, settings)
-        self._node, self._count_living = node, count_alive
+        self._node = node
+        self._count_living = count_alive
         self._seen: dict[_NodeDesc, tuple[datetime, float]] = {}
         """Each node's last heartbeat, and when it was first seen here."""
         self._last_call: float | None = None
@@ -118,7 +121,8 @@ class RendezvousState(_BackendRendezvousStateHolder):
 
     def _sanitize(self) -> None:
         """After each exchange with the store: remove dead nodes, and convert times to this host's clock."""
-        state, now = self._state, time.monotonic()
+        state = self._state
+        now = time.monotonic()
         written = state.last_heartbeats
         seen = self._seen
         self._seen = {
@@ -153,7 +157,8 @@ class SealedBackend(RendezvousBackend):
 
     def __init__(self, store: SealedStore) -> None:
         self._store = store
-        self._last, self._version = NOTHING, 0
+        self._last = NOTHING
+        self._version = 0
 
     @property
     def name(self) -> str:
@@ -183,7 +188,8 @@ class SealedBackend(RendezvousBackend):
             state = decode(found)
         if state is None:
             return None
-        self._last, self._version = found, version_of(found)
+        self._last = found
+        self._version = version_of(found)
         return pickle.dumps(state), found
 
 

@@ -37,7 +37,8 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
 
 def unreachable_nodes(cards: Sequence[NodeCard], mine: int, *, limit_s: float = CLOSED_S) -> dict[int, str]:
     """Why this node cannot reach others, by their numbers. A closed port is retried for some time."""
-    begun, is_reported = time.monotonic(), False
+    begun = time.monotonic()
+    is_reported = False
     targets = [one for number, card in enumerate(cards) if number != mine and (one := _target(number, card))]
     while True:
         failed = {number: why for number, why in probe_hosts(targets).failed.items() if why in CLOSED}

@@ -44,7 +44,8 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     startup.set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
     startup.set_handler(signal.SIGUSR1, preempted)
     os.environ[JOB_ENV] = supervision.job
-    watch, code = WatchFolder(supervision.job), None
+    watch = WatchFolder(supervision.job)
+    code = None
     guard = Guard(supervision.job, supervision.grace_s, folder=str(watch.root or ""))
     try:
         code = _run_guarded(node, program, supervision, watch)
@@ -140,11 +141,13 @@ def report_failure(
     if has_reported or (folder is not None and not claim_report(folder)):
         return
     if not program.is_task:
-        script, how = program.words[0], how_it_ended(code)
+        script = program.words[0]
+        how = how_it_ended(code)
         print_message(f"{script} failed on rank {rank} ({how}); the other ranks were stopped")
     else:
         log = Path(program.run or "", "logs", f"rank-{rank:05d}.log")
-        what, next_step = f"rank {rank} was {how_it_ended(code)}; the others were stopped", f"read {log}"
+        what = f"rank {rank} was {how_it_ended(code)}; the others were stopped"
+        next_step = f"read {log}"
         hint = [f"try: {next_step}"] if program.run and log.exists() else []
         print_message(what, *hint)
         write_error(os.environ, ErrorRecord(what, next_step if hint else None, Place()))

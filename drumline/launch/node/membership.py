@@ -28,7 +28,9 @@ from drumline.rank.sealed_store import SealedStore, check_secret, document
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.
 MISSED_HEARTBEATS = 5
-JOINING, RUNNING, DONE = "joining", "running", "done"
+JOINING = "joining"
+RUNNING = "running"
+DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class Membership:
 
     def join(self) -> None:
         """Take this node's rank, unless a living launcher has it."""
-        key, mine = _key(self.node.node_rank), self.mine.encode().encode()
+        key = _key(self.node.node_rank)
+        mine = self.mine.encode().encode()
         found = self.store.compare_set(key, "", mine)
         if found != mine:
             # A launcher that exited left its heartbeat; a living one changes it every second.
@@ -171,7 +174,8 @@ class Membership:
         members = {number for number in numbers if str(number).encode() in listed}
         keys = {_key(rank): rank for rank in sorted({*members, *self._last} - {self.node.node_rank})}
         for key, text in self.store.there(list(keys)).items() if keys else ():
-            rank, new = keys[key], NodeHeartbeat.decode(text)
+            rank = keys[key]
+            new = NodeHeartbeat.decode(text)
             if new is not None and (rank not in self._last or new.is_newer(self._last[rank][0])):
                 self._last[rank] = (new, time.monotonic())
 
@@ -262,7 +266,9 @@ class Membership:
         self.mine = new
 
     def _taken(self, found: bytes) -> PreflightError:
-        rank, last, other = self.node.node_rank, self.node.num_nodes - 1, NodeHeartbeat.decode(found)
+        rank = self.node.node_rank
+        last = self.node.num_nodes - 1
+        other = NodeHeartbeat.decode(found)
         return PreflightError(
             f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {other.host if other else 'another host'}",
             next_step=f"give each machine a NODE_RANK of its own, from 0 to {last}",

@@ -51,7 +51,10 @@ class NodeRendezvous(RendezvousHandler):
     """c10d's rendezvous, with nodes in the order of their NODE_RANK."""
 
     def __init__(self, inner: C10dRendezvous, node: NodePlan, address: str, membership: Membership) -> None:
-        self.inner, self.node, self.address, self.membership = inner, node, address, membership
+        self.inner = inner
+        self.node = node
+        self.address = address
+        self.membership = membership
         self.secret = membership.secret
         self.members: dict[int, int] = {}
         """The node rank of each participant of this round, by c10d's number."""
@@ -156,7 +159,8 @@ class NodeRendezvous(RendezvousHandler):
 
     def _cards(self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """The cards of all participants; None when one is lost, or two have the same number."""
-        rank, host = self.node.node_rank, self.membership.host(self.node.node_rank)
+        rank = self.node.node_rank
+        host = self.membership.host(self.node.node_rank)
         mine = {"rank": rank, "host": host, "address": self.address, "port": _free_port(), **more}
         mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
         mine |= {"counted_step": self.counted_step, "reached_step": self.reached_step}
@@ -187,7 +191,8 @@ class NodeRendezvous(RendezvousHandler):
             check_data_ports(cards, closed)
         except PreflightError as error:
             # All nodes find the same, if the first does not close the store before.
-            until, is_first = time.monotonic() + LINGER_S, self.node.node_rank == 0
+            until = time.monotonic() + LINGER_S
+            is_first = self.node.node_rank == 0
             while (
                 store.add("closed/known", int(not is_first)) < len(cards) - 1 and is_first and time.monotonic() < until
             ):
@@ -212,7 +217,8 @@ class NodeRendezvous(RendezvousHandler):
             print_message(f"warning: the job ended on {self._nodes_left()}")
 
     def _nodes_left(self) -> str:
-        left, all_nodes = self.node.num_nodes - len(self.missing), self.node.num_nodes
+        left = self.node.num_nodes - len(self.missing)
+        all_nodes = self.node.num_nodes
         return f"{left} of {all_nodes} nodes, without {self.membership.names(self.missing)}"
 
     def num_nodes_waiting(self) -> int:
@@ -236,7 +242,8 @@ class NodeRendezvous(RendezvousHandler):
                     f"{self._reason(lost)}, and no restart is left", "check what ended it, and start all nodes again"
                 )
             if waiting or lost:
-                self.restart_reason, self.has_lost_node = self._reason(lost), bool(lost)
+                self.restart_reason = self._reason(lost)
+                self.has_lost_node = bool(lost)
         return waiting + len(lost)
 
     def _reason(self, lost: list[int]) -> str:
@@ -254,7 +261,8 @@ class NodeRendezvous(RendezvousHandler):
             return False
         with contextlib.suppress(RendezvousError, dist.DistError):
             if not self.is_done:
-                self.is_done, self._wait = True, WaitNotice(first_s=FIRST_NOTICE_S)
+                self.is_done = True
+                self._wait = WaitNotice(first_s=FIRST_NOTICE_S)
                 self.membership.set_state(DONE)
             if others := self._running_others():
                 self._report_wait(self._wait, others)
@@ -295,7 +303,8 @@ class NodeRendezvous(RendezvousHandler):
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Turns errors between nodes into messages that name the node."""
-        node, where = self.node, self.node.endpoint
+        node = self.node
+        where = self.node.endpoint
         try:
             yield
         except RendezvousTimeoutError as error:

@@ -139,12 +139,14 @@ def open_rendezvous(
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
     # Otherwise c10d would wait, on a node that joins later, for an address that was sent only in an earlier round.
     os.environ[OWN_STORE_ENV] = "1"
-    address, (host, _, port) = address_of(node), node.endpoint.rpartition(":")
+    address = address_of(node)
+    host, _, port = node.endpoint.rpartition(":")
     bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
     store = _open_store(node, host, bound=bound)
     # Separate connections: a call that waits in one does not block the others.
     nearest = local_address(bound) if bound else host
-    keys, heartbeats = _open_store(node, nearest), _open_store(node, nearest)
+    keys = _open_store(node, nearest)
+    heartbeats = _open_store(node, nearest)
     membership = Membership(heartbeats, node, secret)
     break_dead_connections(int(port), after_s=node.silence_s)
     membership.check_job()
@@ -177,7 +179,8 @@ def wait_for_first_node(
 ) -> None:
     """Return when the first node listens. `hosts`: this one and the first, if both are up: then `limits` apply."""
     host, _, port = endpoint.rpartition(":")
-    notice, limits = WaitNotice(), limits if hosts else {}
+    notice = WaitNotice()
+    limits = limits if hosts else {}
 
     def report(reason: str) -> None:
         waited = f"{notice.waited_s:.0f} s so far"

@@ -18,7 +18,8 @@ MAX_LAG = 1 << 22
 KEPT_OF_LAG = 1 << 13
 # At the end nothing can be shown later: too much output would hide the last lines.
 MAX_REST = 1 << 20
-LAST_LINES, WITHOUT_TRACEBACK = 80, 20
+LAST_LINES = 80
+WITHOUT_TRACEBACK = 20
 # A traceback that was written this shortly before the exit explains the exit.
 LAST_WORDS_S = 30.0
 # A progress bar rewrites one line, without a newline.
@@ -53,7 +54,9 @@ class LogFollower:
         lines = self._take(self._new_bytes(KEPT_OF_LAG))
         skipped = max(0, self._lag() - KEPT_OF_LAG)
         self._offset += skipped
-        self._partial, self._in_long_line = b"", True  # until the next line begins
+        # until the next line begins
+        self._partial = b""
+        self._in_long_line = True
         return [*lines, f"... {skipped:,} bytes are not shown; see {self.path}"]
 
     def rest(self) -> list[str]:
@@ -71,7 +74,8 @@ class LogFollower:
         if not inode:
             return b""
         if inode != (self._inode or inode) or size < self._offset:
-            self._offset, self._partial = 0, b""
+            self._offset = 0
+            self._partial = b""
         self._inode = inode
         if size == self._offset:
             return b""
@@ -97,7 +101,8 @@ class LogFollower:
             self._partial = b""
         elif len(self._partial) > MAX_LINE and b"\r" not in self._partial:
             lines.append(decoded(self._partial))
-            self._partial, self._in_long_line = b"", True
+            self._partial = b""
+            self._in_long_line = True
         elif b"\r" in self._partial and time.monotonic() - self._shown_at > PROGRESS_EVERY_S:
             done, _, self._partial = self._partial.rpartition(b"\r")
             lines += [decoded(done)] if done else []

@@ -73,7 +73,8 @@ class SignalledAgent(LocalElasticAgent):
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
-        self._end_signal, self._end_signal_at = signal.Signals(number), time.monotonic()
+        self._end_signal = signal.Signals(number)
+        self._end_signal_at = time.monotonic()
         self.raise_end_signal()
 
     def raise_end_signal(self) -> None:

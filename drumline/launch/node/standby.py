@@ -30,7 +30,9 @@ class Standby:
 
     def __init__(self, program: Sequence[str], *, count: int, module: str = RANK_MODULE) -> None:
         """`program`: Python's arguments for a rank; `module`: what is imported before."""
-        self._program, self._module, self._count = tuple(program), module, count
+        self._program = tuple(program)
+        self._module = module
+        self._count = count
         self._waiting: list[tuple[subprocess.Popen[bytes], int]] = []
         """The processes, each with the pipe that it reads."""
         self._fill_at = time.monotonic() + AFTER_S

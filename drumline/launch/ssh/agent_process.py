@@ -90,7 +90,8 @@ def main(fd: int, supervisor: int) -> int:
     stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered, so that `select` sees what is left
     spec: dict[str, Any] = json.loads(stdin.readline())
     program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
-    waits, num_procs = spec["waits"], spec["node"]["num_procs"]
+    waits = spec["waits"]
+    num_procs = spec["node"]["num_procs"]
     standby = None
     if spec["standby"] and program.is_task and num_procs is not None:
         limit_threads(num_procs)

@@ -184,7 +184,8 @@ class Controller:
         try:
             await running
         except OSError as error:
-            remote.connection.ssh_code, remote.was_refused = -1, True
+            remote.connection.ssh_code = -1
+            remote.was_refused = True
             self._fail(no_client(self.job.client[0], error))
 
     def _start_all(self) -> None:
@@ -327,7 +328,8 @@ class Controller:
 
     def _lost(self, remote: Remote) -> None:
         """ssh has ended before the node's job, as far as we know."""
-        connection, job = remote.connection, self.job
+        connection = remote.connection
+        job = self.job
         if remote.has_begun:
             self.reconnect.last_heard[remote.host] = connection.heard_at
             error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
@@ -335,7 +337,8 @@ class Controller:
             return
         else:
             said = list(connection.stderr) or list(connection.stdout)
-            code, is_stuck = connection.ssh_code or 0, connection.is_stuck
+            code = connection.ssh_code or 0
+            is_stuck = connection.is_stuck
             error = not_reached(remote.host, code, said, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck)
             if job.earlier:  # it answered before
                 what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"

@@ -159,7 +159,8 @@ class HostConnection:
             heartbeats.cancel()
 
     async def _send_heartbeats(self, process: asyncio.subprocess.Process) -> None:
-        number, notice = 0, WaitNotice()
+        number = 0
+        notice = WaitNotice()
         while True:
             if process.stdin is not None and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT:
                 self._heartbeats = {**dict(list(self._heartbeats.items())[-10:]), number: time.monotonic()}
@@ -193,7 +194,8 @@ class HostConnection:
         elif (sent := self._heartbeats.pop(frame["number"], None)) is not None:
             round_trip_s = self.heard_at - sent
             if round_trip_s < self._round_trip_s:
-                self._round_trip_s, self.clock_ahead_s = round_trip_s, frame["now"] - sent - round_trip_s / 2
+                self._round_trip_s = round_trip_s
+                self.clock_ahead_s = frame["now"] - sent - round_trip_s / 2
 
 
 async def _read_lines(stream: asyncio.StreamReader | None, receive: Callable[[bytes], None]) -> None:

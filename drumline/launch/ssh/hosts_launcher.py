@@ -140,7 +140,8 @@ def conclude(controller: Controller) -> int:
 
 
 def _report_end(controller: Controller) -> int:
-    screen, is_task = controller.screen, controller.job.program.is_task
+    screen = controller.screen
+    is_task = controller.job.program.is_task
     for error in controller.problems:
         what, *more = error.lines()
         screen.report_last(f"error: {what}", *more)

@@ -170,8 +170,11 @@ class Remote:
             self.was_refused = True
             self.ended.set()
         elif kind == "started":
-            self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
-            self.num_starts, self.restarts_left = frame["start"] + 1, frame["restarts_left"]
+            self.ranks = frame["ranks"]
+            self.world_size = frame["world_size"]
+            self.failures = []
+            self.num_starts = frame["start"] + 1
+            self.restarts_left = frame["restarts_left"]
             self.diagnosis = None
         elif kind == "progress":
             self.reached_step = frame["reached_step"]
@@ -180,7 +183,8 @@ class Remote:
             names = [attribute.name for attribute in fields(SidecarDiagnosis)]
             self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names if name in frame})
         elif kind == "ended":
-            self.code, self.agent_lines = frame["code"], frame["last_lines"]
+            self.code = frame["code"]
+            self.agent_lines = frame["last_lines"]
             self.end_reason = str(frame.get("end_reason", ""))
             self.ended.set()
         elif kind == "failed" and frame["rank"] not in (known.rank for known in self.failures):
@@ -213,8 +217,10 @@ class Reconnect:
 
     def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float]) -> None:
         """`last_heard`: the lost hosts of the previous attempt, and when their last frame arrived (monotonic)."""
-        self.job, self.screen = job, screen
-        self.spares, self.last_heard = list(job.spares), dict(last_heard)
+        self.job = job
+        self.screen = screen
+        self.spares = list(job.spares)
+        self.last_heard = dict(last_heard)
 
     @property
     def surely_ended_s(self) -> float:

@@ -53,7 +53,8 @@ class ControllerLink:
     """Frames from and to the controller. Heartbeats are answered here."""
 
     def __init__(self) -> None:
-        self.frames, self.out = FrameReader(0, max_bytes=MAX_PIPE_BYTES), FrameWriter(1)
+        self.frames = FrameReader(0, max_bytes=MAX_PIPE_BYTES)
+        self.out = FrameWriter(1)
         self.heard_at = time.monotonic()
         self.lease_s = LEASE_S
         self.silent_nodes: tuple[int, ...] = ()
@@ -121,7 +122,9 @@ class ControllerLink:
 
 class Supervisor:
     def __init__(self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None) -> None:
-        self.spec, self.link, self.out = spec, link, link.out
+        self.spec = spec
+        self.link = link
+        self.out = link.out
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None

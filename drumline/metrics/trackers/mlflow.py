@@ -9,10 +9,12 @@ from typing import Any
 
 from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 
-_MEDIA, _TAG = "media", "drumline.run"
+_MEDIA = "media"
+_TAG = "drumline.run"
 _STATUS: Mapping[Outcome, str] = {"finished": "FINISHED", "preempted": "KILLED", "failed": "FAILED"}
 # What a server takes in one request.
-_MAX_METRICS, _MAX_PARAMS = 1000, 100
+_MAX_METRICS = 1000
+_MAX_PARAMS = 100
 
 
 class MLflow:
@@ -23,7 +25,8 @@ class MLflow:
     keeps_past = False
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self._folder, self._config = folder, config
+        self._folder = folder
+        self._config = config
         self._mlflow = load_package("mlflow", tracker="mlflow")
         # Else it prints the server's address at the end, and a password that is in it.
         load_package("mlflow.environment_variables", tracker="mlflow").MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
@@ -43,7 +46,8 @@ class MLflow:
                 begun = self._mlflow.start_run(run_id=found[0].info.run_id)
             else:
                 begun = self._mlflow.start_run(run_name=self._folder.resolve().name, tags={_TAG: run})
-            self._run, self._known = begun.info.run_id, begun.data.params
+            self._run = begun.info.run_id
+            self._known = begun.data.params
         lacking = [
             self._mlflow.entities.Param(name, str(value))
             for name, value in self._config.items()

@@ -17,7 +17,8 @@ class TensorBoard:
     keeps_past = True
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self._folder, self._config = folder, config
+        self._folder = folder
+        self._config = config
         self._package = load_package("torch.utils.tensorboard", tracker="tensorboard")
         self._writer: Any = None
 

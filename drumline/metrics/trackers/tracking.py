@@ -26,7 +26,8 @@ from drumline.runs.events import Event
 MAX_WAITING = 10_000
 MAX_BATCH = 200
 RETRY_S = 60.0
-CLOSE_S, MAX_CLOSE_S = 10.0, 60.0
+CLOSE_S = 10.0
+MAX_CLOSE_S = 60.0
 """How long the end of a run waits for a tracker that does not answer, and for one that does."""
 _THREAD = "drumline-tracker"
 _LOGIN = re.compile(r"//[^/\s]+@")
@@ -40,8 +41,11 @@ class Tracking:
         self, tracker: Tracker, *, folder: Path, event_file: Path, id_file: Path, report: Callable[..., None]
     ) -> None:
         """`report`: the reporter's, for what the user should know."""
-        self._tracker, self._report = tracker, report
-        self._folder, self._event_file, self._id_file = folder, event_file, id_file
+        self._tracker = tracker
+        self._report = report
+        self._folder = folder
+        self._event_file = event_file
+        self._id_file = id_file
         self._changed = threading.Condition()
         self._waiting: deque[Event] = deque()
         self._is_closing = False

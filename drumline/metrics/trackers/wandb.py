@@ -20,7 +20,8 @@ class WeightsAndBiases:
     keeps_past = False
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self._folder, self._config = folder, config
+        self._folder = folder
+        self._config = config
         self._wandb = load_package("wandb", tracker="wandb")
         self._run: Any = None
         self._first_step = 0

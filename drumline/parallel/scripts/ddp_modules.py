@@ -12,9 +12,11 @@ from typing import Any
 
 from drumline.watch.cluster_state import ModuleHashes, ModuleReport
 
-EVERY, FIRST = 100, (1, 10)
+EVERY = 100
+FIRST = (1, 10)
 MAX_MODULES = 8  # a module beyond them replaces one that the script has dropped, or is not compared
-MAX_STEPS, MAX_HASHES = 32, 2000
+MAX_STEPS = 32
+MAX_HASHES = 2000
 """How many steps of a module are kept, and hashes of all modules: ranks write at different moments."""
 MAX_TENSORS = 512
 UNSEEN_AFTER = 20
@@ -54,7 +56,8 @@ class _ObservedModule:
             self.num_updates += 1
             # Local SGD: each rank trains alone for a while, and weights are averaged at intervals.
             self.diverges |= self.was_no_sync
-        self.version, self.was_no_sync = version, is_no_sync
+        self.version = version
+        self.was_no_sync = is_no_sync
         self.num_passes += 1
         step = self.num_updates
         if not step and self.num_passes > UNSEEN_AFTER:

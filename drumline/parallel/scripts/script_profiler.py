@@ -34,7 +34,10 @@ class ScriptProfile:
     """Counts the steps of a script, and profiles some of them."""
 
     def __init__(self, steps: str, folder: Path, *, ends_script: bool, script: str) -> None:
-        self._steps, self._folder, self._ends_script, self._script = steps, folder, ends_script, script
+        self._steps = steps
+        self._folder = folder
+        self._ends_script = ends_script
+        self._script = script
         self._topology = topology_from(own_variables()) or Topology()
         self._num_steps = 0
         self._optimizer: int | None = None

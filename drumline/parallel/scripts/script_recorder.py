@@ -43,7 +43,8 @@ class ScriptRecorder:
         self._loaders: dict[str, LoaderReport] = {}
         self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.modules = DdpModules(topology.rank)
-        self._num_changes, self._num_written = 1, 0
+        self._num_changes = 1
+        self._num_written = 0
 
     def record_facts(self) -> None:
         """Once, when the process group exists: by then the script has loaded its modules."""
@@ -103,7 +104,8 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
             name, value = assigned.groups()
         else:
             num_places += 1
-            name, value = f"argument {num_places}", word
+            name = f"argument {num_places}"
+            value = word
         found.setdefault(name, []).append(value)
     return {name: " ".join(values) for name, values in found.items()}
 

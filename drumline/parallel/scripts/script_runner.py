@@ -146,7 +146,8 @@ def _hide_own_frames(error: BaseException) -> None:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    kept, entry = trace, trace
+    kept = trace
+    entry = trace
     while entry is not None:
         if entry.tb_frame.f_code.co_filename == __file__:
             kept = entry.tb_next

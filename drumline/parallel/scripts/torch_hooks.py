@@ -37,7 +37,8 @@ class _AfterTorch(MetaPathFinder):
     """Finds no module; calls back when torch has been loaded."""
 
     def __init__(self, loaded: Callable[[], None], without: str) -> None:
-        self._loaded, self._without = loaded, without
+        self._loaded = loaded
+        self._without = without
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -74,8 +75,10 @@ def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    is_compiling, main_thread = torch.compiler.is_compiling, threading.main_thread().ident
-    phase, num_backward = int(Phase.BETWEEN), 0
+    is_compiling = torch.compiler.is_compiling
+    main_thread = threading.main_thread().ident
+    phase = int(Phase.BETWEEN)
+    num_backward = 0
     activity.mark(phase)
 
     def is_observed() -> bool:

@@ -24,7 +24,9 @@ from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import break_dead_connections, close_connections
 from drumline.watch.fact_differences import Facts
 
-POLL_S, WATCH_S, CHECK_S = 0.05, 0.25, 0.5
+POLL_S = 0.05
+WATCH_S = 0.25
+CHECK_S = 0.5
 CHECK_FINISHED_S = 2.0
 """Between two reads of the run folder, which may be on slow storage."""
 JOIN_S = 30.0
@@ -47,7 +49,9 @@ class LiveNodes:
         `is_lost_peer`: whether an error is that of a broken connection. `has_finished`: whether the run has finished
         since the launcher of this node began."""
         self._has_finished = has_finished
-        self._given, self._patience_s, self._is_lost_peer = topology, patience_s, is_lost_peer
+        self._given = topology
+        self._patience_s = patience_s
+        self._is_lost_peer = is_lost_peer
         self.number = topology.rank // topology.local_world_size
         self.is_first = topology.local_rank == 0
         """Whether this is the rank that acts for its node."""
@@ -92,7 +96,8 @@ class LiveNodes:
 
     def begin(self, rendezvous: Rendezvous) -> None:
         """Collective: all ranks have joined the group."""
-        topology, place = self._given, rendezvous.node_of(self.topology().rank)
+        topology = self._given
+        place = rendezvous.node_of(self.topology().rank)
         if not self.latest.members:
             if self.is_first:
                 at = rendezvous.addresses[place] if topology.rank else topology.master_addr
@@ -124,16 +129,19 @@ class LiveNodes:
 
     def topology(self) -> Topology:
         """This rank in the latest group: ranks have no gaps."""
-        members, given = self.latest.members, self._given
+        members = self.latest.members
+        given = self._given
         if not members:
             return given
-        place, size = [one.number for one in members].index(self.number), given.local_world_size
+        place = [one.number for one in members].index(self.number)
+        size = given.local_world_size
         here = replace(given, master_addr=members[0].address, master_port=members[0].port, node_names=())
         return replace(here, rank=place * size + given.local_rank, world_size=len(members) * size)
 
     def _watch(self, own: SealedStore) -> None:
         """Learn that another node has left the group, and of nodes that wait to join."""
-        generation, leads = self.latest.generation, self._leads()
+        generation = self.latest.generation
+        leads = self._leads()
         try:
             while not self._ended.wait(WATCH_S):
                 if own.check([f"broken/{generation}"]):

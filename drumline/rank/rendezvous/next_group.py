@@ -19,7 +19,8 @@ from drumline.rank.rendezvous.node_group import LiveNode, NodeGroup, NodeStores,
 from drumline.rank.sealed_store import SealedStore, document
 from drumline.watch.fact_differences import MAX_DIFFERENCES, NEXT_STEPS, WARNINGS, Facts, differences
 
-POLL_S, WATCH_S = 0.05, 0.25
+POLL_S = 0.05
+WATCH_S = 0.25
 MAY_DIFFER = {*WARNINGS, "the number of ranks"}
 
 
@@ -27,8 +28,11 @@ class NextGroup:
     """One node's part, by its first rank, when it has left the group `before`."""
 
     def __init__(self, before: NodeGroup, stores: NodeStores, *, patience_s: float) -> None:
-        self._before, self._stores, self._patience_s = before, stores, patience_s
-        self._number, self._key = stores.card.number, f"decision/{before.generation}"
+        self._before = before
+        self._stores = stores
+        self._patience_s = patience_s
+        self._number = stores.card.number
+        self._key = f"decision/{before.generation}"
 
     def agree(self) -> NodeGroup:
         """Collective over the first ranks of the nodes that are left."""
@@ -64,8 +68,10 @@ class NextGroup:
         """As the lowest node that is left: wait for the others, or until it is known that they are lost. None: a lower
         one answers again."""
         assert self._stores.own is not None
-        generation, arrived = self._before.generation, [self._stores.card]
-        waiting, silent = [one for one in self._before.members if one.process != self._stores.process], []
+        generation = self._before.generation
+        arrived = [self._stores.card]
+        waiting = [one for one in self._before.members if one.process != self._stores.process]
+        silent = []
         until = time.monotonic() + self._patience_s
         while waiting and time.monotonic() < until:
             for one in list(waiting):
@@ -111,8 +117,12 @@ class JoiningNode:
 
     def __init__(self, given: Topology, stores: NodeStores, facts: Facts, *, patience_s: float) -> None:
         """`facts`: what this rank runs with."""
-        self._given, self._stores, self._facts, self._patience_s = given, stores, facts, patience_s
-        self._number, self._is_first = stores.card.number, given.local_rank == 0
+        self._given = given
+        self._stores = stores
+        self._facts = facts
+        self._patience_s = patience_s
+        self._number = stores.card.number
+        self._is_first = given.local_rank == 0
 
     def join(self, redirected: Redirected) -> NodeGroup | None:
         """This rank was started while others train: wait until they let its node in. None: their run has ended."""

@@ -102,7 +102,9 @@ def answered(call: Callable[[], T]) -> T:
 class NodeStores:
     """The stores of all nodes, as one rank uses them."""
 
-    OVER, REDIRECT, FACTS = "over", "redirect", "facts"
+    OVER = "over"
+    REDIRECT = "redirect"
+    FACTS = "facts"
     """In a store: the run has ended; which nodes train already; and what with."""
 
     def __init__(self, given: Topology) -> None:

@@ -29,11 +29,13 @@ from drumline.rank.rendezvous.rank_store import Decision, announce, follow, outc
 from drumline.rank.sealed_store import SealedStore, check_secret, document
 from drumline.watch.fact_differences import Facts, check_differences
 
-FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
+FIRST_POLL_S = 0.01
+LAST_POLL_S = 0.2
 DECISION_GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
-CURRENT, JOINED = "rendezvous", "decision/joined"
+CURRENT = "rendezvous"
+JOINED = "decision/joined"
 CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
 Card = Mapping[str, Any]
 """What a rank publishes of itself."""
@@ -118,7 +120,9 @@ class _Joining:
         facts: Facts,
         check: Callable[[SealedStore], None] | None,
     ) -> None:
-        self.store, self.topology, self.timeout_s = store, topology, timeout_s
+        self.store = store
+        self.topology = topology
+        self.timeout_s = timeout_s
         self.check = check or (lambda store: None)
         self.facts = json.dumps(facts, sort_keys=True)
         self.name = secrets.token_hex(4)
@@ -133,7 +137,8 @@ class _Joining:
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
             "public": self.keys and self.keys.public,
         }
-        self.part, self.namespace = store, ""
+        self.part = store
+        self.namespace = ""
         """The part of the store that belongs to this rendezvous, once it is known."""
         self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
         self.pause_s = FIRST_POLL_S
@@ -198,7 +203,8 @@ class _Joining:
 
     def _enter(self, namespace: str) -> None:
         if namespace != self.namespace:
-            self.part, self.namespace = self.store.under(namespace), namespace
+            self.part = self.store.under(namespace)
+            self.namespace = namespace
             self.part.set(f"facts/{self.topology.rank}", self.facts)
             self.part.set(f"card/{self.topology.rank}", json.dumps(self.card))
 

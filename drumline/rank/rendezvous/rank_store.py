@@ -22,7 +22,8 @@ from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import open_tcp_store, store_binding
 
 UNKNOWN_NAME_S = 30.0  # a pod's name may exist later than the pod
-READ_S, POLL_S = 2.0, 0.02
+READ_S = 2.0
+POLL_S = 0.02
 Decision = dict[str, Any]
 # By port: a group that was left keeps its store, and the next one uses it too.
 _hosted: dict[int, dist.TCPStore] = {}
@@ -31,7 +32,8 @@ _hosted: dict[int, dist.TCPStore] = {}
 def open_store(topology: Topology, *, timeout_s: float, check: Callable[[], None] | None = None) -> SealedStore:
     """Only ranks with the same secret believe each other. `check`: called while this waits; what it raises ends the
     wait."""
-    host, port = topology.master_addr, topology.master_port
+    host = topology.master_addr
+    port = topology.master_port
     runs_elsewhere = topology.rank > 0 or topology.agent_hosts_store
     store = _hosted.get(port)
     try:
@@ -60,7 +62,8 @@ def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPSt
 
 
 def _wait_until_open(topology: Topology, *, timeout_s: float, check: Callable[[], None] | None) -> None:
-    host, port = topology.master_addr, topology.master_port
+    host = topology.master_addr
+    port = topology.master_port
     notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
 
     def report(reason: str) -> None:

@@ -50,7 +50,8 @@ def check_reachability(
 ) -> Rendezvous:
     """Collective: raise the same on every rank if data cannot go between two hosts. Returns the rendezvous with what
     the service of each node returns when it listens."""
-    store, firsts = rendezvous.store, [ranks[0] for ranks in rendezvous.nodes]
+    store = rendezvous.store
+    firsts = [ranks[0] for ranks in rendezvous.nodes]
     with contextlib.ExitStack() as on_exit:
         if topology.rank in firsts:
             served = outcome(lambda: service.listen(rendezvous) if service else {}, host=topology.host)
@@ -109,7 +110,8 @@ def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int],
 
 def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> dict[str, Any]:
     """On rank 0: the warnings, and what the services of all nodes returned."""
-    facts, probed = _read(store, "listener", firsts, deadline), _read(store, "probed", firsts, deadline)
+    facts = _read(store, "listener", firsts, deadline)
+    probed = _read(store, "probed", firsts, deadline)
     for rank, fact in facts.items():
         if "target" not in fact:
             raise _no_network(fact, probed[rank]["working"], backend)
@@ -126,7 +128,8 @@ def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: 
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
-    variable, networks = VARIABLES.get(backend, ""), ", ".join(fact["networks"])
+    variable = VARIABLES.get(backend, "")
+    networks = ", ".join(fact["networks"])
     why = f"{variable} is {fact['named']}, which fits" if fact["named"] else f"without {variable} it takes"
     return PreflightError(
         f"{fact['host']} has no network for {backend}: {why} none of {networks} that is up and has an address",
@@ -189,7 +192,8 @@ def _lines(paths: Sequence[ClosedPath]) -> list[str]:
 
 
 def _line(path: ClosedPath, who: str) -> str:
-    target, why = path.target, explained_closed(path.reason)
+    target = path.target
+    why = explained_closed(path.reason)
     where = f"{target.address} ({target.interface})"
     if path.is_loopback:
         return f"{target.host} takes data on its loopback, {where}, where {who} cannot reach it"

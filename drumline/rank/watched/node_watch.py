@@ -34,7 +34,8 @@ class NodeWatch:
     def __init__(
         self, topology: Topology, watch: WatchConfig, given: WatchSettings, *, run: Path | None, continues: bool = False
     ) -> None:
-        self.rank, self._given = topology.rank, given.folder
+        self.rank = topology.rank
+        self._given = given.folder
         self._folder: Path | None = None
         self._lock: int | None = None
         self.listener: socket.socket | None = None
@@ -84,7 +85,9 @@ class NodeWatch:
         """For this node's sidecar, after the rendezvous; None: there is a single rank."""
         if rendezvous is None:
             return replace(self._alone, folder=self.prepare()["folder"], secret=new_secret())
-        node, store, services = rendezvous.node_of(self.rank), rendezvous.store, rendezvous.services
+        node = rendezvous.node_of(self.rank)
+        store = rendezvous.store
+        services = rendezvous.services
         # Where no rank of this node has local rank 0, nobody has made one.
         other = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
         return replace(

@@ -33,7 +33,8 @@ class ProgressMonitor:
         changes with progress. `also`: another call for this thread, as often."""
         self._heartbeat = heartbeat
         self._patience_s = patience_s
-        self._sign, self._also = sign, also
+        self._sign = sign
+        self._also = also
         self._every_s = every_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drumline-progress", daemon=True)
@@ -47,9 +48,12 @@ class ProgressMonitor:
         self._thread.join(timeout=self._every_s)
 
     def _run(self) -> None:
-        count, sign, marks = None, None, 0
+        count = None
+        sign = None
+        marks = 0
         while not self._closed.wait(self._every_s):
-            last, last_marks = (count, sign), marks
+            last = (count, sign)
+            last_marks = marks
             count = num_collectives()
             # The main thread may be changing what is read: it is read again in a second.
             with contextlib.suppress(Exception):

@@ -54,9 +54,13 @@ class TraceCapture:
     def __init__(
         self, steps: range, folder: Path, *, rank: int, world_size: int, local_world_size: int, host: str, job: JobFacts
     ) -> None:
-        self._steps, self._folder = steps, folder
-        self._rank, self._world_size, self._local_world_size = rank, world_size, local_world_size
-        self._host, self._job = host, job
+        self._steps = steps
+        self._folder = folder
+        self._rank = rank
+        self._world_size = world_size
+        self._local_world_size = local_world_size
+        self._host = host
+        self._job = job
         self._profiler: Any = None
         self._range: Any = None
         self._number = 0
@@ -180,7 +184,8 @@ class TraceCapture:
         self._range.__enter__()
 
     def _stop(self) -> None:
-        self.is_recording, self.is_done = False, True
+        self.is_recording = False
+        self.is_done = True
         with record_function(END_MARK):
             self._synchronize()
         self._profiler.stop_trace()
@@ -212,7 +217,8 @@ class TraceCapture:
         self._is_written = True
 
     def _facts(self) -> RankFacts:
-        data, job = ddp_data(self.modules), self._job
+        data = ddp_data(self.modules)
+        job = self._job
         if not job.settings and (cap := data.get("bucket_cap_bytes")):  # a script's
             job = replace(job, bucket_cap_mb=cap / MIB)
         return RankFacts(

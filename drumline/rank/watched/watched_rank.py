@@ -122,7 +122,8 @@ class WatchedRank:
 
 def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     """For a script that knows nothing of the watchdog: its launcher says which node is where. None: it does not."""
-    given, topology = watch_settings_from(environment), topology_from(environment)
+    given = watch_settings_from(environment)
+    topology = topology_from(environment)
     if given.folder is None or topology is None:
         return None
     options, listener = options_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
@@ -144,7 +145,8 @@ class SidecarProcess:
     started is reported once, and training continues without."""
 
     def __init__(self, options: SidecarOptions, listener: socket.socket | None) -> None:
-        self._options, self._listener = options, listener
+        self._options = options
+        self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
         self._started_at = 0.0

@@ -25,7 +25,8 @@ from drumline.report.profile.bottleneck import (
 from drumline.report.profile.communication_advice import communication_rules, other_collectives_rules
 from drumline.runs.profile_result import ProfileResult
 
-MAX_WORKERS, WORKERS_PER_CORE = 16, 4
+MAX_WORKERS = 16
+WORKERS_PER_CORE = 4
 MATRIX_KERNELS = re.compile(r"gemm|conv|cutlass|winograd|wgrad|dgrad|fprop|mma", re.IGNORECASE)
 HALF_KERNELS = re.compile(r"fp?16|float16|half|_h\d*gemm", re.IGNORECASE)  # already in bf16 or fp16
 BF16_SPEEDS = (3.0, 8.0, 1.2)  # of such kernels, as times of fp32: usual, most, least
@@ -43,7 +44,8 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
 def _without_profiler(result: ProfileResult) -> ProfileResult:
     """On a GPU the profiler takes time from the host that launches kernels, so the device waits longer: the step and
     its gaps without that time."""
-    gaps, unprofiled_s = result.parts_s["gaps"], result.unprofiled_step_s
+    gaps = result.parts_s["gaps"]
+    unprofiled_s = result.unprofiled_step_s
     if not is_gpu(result) or unprofiled_s is None:
         return result
     extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
@@ -53,12 +55,15 @@ def _without_profiler(result: ProfileResult) -> ProfileResult:
 def _data(result: ProfileResult) -> Iterator[Advice]:
     """Several processes make several batches at once, as far as there are cores for what loading computes; the rest of
     the step remains."""
-    step_s, waited = result.step_s, result.parts_s["data"]
+    step_s = result.step_s
+    waited = result.parts_s["data"]
     if waited < MIN_GAIN * step_s:
         return
-    rest, workers = step_s - waited, int(result.settings.get("data.workers", "0"))
+    rest = step_s - waited
+    workers = int(result.settings.get("data.workers", "0"))
     load_s = workers * step_s if workers else waited
-    cores, load = result.cores_per_rank or USUAL_CORES, result.loading_cores
+    cores = result.cores_per_rank or USUAL_CORES
+    load = result.loading_cores
     waits_for_storage = load is not None and load < 0.5
     most = max(1, min(MAX_WORKERS, int(cores * WORKERS_PER_CORE if waits_for_storage else cores)))
     wanted = min(most, math.ceil(1.2 * load_s / max(rest, 1e-9)))
@@ -72,16 +77,20 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     )
     likely = saved(1.0 if load is None else min(1.0, load))
     settings: dict[str, str] | None = {"data.workers": str(wanted)}
-    most_s, remedy = saved(0.0) if load is None else likely + 0.1 * (step_s - likely), ""
+    most_s = saved(0.0) if load is None else likely + 0.1 * (step_s - likely)
+    remedy = ""
     derivation = f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
     if wanted <= workers or likely < MIN_GAIN * step_s:
         on = f"{cores:.3g} core{'' if cores == 1 else 's'} a rank"  # ranks may share a core
-        settings, remedy = None, f"more workers bring nothing on {on}: store samples decoded and resized"
+        settings = None
+        remedy = f"more workers bring nothing on {on}: store samples decoded and resized"
         likely = waited
     elif is_script(result):  # how many workers it has is not known
-        settings, remedy = None, f"raise num_workers of the DataLoader, up to {most}"
+        settings = None
+        remedy = f"raise num_workers of the DataLoader, up to {most}"
     if settings is None:
-        most_s, derivation = waited, "the step without the wait at best"
+        most_s = waited
+        derivation = "the step without the wait at best"
     yield Advice(
         bottleneck="data",
         text=text,
@@ -101,7 +110,8 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
     found = slow_rank(result)
     if found is None:
         late = max(result.ranks, key=lambda one: one.critical_steps)
-        whom, remedy = "one another, and not always for the same rank", "give ranks batches of about the same cost"
+        whom = "one another, and not always for the same rank"
+        remedy = "give ranks batches of about the same cost"
         if late.critical_steps >= CRITICAL_SHARE * result.num_steps:
             whom = f"rank {late.rank} on {late.host}, whose own work takes no longer"
             remedy = "it joins collectives late: look for what else uses its device and its cores"
@@ -136,7 +146,8 @@ def _device_idles(result: ProfileResult) -> Iterator[Advice]:
     and a captured graph needs no host."""
     if not is_gpu(result):
         return
-    step_s, gaps = result.step_s, result.parts_s["gaps"]
+    step_s = result.step_s
+    gaps = result.parts_s["gaps"]
     idle = gaps + result.parts_s["host_sync"]
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
     syncs = [one for one in result.syncs if (one.source, one.call) != ("unknown", "cudaEventSynchronize")]

@@ -64,7 +64,8 @@ def fit_costs(
     where `doctor` has measured the bandwidth. Otherwise two, the likely one first: small ones are latency, unless the
     link is very slow, and large ones are bytes."""
     sizes = [bucket.num_bytes for bucket in buckets]
-    mean_size, mean_s = sum(sizes) / len(sizes), sum(bucket.reduce_s for bucket in buckets) / len(buckets)
+    mean_size = sum(sizes) / len(sizes)
+    mean_s = sum(bucket.reduce_s for bucket in buckets) / len(buckets)
     if max(sizes) >= MIN_SPREAD * min(sizes):
         spread = sum((size - mean_size) ** 2 for size in sizes)
         slope = sum((one.num_bytes - mean_size) * (one.reduce_s - mean_s) for one in buckets) / spread

@@ -19,7 +19,8 @@ SLOWER_LINK = 0.6  # of what doctor measured
 def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     """The exposed communication of gradients, and of other collectives: by the time that each kind is open outside of
     compute, since the parts do not tell them apart."""
-    exposed, others = result.parts_s["exposed_communication"], result.other_collectives_s
+    exposed = result.parts_s["exposed_communication"]
+    others = result.other_collectives_s
     of_buckets = max(0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s)
     share = of_buckets / (of_buckets + others) if others else 1.0
     return exposed * share, exposed * (1 - share)
@@ -41,7 +42,9 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     part = sent_part(result.settings)
     if part is None:
         return
-    buckets, step_s, total = result.buckets, result.step_s, sum(bucket.reduce_s for bucket in result.buckets)
+    buckets = result.buckets
+    step_s = result.step_s
+    total = sum(bucket.reduce_s for bucket in result.buckets)
     costs = fit_costs(buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size)
     now = exposed_s([(bucket.reduce_s, bucket.backward_s) for bucket in buckets])
     scale = min(1.0, exposed / now) if now else 1.0  # gloo reduces several buckets at once, which the queue does not
@@ -72,7 +75,8 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
 
 
 def _on_network(result: ProfileResult, exposed: float) -> str:
-    size, speed = sum(one.num_bytes for one in result.buckets), bus_bytes_per_s(result.buckets, result.world_size)
+    size = sum(one.num_bytes for one in result.buckets)
+    speed = bus_bytes_per_s(result.buckets, result.world_size)
     sent = f": {file_size(size)} of gradients at {bit_rate(speed)}" if size else ""
     return f"{of_step(result, exposed)} is exposed communication{sent}"
 
@@ -97,7 +101,8 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
 
 def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
     """One all-reduce for several times as many samples."""
-    speed, doctors = bus_bytes_per_s(result.buckets, result.world_size), result.network_bytes_per_s
+    speed = bus_bytes_per_s(result.buckets, result.world_size)
+    doctors = result.network_bytes_per_s
     factor = 2
     while factor < MAX_ACCUMULATE and exposed / factor > 0.1 * (result.step_s - exposed):
         factor *= 2
@@ -112,7 +117,8 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
     elif result.num_nodes > 1 and not doctors:
         remedies.append("drumline doctor --hosts measures the link")
     fewer = 1 - 1 / factor
-    saved, waiting = fewer * exposed, fewer * _wait_in_collectives_s(result)
+    saved = fewer * exposed
+    waiting = fewer * _wait_in_collectives_s(result)
     return Advice(
         bottleneck="network",
         text=_on_network(result, exposed),

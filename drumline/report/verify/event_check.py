@@ -80,7 +80,8 @@ def _check_no_file_is_missing(folder: str, found: Ranks, section: Section, hosts
     shared = {hosts.get(rank) for rank in found}
     absent = (rank for rank in range(world_size) if rank not in found)
     for rank in islice(absent, MOST_NAMED):
-        where, host = f"{folder}/rank-{rank:05d}.jsonl", hosts.get(rank)
+        where = f"{folder}/rank-{rank:05d}.jsonl"
+        host = hosts.get(rank)
         if host is not None and host not in shared and 0 in found:
             section.note(where, f"is missing: rank {rank} ran on {host}, and may have written it there")
         else:
@@ -105,7 +106,8 @@ def _check_attempts(found: Ranks, section: Section, history: History | None, *, 
     """Compare the ranks with the ledger and then, if that finds nothing, with each other."""
     groups = [{0: attempt} for attempt in _started(found[0])]
     for rank in sorted(found.keys() - {0}):
-        theirs, mine = [group for group in groups if _has_rank(group[0], rank)], _started(found[rank])
+        theirs = [group for group in groups if _has_rank(group[0], rank)]
+        mine = _started(found[rank])
         for left, right in _pairs([_key(group[0]) for group in theirs], list(map(_key, mine))):
             theirs[left][rank] = mine[right]
     reported = set() if history is None else _check_against_ledger(found, groups, section, history)
@@ -135,7 +137,8 @@ def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
     whose key is unique on both sides."""
     if len(left) == len(right) and all(map(_agree, left, right)):
         return [(place, place) for place in range(len(left))]
-    num_left, num_right = Counter(left), Counter(right)
+    num_left = Counter(left)
+    num_right = Counter(right)
     place_of = {key: place for place, key in enumerate(right)}
     return [(place, place_of[key]) for place, key in enumerate(left) if num_left[key] == num_right[key] == 1]
 
@@ -154,7 +157,8 @@ def _check_against_ledger(found: Ranks, groups: list[Group], section: Section, h
         section.problem(found[0].where, f"has {counts[0]}, but the ledger has {counts[1]} with saves")
     starts: list[Key] = [(start.world_size, start.step or None) for start in history.starts]
     for start, number in _pairs(starts, [_key(group[0]) for group in groups]):
-        saves, group = history.saves[start], groups[number]
+        saves = history.saves[start]
+        group = groups[number]
         for rank, attempt in group.items():
             if saves and _falls_short(rank, group, saves):
                 _report(found[rank], attempt, section, f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}")
@@ -207,7 +211,8 @@ def _lacks(rank: int, group: Group) -> str | None:
         for other, attempt in group.items()
     }
     ahead = max(group, key=lambda other: (max(shared[other], default=(0, ""))[0], len(shared[other])))
-    needed, saved = shared[ahead], group[0].last_of("checkpoint")
+    needed = shared[ahead]
+    saved = group[0].last_of("checkpoint")
     # The last event counts only if all ranks took part in a later one.
     is_past = saved is not None and bool(needed) and saved.step >= needed[-1][0]
     if not is_past and group[ahead].last_of("end") is None:

@@ -90,7 +90,8 @@ def read_rank(path: Path, rank: int, section: Section) -> RankEvents:
 
 def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) -> None:
     """Add an event to its attempt. `unread`: the line above, if it is incomplete."""
-    record, where = line.record or {}, f"{events.where}, line {line.number}"
+    record = line.record or {}
+    where = f"{events.where}, line {line.number}"
     expected = events.attempts[-1].next_number if events.attempts else 0
     number = record["number"] if _is_count(record.get("number")) else expected
     if (damage := _damage(record)) is not None:
@@ -122,7 +123,8 @@ def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) 
 
 def _damage(record: dict[str, Any]) -> str | None:
     """What is wrong with a record: a value that Drumline does not write."""
-    kind, world_size = record.get("kind"), record.get("world_size", 1)
+    kind = record.get("kind")
+    world_size = record.get("world_size", 1)
     if not isinstance(kind, str):
         return f"kind is {kind!r}"
     for name in ("number", "step"):

@@ -47,7 +47,8 @@ class StepRange:
         """The same up to an earlier step."""
         ranks = []
         for runs in self.ranks:
-            left, kept = last - self.first + 1, []
+            left = last - self.first + 1
+            kept = []
             for run in runs:
                 kept += [run.slice(0, min(run.steps, left))] if left > 0 else []
                 left -= run.steps

@@ -21,7 +21,8 @@ from drumline.runs.ledger_entries import LedgerEntry
 
 MAX_IRREGULAR_PIECES = 100_000
 """After this many irregular steps the rest is treated as regular: enough faults are known."""
-NAMED_FAULTS, NAMED_SAMPLES = 5, 5
+NAMED_FAULTS = 5
+NAMED_SAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class EpochPiece:
 
     def who(self, low: int, high: int) -> str:
         """The steps and ranks that covered these positions."""
-        first, last = self.step_at(low), self.step_at(high - 1)
+        first = self.step_at(low)
+        last = self.step_at(high - 1)
         steps = range(first, min(last, first + 2) + 1)  # three consecutive steps include every rank
         moved = [(rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps]
         ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
@@ -166,7 +168,8 @@ def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_l
 def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
     starts = list(dict.fromkeys(piece.start for piece in pieces))
     for before, now in pairwise(starts):
-        when, changed = f"before step {now.step + 1:,}", []
+        when = f"before step {now.step + 1:,}"
+        changed = []
         if before.samples != now.samples:
             changed.append(f"{_describe_samples(before)} {when}, {_describe_samples(now)} after")
         if before.seed != now.seed:
@@ -177,12 +180,14 @@ def _check_order_stayed(epoch: int, pieces: list[EpochPiece], section: Section) 
 
 
 def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
-    reached, before = 0, "nothing before it"
+    reached = 0
+    before = "nothing before it"
     for piece in pieces:
         if piece.low > reached:
             yield CoverageFault(reached, piece.low, f"{before}, then step {piece.step_at(piece.low):,}")
         if piece.high > reached:
-            reached, before = piece.high, f"step {piece.last:,} ended there"
+            reached = piece.high
+            before = f"step {piece.last:,} ended there"
     if reached < end:
         yield CoverageFault(reached, end, before)
 
@@ -191,7 +196,8 @@ def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
     reached = pieces[0]
     for piece in pieces[1:]:
         if piece.low < reached.high:
-            low, high = piece.low, min(piece.high, reached.high)
+            low = piece.low
+            high = min(piece.high, reached.high)
             yield CoverageFault(low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}")
         if piece.high > reached.high:
             reached = piece
@@ -236,7 +242,8 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
             section.problem(piece.where, f"{began}, but step {before.last:,} ended at {before.high:,}")
             return
     for piece in pieces:
-        batch_size, samples = piece.start.batch_size, piece.start.samples
+        batch_size = piece.start.batch_size
+        samples = piece.start.samples
         is_last_step = piece is pieces[-1] and piece.first == piece.last and samples in (None, piece.high)
         if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
             what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
@@ -279,7 +286,8 @@ def _count_lost(history: History, section: Section) -> int:
             count = 0
             for steps in history.ranges:
                 for begin, runs in _blocks(steps) if rank < len(steps.ranks) and steps.start is not start else ():
-                    low, high = max(first, begin), min(last, begin + runs[rank].steps - 1)
+                    low = max(first, begin)
+                    high = min(last, begin + runs[rank].steps - 1)
                     count += max(0, high - low + 1) * (runs[rank].high - runs[rank].low)
             what = f"{plural(count, 'sample')} of {span(first, last, 'step')} were lost with rank {rank}"
             section.note(f"{FILE}, line {start.line}", f"{what}, which the others continued without")

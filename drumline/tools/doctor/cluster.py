@@ -57,7 +57,8 @@ async def check_over_ssh(
     """From any machine that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
-    command, here = [python, "-m", NODE_SERVER], Path.cwd()
+    command = [python, "-m", NODE_SERVER]
+    here = Path.cwd()
     openers = [partial(NodeClient.start, *ssh_words(ssh, host, command, cwd=here)) for host in hosts]
     slots = {number: host.slots for number, host in enumerate(hosts)}
     return await _examine(survey, openers, options, slots, progress, python)
@@ -85,7 +86,8 @@ def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
     if number in rendezvous.joined:
         return host
     if refused := rendezvous.refused.get(number):
-        host.absent, host.absent_fix = refused, "fix that, and start it again"
+        host.absent = refused
+        host.absent_fix = "fix that, and start it again"
     else:
         command = f"drumline doctor --nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
         host.absent = f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
@@ -109,7 +111,8 @@ async def _examine(
         "code": settings.code,
         "data": settings.data,
     }
-    coordinator, result = Coordinator(survey, sent, progress, python=python), DoctorResult(survey)
+    coordinator = Coordinator(survey, sent, progress, python=python)
+    result = DoctorResult(survey)
     try:
         await examine(coordinator, openers)
         network = pair_findings(survey)
@@ -130,7 +133,8 @@ async def _examine(
 
 
 def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
-    findings, known = [], {}
+    findings = []
+    known = {}
     reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}
     for number, host in enumerate(survey.hosts):
         if host.facts is None:

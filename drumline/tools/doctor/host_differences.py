@@ -163,7 +163,8 @@ def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
     }
 
     def changes(usual: str, other: str) -> Iterator[str]:
-        right, here = files[usual], files[other]
+        right = files[usual]
+        here = files[other]
         for name in sorted(right.keys() | here.keys(), key=sort_key):
             if right.get(name) != here.get(name):
                 how = "is missing" if name not in here else "is extra" if name not in right else "differs"
@@ -189,7 +190,8 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
         return shown, data["bytes"], tuple(data["samples"].items())
 
     def changes(usual: str, other: str) -> Iterator[str]:
-        right, here = known[usual], known[other]
+        right = known[usual]
+        here = known[other]
         if right["complete"] and here["complete"]:
             for name in ("files", "bytes"):
                 if right[name] != here[name]:

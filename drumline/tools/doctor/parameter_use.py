@@ -77,7 +77,9 @@ def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Findin
 
 
 def _faults(use: ParameterUse, config: Config) -> Iterator[Fault]:
-    dist, num, finds = config.dist, use.num_batches, config.dist.find_unused_parameters
+    dist = config.dist
+    num = use.num_batches
+    finds = config.dist.find_unused_parameters
     can_be_static = use.is_static and config.train.exact != "elastic"  # whose steps are not DDP's
     if not use.unused and finds:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"

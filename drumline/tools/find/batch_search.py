@@ -125,7 +125,8 @@ def search_batch(
 
 def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
     """The largest size up to `limit` that fits, found by doubling and then bisection; 0: none does."""
-    low, high = 0, smallest
+    low = 0
+    high = smallest
     while fits(high):
         low, high = high, min(2 * high, limit)
         if low == limit:
@@ -157,8 +158,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
     """Collective, but only at its end: memory may run out on one rank, and the others must not wait for it."""
-    device, count = job.ddp.device, min(MOST_AT_A_TIME, -(-plan.spans[0].size // size))
-    seconds, memory = 0.0, 0
+    device = job.ddp.device
+    count = min(MOST_AT_A_TIME, -(-plan.spans[0].size // size))
+    seconds = 0.0
+    memory = 0
     try:
         for _ in range(2):  # the first one reserves memory and chooses kernels
             seconds = _timed(step, _make_step(job, plan, size, count=count, syncs=False), device)
@@ -174,7 +177,8 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     everyone = gather_json([seconds, memory], device=device)
-    slowest, is_complete = max(one[0] for one in everyone), all(one[0] for one in everyone)
+    slowest = max(one[0] for one in everyone)
+    is_complete = all(one[0] for one in everyone)
     speed = size * count * len(everyone) / slowest if is_complete else 0.0
     return Trial(size, is_complete, speed, max(one[1] for one in everyone))
 

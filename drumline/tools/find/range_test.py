@@ -79,7 +79,8 @@ class RangeTest:
     def suggestion(self) -> float:
         """A tenth of the rate at which the loss was lowest. By then it is about to rise, so that rate is too high; the
         steepest descent, the other rule in use, depends far more on the noise of single batches."""
-        smooth, lowest = self.smooth, self.lowest
+        smooth = self.smooth
+        lowest = self.lowest
         before = zip(self.losses[: lowest + 1], smooth[: lowest + 1], strict=True)
         apart = [loss - mean for loss, mean in before if math.isfinite(mean)]
         if not smooth[0] - smooth[lowest] > max(NOISE * pstdev(apart or [0.0]), LEAST_FALL * abs(smooth[0])):

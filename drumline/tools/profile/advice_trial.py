@@ -18,7 +18,9 @@ from drumline.runs.run_folder import RunFolder
 from drumline.tools.prove.killed_run import Leg, RunFailedError, run_to_the_end
 
 ROUNDS = 3
-LAPS, LAP_S, LAP_STEPS = 3, 1.0, range(4, 51)
+LAPS = 3
+LAP_S = 1.0
+LAP_STEPS = range(4, 51)
 """A run has a lap to warm up and three that are timed, of about a second each."""
 QUIET: Mapping[str, Any] = {
     "optim.warmup_steps": 0,
@@ -51,7 +53,8 @@ class ShortRuns:
         length = {"train.steps": (1 + LAPS) * lap, "log.every_steps": lap}
         words = self.arguments({**QUIET, **length, **settings})
         self.folder.mkdir(parents=True, exist_ok=True)
-        run, log = self.folder / "run", self.folder / "output.txt"
+        run = self.folder / "run"
+        log = self.folder / "output.txt"
         name = f"the run with {flags_of(settings) or 'unchanged settings'}"
         shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
         try:
@@ -138,7 +141,9 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
         if trial.failure is not None:
             yield f"{flags}: {trial.failure}"
             continue
-        before, after, (low, high) = median(trial.before_s), median(trial.after_s), trial.spread
+        before = median(trial.before_s)
+        after = median(trial.after_s)
+        low, high = trial.spread
         outcome = "as predicted"
         if not trial.is_as_predicted:
             outcome = "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"

@@ -79,7 +79,8 @@ def matched(traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf)
 
 
 def _possible(row: dict[int, CollectiveCall], clock_error_s: float) -> list[dict[int, CollectiveCall]]:
-    first_end, last_call = min(one.end for one in row.values()), max(one.call for one in row.values())
+    first_end = min(one.end for one in row.values())
+    last_call = max(one.call for one in row.values())
     return [row] if last_call - first_end <= clock_error_s else [{rank: one} for rank, one in row.items()]
 
 
@@ -94,7 +95,8 @@ def clock_difference(one: RankTrace, other: RankTrace) -> float:
 
 def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str) -> dict[str, float]:
     """The time from `low` to `high` in parts: each instant belongs to the first claim that has it, or to the rest."""
-    left, parts = np.array([[low, high]]), {}
+    left = np.array([[low, high]])
+    parts = {}
     for name, claim in claims:
         taken = intersection(left, clipped(claim, low, high))
         parts[name] = length(taken)

@@ -30,7 +30,8 @@ def intersection(one: Intervals, other: Intervals) -> Intervals:
     times = np.concatenate([one.reshape(-1), other.reshape(-1)])
     changes = np.tile([1, -1], len(one) + len(other))
     order = np.lexsort((changes, times))  # at the same time an end comes before a start
-    times, depth = times[order], np.cumsum(changes[order])
+    times = times[order]
+    depth = np.cumsum(changes[order])
     begins = np.flatnonzero(depth[:-1] == 2)
     rows = np.stack([times[begins], times[begins + 1]], axis=1)
     return rows[rows[:, 1] > rows[:, 0]]
@@ -40,14 +41,16 @@ def difference(one: Intervals, other: Intervals) -> Intervals:
     """The instants of the first that are not in the second."""
     if not len(one) or not len(other):
         return one
-    low, high = one[0, 0], one[-1, 1]
+    low = one[0, 0]
+    high = one[-1, 1]
     gaps = np.concatenate([[low], other.reshape(-1).clip(low, high), [high]]).reshape(-1, 2)
     return intersection(one, gaps[gaps[:, 1] > gaps[:, 0]])
 
 
 def clipped(one: Intervals, low: float, high: float) -> Intervals:
     """The instants from `low` to `high`."""
-    first, last = np.searchsorted(one[:, 1], low, "right"), np.searchsorted(one[:, 0], high, "left")
+    first = np.searchsorted(one[:, 1], low, "right")
+    last = np.searchsorted(one[:, 0], high, "left")
     return one[first:last].clip(low, high)
 
 

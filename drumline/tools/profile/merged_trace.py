@@ -46,7 +46,8 @@ def renumbered(entries: Sequence[Any], rank: int, host: str, shift_us: float) ->
     for position, entry in enumerate(entries):
         if not isinstance(entry, dict) or not isinstance(process := entry.get("pid"), int):
             continue
-        is_name, flow = entry.get("ph") == "M", entry.get("id")
+        is_name = entry.get("ph") == "M"
+        flow = entry.get("id")
         is_kept = entry.get("name") == "thread_name" if is_name else isinstance(entry.get("ts"), int | float)
         if not is_kept:
             continue

@@ -38,8 +38,11 @@ from drumline.tools.profile.merged_trace import write_merged
 from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep, from_events, read_events
 
 K = TypeVar("K", bound=Hashable)
-MOST_KERNELS, MOST_SYNCS, MOST_RANKS = 15, 10, 4096
-LINE_AFTER_S, SAME_CALL_S = 0.05, 50e-6
+MOST_KERNELS = 15
+MOST_SYNCS = 10
+MOST_RANKS = 4096
+LINE_AFTER_S = 0.05
+SAME_CALL_S = 50e-6
 """How long after a host sync its source line may be recorded; how soon a copy is followed by its wait."""
 
 
@@ -60,7 +63,8 @@ def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace]
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
     ahead: dict[str, float] = {}
-    rank, world_size = 0, 1
+    rank = 0
+    world_size = 1
     while rank < min(world_size, MOST_RANKS):
         try:
             facts[rank] = read_facts(folder, rank)
@@ -108,8 +112,10 @@ def result_of(
     divided = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
     critical = critical_ranks(divided)
     ranks = [_rank_steps(facts[rank], steps, critical.count(rank)) for rank, steps in divided.items()]
-    first, first_trace = facts[min(facts)], traces[min(facts)]
-    every, every_trace = [one for steps in divided.values() for one in steps], list(traces.values())
+    first = facts[min(facts)]
+    first_trace = traces[min(facts)]
+    every = [one for steps in divided.values() for one in steps]
+    every_trace = list(traces.values())
     unprofiled = [one.unprofiled_step_s for one in facts.values() if one.unprofiled_step_s is not None]
     return ProfileResult(
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
@@ -260,7 +266,8 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     """The trace, with the source line of each host sync. torch reports a line just after the call, so that it is of the
     last sync before it, and of the copy that this one waits for."""
     syncs = sorted(trace.syncs, key=lambda event: event.end)
-    sources, named = ["unknown"] * len(syncs), 0
+    sources = ["unknown"] * len(syncs)
+    named = 0
     for when, place in sorted(facts.sync_lines):
         at = (when - trace.base_ns) / 1e9
         last = bisect_right(syncs, at, key=lambda event: event.end) - 1

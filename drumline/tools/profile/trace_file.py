@@ -127,7 +127,8 @@ def read_entries(path: Path) -> tuple[list[Any], int]:
 
 def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a gzip file of at most so many bytes, and not many times as many as the file has."""
-    parts, size = [], 0
+    parts = []
+    size = 0
     try:
         with open_regular(path) as file, gzip.open(file) as packed:
             most = min(most, DOCUMENT_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size)
@@ -147,7 +148,10 @@ def _events(entries: Sequence[Any]) -> Iterator[Event]:
     for entry in entries:
         if not isinstance(entry, dict) or entry.get("ph") != "X":
             continue
-        start, lasts, name, details = entry.get("ts"), entry.get("dur"), entry.get("name"), entry.get("args")
+        start = entry.get("ts")
+        lasts = entry.get("dur")
+        name = entry.get("name")
+        details = entry.get("args")
         if not isinstance(start, int | float) or not isinstance(lasts, int | float) or not isinstance(name, str):
             continue
         if 0 <= start / 1e6 < MOST_SECONDS and 0 <= lasts / 1e6 < MOST_SECONDS:
@@ -168,13 +172,15 @@ def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> 
     if is_device:
         work = [event for event in events if event.kind in ON_DEVICE and not is_communication(event)]
         operations = [(event.name, event.start, event.end - event.start) for event in work]
-        compute, launches = union(_times(work)), _launches(events, work)
+        compute = union(_times(work))
+        launches = _launches(events, work)
     else:
         starts = np.searchsorted(data.reshape(-1), [event.start for event in host], "right")
         # What makes a batch is data.
         work = [event for event, place in zip(host, starts, strict=True) if place % 2 == 0 and is_compute(event.name)]
         operations = list(_self_times(work))
-        compute, launches = difference(union(_times(work)), data), np.empty((0, 3))
+        compute = difference(union(_times(work)), data)
+        launches = np.empty((0, 3))
     return RankTrace(
         base_ns=base_ns,
         is_device=is_device,
@@ -285,7 +291,8 @@ def _collectives(events: Sequence[Event], host: Sequence[Event]) -> list[Collect
 
 def _joined(kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]) -> CollectiveCall:
     details = work.details
-    count, item = details.get("In msg nelems"), ITEM_BYTES.get(str(details.get("dtype")), 0)
+    count = details.get("In msg nelems")
+    item = ITEM_BYTES.get(str(details.get("dtype")), 0)
     group = details.get("Process Group Name")
     on_device = work.kind == "kernel"  # where a rank joins when the kernel starts
     return CollectiveCall(

@@ -48,7 +48,9 @@ class ProofOptions:
 
 def wrong_options(options: ProofOptions) -> Iterator[str]:
     """A message for each option that is out of range."""
-    kills, steps, at = options.num_kills, options.steps, options.at or ()
+    kills = options.num_kills
+    steps = options.steps
+    at = options.at or ()
     if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
         legs = plural(len(options.worlds), "leg")
         yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
@@ -61,7 +63,8 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
     elif list(at) != sorted(set(at)) or max(at, default=0) >= steps:
         listed = ",".join(map(str, at))
         yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
-    rank, smallest = options.rank, min(options.worlds[:-1])
+    rank = options.rank
+    smallest = min(options.worlds[:-1])
     if rank not in (None, "all") and not (rank.isdecimal() and int(rank) < smallest):
         yield f"--kill-rank: {rank!r} is neither 'all' nor a rank of every leg that is killed (0 to {smallest - 1})"
 
@@ -87,7 +90,9 @@ OWN = {
     "log.trace": "it is always on here",
     "log.display": "the output of the runs goes to files here",
 }
-SAVES, WARM_UP, BALANCE = "checkpoint.every_steps", "optim.warmup_steps", "data.balance"
+SAVES = "checkpoint.every_steps"
+WARM_UP = "optim.warmup_steps"
+BALANCE = "data.balance"
 SAVE_EVERY = 2
 
 
@@ -118,14 +123,17 @@ class ProofSettings:
         by_epochs = "checkpoint.every_epochs" in self.layers.flags.settings
         if not by_epochs and (problem := too_few_steps(self.options, first_save=every)):
             yield problem
-        shards, most = self._value("train.shards"), max(self.options.worlds)
+        shards = self._value("train.shards")
+        most = max(self.options.worlds)
         if self.options.is_elastic and most > shards:
             yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
 
     def changes(self) -> dict[str, Any]:
         """Settings that are changed because the proof would otherwise be impossible; flags are never changed."""
         changes: dict[str, Any] = {}
-        flags, steps, saves = self.layers.flags.settings, self.options.steps, self._value(SAVES)
+        flags = self.layers.flags.settings
+        steps = self.options.steps
+        saves = self._value(SAVES)
         if saves == 0 or (SAVES not in flags and too_few_steps(self.options, first_save=saves)):
             changes[SAVES] = SAVE_EVERY
         if WARM_UP not in flags and self._value(WARM_UP) > steps:
@@ -193,14 +201,18 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
     kills = []
     for number, world in enumerate(options.worlds[:-1]):
         before, last = (first_save + int(one * length) for one in (number, number + 1))
-        step, earliest = draw.randint(before + 1, last), first_save + 1 + number
+        step = draw.randint(before + 1, last)
+        earliest = first_save + 1 + number
         step = step if options.at is None else options.at[number]
         moment = draw.choice(moments) if options.moment is None else options.moment
-        rank, wait = draw.randrange(world), draw.random()
+        rank = draw.randrange(world)
+        wait = draw.random()
         if attempt:
-            step, wait = max(earliest, first_save + (step - first_save) // 2), 0.0
+            step = max(earliest, first_save + (step - first_save) // 2)
+            wait = 0.0
         if attempt == MAX_ATTEMPTS - 1:
-            step, moment = earliest, "step"
+            step = earliest
+            moment = "step"
         kill = _kill(moment, step, wait, pattern)
         if options.rank is None and kill.moment == "save" and kill.step == options.steps:
             rank = 0  # the others are done: if one of them is killed, rank 0 still completes the save and the run

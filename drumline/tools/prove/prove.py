@@ -44,7 +44,8 @@ class Proof:
     def run(self) -> bool:
         """Whether the bits are the same."""
         options = self.options
-        ranks, steps = plural(options.worlds[0], "rank"), plural(options.steps, "step")
+        ranks = plural(options.worlds[0], "rank")
+        steps = plural(options.steps, "step")
         self.show(f"reference: {ranks}, {steps} without a kill")
         reference = self._run_without_kill("reference")
         if (last := max(reference.steps, default=options.steps)) < options.steps:
@@ -55,7 +56,8 @@ class Proof:
     def _compare(self, reference: RunTrace) -> bool:
         """Run the legs, and show whether they are as the reference."""
         options = self.options
-        steps, kills = plural(options.steps, "step"), plural(options.num_kills, "kill")
+        steps = plural(options.steps, "step")
+        kills = plural(options.num_kills, "kill")
         legs = self._killed_and_resumed(reference)
         compared = [compare(reference, leg) for leg in legs]
         # A difference is in the last leg: no leg is started after one that differs.
@@ -90,7 +92,8 @@ class Proof:
 
     def _compare_weights(self, reference: RunTrace, one: Path, other: Path) -> bool:
         """Show how far the weights are from those of the reference."""
-        options, distance = self.options, weight_distance(one, other)
+        options = self.options
+        distance = weight_distance(one, other)
         text = f"the weights after step {options.steps} differ by {distance:.1e} of their size"
         if distance > MOST_DISTANCE:
             self.show(f"not proved: {text} from the run without a kill in mode {options.modes[0]}")

@@ -188,7 +188,8 @@ def _samples(wanted: StepTrace, found: StepTrace, *, is_complete: bool) -> Itera
         yield RunDifference("order", step, sentence, f"epoch {found.epoch + 1}")
         return
     for position in sorted(found.samples.keys() | (wanted.samples.keys() if is_complete else ())):
-        one, other = wanted.samples.get(position), found.samples.get(position)
+        one = wanted.samples.get(position)
+        other = found.samples.get(position)
         where = f"position {position} of epoch {wanted.epoch + 1}"
         if one is None or other is None:
             sentence = f"step {step} has {'a' if one is None else 'no'} sample at {where}, unlike the run without kills"
@@ -229,7 +230,9 @@ def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
 
 
 # The manifest contains the time of the save; in progress.json only the step and the cursor must be equal.
-MANIFEST, PROGRESS, RANDOM = "manifest.json", "progress.json", "rng.safetensors"
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+RANDOM = "rng.safetensors"
 
 
 def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: bool) -> RunDifference | None:

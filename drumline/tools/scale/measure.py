@@ -77,8 +77,10 @@ class SizedRuns:
         last = WARM_UP + self.options.steps
         changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
         words = tuple(self.arguments(changed if batch is None else {**changed, "train.batch_size": batch}))
-        run, hosts = self.folder / f"{name}-{ranks}", tuple(self.options.hosts_of(ranks))
-        what, log = f"the run on {plural(ranks, 'rank')}", self.folder / f"{name}-{ranks}.log"
+        run = self.folder / f"{name}-{ranks}"
+        hosts = tuple(self.options.hosts_of(ranks))
+        what = f"the run on {plural(ranks, 'rank')}"
+        log = self.folder / f"{name}-{ranks}.log"
         leg = HostsLeg(what, words, run, log, ranks, hosts) if hosts else Leg(what, words, run, log, ranks)
         run_to_the_end(leg)
         return read_profile(run), run
@@ -87,7 +89,8 @@ class SizedRuns:
 def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank, `strong` sizes have
     the same batch in all. `cores`, `gpus`: of this machine; 0: not known."""
-    made_at, worlds = time.time(), sorted(set(runs.options.worlds))
+    made_at = time.time()
+    worlds = sorted(set(runs.options.worlds))
     make_own_folder(runs.folder, follow_links=True)
     base, run = runs.profiled("base", worlds[0], None)
     assert base.batch_size is not None

@@ -121,12 +121,14 @@ def link_from_points(name: str, points: Sequence[tuple[float, float]], *, world_
     """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives the latency of a hop,
     the larger ones the bandwidth by size."""
     hops = [(num_bytes / world_size, seconds / (2 * (world_size - 1))) for num_bytes, seconds in sorted(points)]
-    (small, small_s), (large, large_s) = hops[0], hops[-1]
+    small, small_s = hops[0]
+    large, large_s = hops[-1]
     latency_s = max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
     # A hop that is not much longer than the latency says little about the bandwidth.
     rates = tuple((size, size / seconds) for size, seconds in hops if seconds >= 4 * latency_s)
     if backend == "nccl":
-        rates, latency_s = (), max(0.0, latency_s - NCCL[0]["network"][RING] * 1e-6)
+        rates = ()
+        latency_s = max(0.0, latency_s - NCCL[0]["network"][RING] * 1e-6)
     source = f"measured with {backend} on {world_size} ranks"
     return Link(name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates)
 
@@ -151,7 +153,8 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
 
 def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> Link:
     """A link from what `drumline doctor` measured on one rank."""
-    world_size, num_bytes = int(numbers["world_size"]), numbers["all_reduce_bytes"]
+    world_size = int(numbers["world_size"])
+    num_bytes = numbers["all_reduce_bytes"]
     large_s = num_bytes * 2 * (world_size - 1) / world_size / (numbers["all_reduce_gb_per_s"] * 1e9)
     points = [(4.0, numbers["all_reduce_latency_us"] / 1e6), (num_bytes, large_s)]
     return link_from_points(name, points, world_size=world_size, backend=backend)
@@ -172,7 +175,8 @@ def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -
 
 # All-reduce
 
-TREE, RING = 0, 1
+TREE = 0
+RING = 1
 # Constants of NCCL's cost model (src/graph/tuning.cc, 2.30) for tree and ring: latencies in us, and the part of the bus
 # bandwidth; for the protocols LL and Simple.
 NCCL: tuple[Mapping[str, tuple[float, float]], ...] = (
@@ -196,7 +200,8 @@ def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> T
 def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Transfer:
     """2(n-1) hops, each of a chunk of 1/n of the bytes. The second segment of a chunk is sent while the first is being
     reduced at its receiver, so that a hop takes the time to send its chunk, or one segment and the latency."""
-    ranks, used = nodes * per_node, network.used(nodes, per_node)
+    ranks = nodes * per_node
+    used = network.used(nodes, per_node)
     chunk = num_bytes / ranks
     segment_s = chunk / SEGMENTS / min(link.rate(chunk) for link in used)
     hop_s = max(SEGMENTS * segment_s, segment_s + max(link.latency_s for link in used))

@@ -66,7 +66,9 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
             next_step="make one: drumline scale predict RUN --nodes 2,8 --network 100gbit",
         )
     steps = sorted((step for run in runs for step in _measured_steps(run)), key=lambda step: step.made_at)
-    checked, unmeasured, others = list[CheckedSize](), 0, set[str]()
+    checked = list[CheckedSize]()
+    unmeasured = 0
+    others = set[str]()
     for one in predictions:
         is_same_network = one.network == network if network is not None else one.network not in NETWORKS
         for size in one.sizes:

@@ -66,7 +66,8 @@ def predict(profile: ProfileResult, network: Network, options: ScaleOptions, *, 
 
 
 def _size(shape: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None) -> PredictedSize:
-    per_node, alone_s = options.gpus_per_node, shape.alone_s
+    per_node = options.gpus_per_node
+    alone_s = shape.alone_s
     mean_s = step_s(shape, network, nodes, per_node)
     low_s, high_s = _interval(shape, network, nodes, options)
     useful = goodput(mean_s, nodes, options)

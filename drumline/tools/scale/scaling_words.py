@@ -10,7 +10,8 @@ from drumline.runs.profile_result import PART_NAMES
 from drumline.runs.scaling_result import MeasuredSize, Measurement, PredictedSize, Prediction, Range, usual_efficiency
 from drumline.tools.scale.prediction_check import PredictionCheck
 
-WORTH, WORTH_A_BATCH = 0.02, 0.05
+WORTH = 0.02
+WORTH_A_BATCH = 0.05
 """A change is mentioned when it saves this part of a step; one of the batch when it raises the efficiency by this."""
 
 
@@ -38,7 +39,8 @@ def _parts(value: Range) -> list[str]:
 
 
 def prediction_lines(prediction: Prediction) -> Iterator[str]:
-    one, options = prediction, prediction.options
+    one = prediction
+    options = prediction.options
     yield f"{one.task} on {one.device} over {one.network} ({one.network_source})"
     if options.gpus_per_node > 1:
         yield f"within a node {one.inside} ({one.inside_source})"
@@ -49,7 +51,8 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
     yield from table_lines(headings, list(map(_predicted_row, one.sizes)))
     yield ""
     yield from (line for size in one.sizes for line in _changes(one, size))
-    limit, largest = f"{options.pays_above:.0%}", plural(one.sizes[-1].nodes, "node")
+    limit = f"{options.pays_above:.0%}"
+    largest = plural(one.sizes[-1].nodes, "node")
     if one.stops_paying is None:
         yield f"up to {largest}, each added node brings at least {limit} of one"
     else:
@@ -67,13 +70,15 @@ def prediction_lines(prediction: Prediction) -> Iterator[str]:
 def _predicted_row(size: PredictedSize) -> list[str]:
     samples = "-" if size.samples_per_day is None else count_text(size.samples_per_day)
     cost = "-" if size.cost_per_day is None else f"{size.cost_per_day:,.0f}"
-    exposed, waiting = step_text(size.communication_s), step_text(size.waiting_s)
+    exposed = step_text(size.communication_s)
+    waiting = step_text(size.waiting_s)
     first = [f"{size.nodes:,}", f"{size.ranks:,}", *_steps(size.step_s), *_parts(size.efficiency), exposed, waiting]
     return [*first, f"{size.goodput:.1%}", samples, cost]
 
 
 def _changes(prediction: Prediction, size: PredictedSize) -> Iterator[str]:
-    where, saved = plural(size.nodes, "node"), 1 - size.best_bucket_step_s / size.step_s[1]
+    where = plural(size.nodes, "node")
+    saved = 1 - size.best_bucket_step_s / size.step_s[1]
     if saved >= WORTH:
         yield (
             f"{where}: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by {saved:.0%}, to "
@@ -134,7 +139,8 @@ def check_lines(found: PredictionCheck) -> Iterator[str]:
             times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
             rows.append([one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run])
         yield from table_lines("task,network,nodes,ranks,predicted,(interval),measured,error,run", rows)
-        errors, outside = [abs(one.error) for one in found.sizes], sum(not one.is_within for one in found.sizes)
+        errors = [abs(one.error) for one in found.sizes]
+        outside = sum(not one.is_within for one in found.sizes)
         yield (
             f"{plural(len(rows), 'size')}: mean error {fmean(errors):.1%}, worst {max(errors):.1%}; {outside} outside "
             f"of the interval; {found.unmeasured} not measured yet"

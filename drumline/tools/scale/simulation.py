@@ -157,7 +157,8 @@ def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, facto
 def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:
     """When the last of these all-reduces ends. They start in order, each when it is ready and one of the lanes is free;
     those that run share the slowest link, each at most at the rate it would have alone."""
-    now, waiting = 0.0, 0
+    now = 0.0
+    waiting = 0
     running: dict[int, float] = {}
     while waiting < len(ready) or running:
         while waiting < len(ready) and len(running) < lanes and ready[waiting] <= now:

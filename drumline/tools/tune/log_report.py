@@ -79,6 +79,7 @@ def _links(links: Sequence[LoggedLink]) -> Iterator[str]:
             for source, target in pairs
             if source < target or (target, source) not in pairs
         ]
-        over, channels = f" over {device}" if device else "", plural(max(pairs.values()), "channel")
+        over = f" over {device}" if device else ""
+        channels = plural(max(pairs.values()), "channel")
         of = "" if is_global else f"; ranks{OF_GROUP}"
         yield f"{transport}{over}: {join_names(shown, most=MAX_PAIRS)} ({channels}{of})"

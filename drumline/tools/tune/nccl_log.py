@@ -210,7 +210,8 @@ class NcclLog:
 
     def _read_init(self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str) -> None:
         if int(size) >= process.world_size:
-            process.rank, process.world_size = int(rank), int(size)
+            process.rank = int(rank)
+            process.world_size = int(size)
         known = process.communicators.get(pointer)
         if state == "START" or known is None:
             process.communicators.pop(pointer, None)

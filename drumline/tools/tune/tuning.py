@@ -91,7 +91,9 @@ def tuning_findings(hosts: Mapping[str, Facts], survey: Survey | None = None) ->
 def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Threads are counted from all processors, whatever a container or a scheduler allows."""
     for host, facts in hosts.items():
-        cpus, ranks, given = facts["cpus"], max(1, num_visible_gpus(facts)), facts["threads"] or ""
+        cpus = facts["cpus"]
+        ranks = max(1, num_visible_gpus(facts))
+        given = facts["threads"] or ""
         usable = int(min(cpus["usable"], cpus["quota"] or cpus["usable"]))
         fix = VariableFix("OMP_NUM_THREADS", str(max(1, usable // ranks)))
         if given.isdigit() and int(given) * ranks > max(usable, ranks):
@@ -111,7 +113,8 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     gpu_hosts = _with_gpus(hosts)
     have = [host for host, facts in gpu_hosts.items() if _cards(facts, "EFA")]
     plugins = {host: Path(hosts[host]["cards"]["nccl_plugin"] or "").name for host in have}
-    lack, without = [host for host in gpu_hosts if host not in have], [host for host in have if not plugins[host]]
+    lack = [host for host in gpu_hosts if host not in have]
+    without = [host for host in have if not plugins[host]]
     if lack and any(plugins.values()):
         what = f"NCCL would use EFA on {join_names(have)} and TCP on {join_names(lack)}, and not connect them"
         yield from _on_each(hosts, "EFA", what, VariableFix("NCCL_NET", "Socket"))
@@ -158,7 +161,8 @@ def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
 def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
     """NCCL uses all interfaces but bridges of containers and the loopback, also those that no other host reaches."""
     for number in survey.present():
-        host, works = survey.hosts[number], working_address(survey, number)
+        host = survey.hosts[number]
+        works = working_address(survey, number)
         name = host.interface_of(works)
         if name is None or host.name not in _with_gpus(hosts) or NCCL_VARIABLE in host.variables:
             continue
@@ -180,7 +184,8 @@ def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Fin
 
 def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
     """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link."""
-    gpu_hosts, links = _with_gpus(hosts), []
+    gpu_hosts = _with_gpus(hosts)
+    links = []
     if len(gpu_hosts) < 2 or all(facts["cards"]["rdma"] for facts in gpu_hosts.values()):
         return
     for host in (survey.hosts[number] for number in survey.present() if survey.hosts[number].name in gpu_hosts):
@@ -188,7 +193,8 @@ def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
         if not link.get("gbit") or link["gbit"] < FAST_GBIT or link["vendor"] in KNOWN_VENDORS:
             return
         links.append(link["gbit"])
-    measured, slowest = survey.usual_speed(), min(links, default=0.0) * GBIT
+    measured = survey.usual_speed()
+    slowest = min(links, default=0.0) * GBIT
     if not 0 < measured < FULL_SHARE * slowest:
         return
     what = f"one connection carries {bit_rate(measured)} of the link's {bit_rate(slowest)}, and there is no InfiniBand"

@@ -62,7 +62,10 @@ class SimpleAction(Action):
     def __init__(
         self, name: str, due: Callable[[int], bool], run: Callable[[RunContext], None], *, interval: int
     ) -> None:
-        self.name, self.interval, self._due, self._run = name, interval, due, run
+        self.name = name
+        self.interval = interval
+        self._due = due
+        self._run = run
 
     def due(self, step: int) -> bool:
         return self._due(step)
@@ -74,10 +77,12 @@ class SimpleAction(Action):
 class FirstStep(Action):
     """Once, after the first step of this start has finished on the device."""
 
-    name, interval = "first_step", AT_EPOCH_END
+    name = "first_step"
+    interval = AT_EPOCH_END
 
     def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback, self._is_due = callback, True
+        self._callback = callback
+        self._is_due = True
 
     def due(self, step: int) -> bool:
         return self._is_due
@@ -122,9 +127,12 @@ class LogTraining(Action):
     name = "log"
 
     def __init__(self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices) -> None:
-        self.interval, self._progress = context.config.log.every_steps, context.progress
+        self.interval = context.config.log.every_steps
+        self._progress = context.progress
         self._first_step = context.progress.step
-        self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
+        self._train_step = train_step
+        self._non_finite = non_finite
+        self._notices = notices
         self._data_advice: DataAdvice | None = None
         self._spent_s: dict[str, float] = {}
         self._waited_s = 0.0
@@ -136,7 +144,9 @@ class LogTraining(Action):
         return step % self.interval == 0 or step >= self._progress.last_step
 
     def run(self, context: RunContext) -> None:
-        job, throughput, step = context.job, context.throughput, context.progress.step
+        job = context.job
+        throughput = context.throughput
+        step = context.progress.step
         counted = [job.meter.take(), job.finite.counts]
         if context.hooks is not None:
             counted.insert(0, context.hooks.vote(job.finite.counts))
@@ -222,7 +232,8 @@ class Periodic(Action):
 
     def __init__(self, progress: Progress, *, every_steps: int, every_epochs: int) -> None:
         self._progress = progress
-        self.interval, self._every_epochs = every_steps or AT_EPOCH_END, every_epochs or sys.maxsize
+        self.interval = every_steps or AT_EPOCH_END
+        self._every_epochs = every_epochs or sys.maxsize
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
@@ -284,7 +295,8 @@ class Evaluate(Periodic):
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked = True
-        task, has_data = context.job.task, bool(context.job.eval_loaders)
+        task = context.job.task
+        has_data = bool(context.job.eval_loaders)
         what = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
         if not has_data and task.best_metric != Task.best_metric:
             context.warn(f"{what}, but there is no eval_data(), so no checkpoint is kept as the best")
@@ -303,7 +315,8 @@ class Save(Periodic):
     def __init__(self, context: RunContext, saver: Saver, evaluation: Evaluate) -> None:
         settings = context.config.checkpoint
         super().__init__(context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs)
-        self._saver, self._evaluation = saver, evaluation
+        self._saver = saver
+        self._evaluation = evaluation
         self.saved_step = context.progress.step
         """The latest step that is saved, or being saved."""
 
@@ -332,8 +345,10 @@ class CompareReplicas(Action):
     name = "compare_replicas"
 
     def __init__(self, context: RunContext, non_finite: NonFinite, save: Save) -> None:
-        job, config = context.job, context.config
-        self._non_finite, self._save = non_finite, save
+        job = context.job
+        config = context.config
+        self._non_finite = non_finite
+        self._save = save
         self._is_on = config.watch.replicas_every > 0
         self.interval = config.watch.replicas_every or AT_EPOCH_END
         if job.sync is not None and self._is_on:  # what they share changes in rounds only
@@ -364,11 +379,14 @@ class CompareReplicas(Action):
 class Preempt(Action):
     """When any rank has received a signal or a notice: at the step that all agree on, save and end the run."""
 
-    name, interval = "preempt", 0
+    name = "preempt"
+    interval = 0
 
     def __init__(self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite) -> None:
-        self._preemption, self._save = preemption, save
-        self._comparison, self._non_finite = comparison, non_finite
+        self._preemption = preemption
+        self._save = save
+        self._comparison = comparison
+        self._non_finite = non_finite
 
     def start(self, context: RunContext) -> None:
         self._preemption.begin()

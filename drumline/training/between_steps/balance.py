@@ -29,7 +29,8 @@ from drumline.training.between_steps.throughput import ExposedCommunication
 from drumline.training.run_context import RunContext
 from drumline.training.steps.compilation import FIRST_STEPS
 
-WARM_UP_STEPS, TIMED_STEPS = 5, 10
+WARM_UP_STEPS = 5
+TIMED_STEPS = 10
 EVERY_STEPS = 500
 MIN_GAIN = 0.05
 """How much faster steps must become for the sizes to change."""
@@ -46,7 +47,8 @@ def make_balance(
 ) -> Balance | None:
     """Collective: the action; None: there is one rank. `facts`: what checkpoints record; `saved`: what the one that the
     run resumes from has recorded."""
-    loader, ddp = context.job.loader, context.job.ddp
+    loader = context.job.loader
+    ddp = context.job.ddp
     if ddp.world_size == 1:
         context.note("data.balance auto has no effect: there is one rank")
         return None
@@ -64,7 +66,8 @@ def make_balance(
 class Balance(Action):
     """Measures the ranks, and changes the sizes of their shards."""
 
-    name, interval = "balance", 0
+    name = "balance"
+    interval = 0
 
     def __init__(
         self,
@@ -77,8 +80,12 @@ class Balance(Action):
     ) -> None:
         """`ranks`: the host and the device of each; `before`: the record in the checkpoint."""
         assert isinstance(context.job.applied, DistributedDataParallel)
-        self._job, self._applied = context.job, context.job.applied
-        self._loader, self._non_finite, self._ranks, self._facts = loader, non_finite, ranks, facts
+        self._job = context.job
+        self._applied = context.job.applied
+        self._loader = loader
+        self._non_finite = non_finite
+        self._ranks = ranks
+        self._facts = facts
         self._began_at: int | None = None
         self._times: list[float] = []
         self._spent_s: dict[str, float] = {}
@@ -97,7 +104,8 @@ class Balance(Action):
         """Collective in the last of the timed steps."""
         step = context.progress.step
         if self._began_at is None:
-            self._began_at, self._spent_s = step, self._job.heartbeat.spent_s()
+            self._began_at = step
+            self._spent_s = self._job.heartbeat.spent_s()
             self._applied._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
         elif step > self._began_at + 1:  # when a step begins, DDP publishes the times of the one before
             measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -105,13 +113,15 @@ class Balance(Action):
             self._times.append(sum(parts) / 1e9)
         if len(self._times) == TIMED_STEPS:
             self._decide(context)
-            self._began_at, self._times = None, []
+            self._began_at = None
+            self._times = []
             rate = _USUAL_RATE[self._job.ddp.device.type]
             self._applied._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
 
     def _decide(self, context: RunContext) -> None:
         """Collective: exchange the times, and choose the sizes of the following steps."""
-        step, before = context.progress.step, self._sizes
+        step = context.progress.step
+        before = self._sizes
         found = gather_json([self._own_s(step), self._most()], device=self._job.ddp.device)
         seconds, most = ([one[place] for one in found] for place in (0, 1))
         later = step - step % EVERY_STEPS + EVERY_STEPS
@@ -139,7 +149,8 @@ class Balance(Action):
         even = even_sizes(self._loader.sharding)
         if sizes != (self._loader.sharding.sizes or even):
             self._loader.resize_shards(None if sizes == even else sizes)
-        self._sizes, self._measure_at = sizes, measure_at
+        self._sizes = sizes
+        self._measure_at = measure_at
         self._facts["balance"] = {"sizes": list(sizes), "measure_at": measure_at, "ranks": self._ranks}
 
     def _own_s(self, step: int) -> float:
@@ -148,7 +159,8 @@ class Balance(Action):
         sharding = self._loader.sharding
         num_micro = len(plan_step(Cursor(), length=sharding.batch_size, sharding=sharding).spans)
         compute_s = median(self._times) * num_micro  # DDP measures the last micro-batch
-        now, steps = self._job.heartbeat.spent_s(), step - self._began_at
+        now = self._job.heartbeat.spent_s()
+        steps = step - self._began_at
         data_s, optimizer_s = ((now[name] - self._spent_s[name]) / steps for name in ("data", "optimizer"))
         if self._job.ddp.device.type == "cuda":  # there batches are made while the device computes
             return compute_s and max(compute_s, data_s)
@@ -156,15 +168,18 @@ class Balance(Action):
 
     def _most(self) -> int:
         """The most samples that this rank may get."""
-        sharding, device = self._loader.sharding, self._job.ddp.device
+        sharding = self._loader.sharding
+        device = self._job.ddp.device
         if device.type != "cuda" or sharding.micro_batch_size is not None:
             return sharding.batch_size
-        used, free = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[0]
+        used = torch.cuda.max_memory_reserved(device)
+        free = torch.cuda.mem_get_info(device)[0]
         own = self._sizes[sharding.rank]
         return own + int(own * MOST_OF_FREE_MEMORY * free / max(used, 1))
 
     def _describe(self, step: int, gain: float) -> str:
-        sizes, sharding = self._sizes, self._loader.sharding
+        sizes = self._sizes
+        sharding = self._loader.sharding
         listed = f"{min(sizes)} to {max(sizes)}"
         if len(set(sizes)) <= NAMED_SIZES:
             listed = by_rank(sizes, [host for host, _ in self._ranks])
@@ -200,7 +215,8 @@ def choose_sizes(
 ) -> tuple[int, ...]:
     """The sizes with which the slowest rank takes the least time, if a rank's time is proportional to its samples.
     `seconds`: what each rank took for `sizes`; `most`: the limit of each rank, which is not below `sizes`."""
-    total, ranks = sum(sizes), range(len(sizes))
+    total = sum(sizes)
+    ranks = range(len(sizes))
     per_sample = [time / size for time, size in zip(seconds, sizes, strict=True)]
     per_second = sum(1 / one for one in per_sample)
     chosen = [

@@ -20,7 +20,8 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.workers import WorkerTimes
 from drumline.training.run_context import RunContext
 
-MIN_SHARE, MIN_S = 0.2, 10.0
+MIN_SHARE = 0.2
+MIN_S = 10.0
 MAX_STEPS_LEFT = 1.5  # of the device when the loop asks for the loss; with more, it was not idle
 MIN_LOAD = 0.5  # of a core; with less, workers wait for storage, and there may be more of them than cores
 WORKERS_PER_CORE = 4
@@ -57,7 +58,8 @@ class DataAdvice:
 
     def check(self, context: RunContext, share: float, steps_left: float) -> None:
         """After each later log interval, on rank 0. `steps_left`: how many the device had not finished by then."""
-        (began, waited_before, epoch), producer = self._since, context.job.loader._producer
+        began, waited_before, epoch = self._since
+        producer = context.job.loader._producer
         seconds = context.throughput.seconds - began
         if share < MIN_SHARE or steps_left > MAX_STEPS_LEFT:
             self._begin(context)
@@ -71,7 +73,9 @@ class DataAdvice:
 
 
 def _facts(context: RunContext, before: WorkerTimes | None, *, has_new_epoch: bool) -> LoadingFacts:
-    ddp, data, loader = context.job.ddp, context.config.data, context.job.loader
+    ddp = context.job.ddp
+    data = context.config.data
+    loader = context.job.loader
     workers = loader._producer.num_workers
     facts = LoadingFacts(
         cores=max(1, int(usable_cpus() // ddp.local_world_size)),
@@ -98,7 +102,8 @@ def _sizes(maker: BatchMaker, device: torch.device) -> tuple[str | None, str | N
     """`fits` and `float_sample`."""
     found = leaves(maker[BatchRequest(0, 0, 1, shuffled=True)])
     largest = max(found, key=lambda leaf: int(leaf.nbytes))
-    total, free = sum(leaf.nbytes for leaf in found) * maker.length, torch.cuda.mem_get_info(device)[0]
+    total = sum(leaf.nbytes for leaf in found) * maker.length
+    free = torch.cuda.mem_get_info(device)[0]
     fits = is_in_two_parts(maker.dataset) and total <= MOST_OF_FREE * free
     could_be_bytes = largest.is_floating_point() and largest.nbytes >= SMALL_SAMPLE and not makes_batches(maker.dataset)
     sample = f"{file_size(largest.nbytes)} of {str(largest.dtype).removeprefix('torch.')}"

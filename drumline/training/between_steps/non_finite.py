@@ -29,7 +29,8 @@ class NonFinite:
 
     def __init__(self, context: RunContext) -> None:
         self._warn = context.warn
-        self._job, self._progress = context.job, context.progress
+        self._job = context.job
+        self._progress = context.progress
         self._on_nan = context.config.train.on_nan
         self._read_at = (context.progress.step, context.progress.cursor)
         self._is_resumed = context.progress.step > 0
@@ -106,7 +107,8 @@ class NonFinite:
     def _explain(self, step: int) -> str | None:
         """Collective: run the batch of that step again. A stream cannot be read again, but if the weights are too
         large, the next batch shows it, too."""
-        job, (read_step, cursor) = self._job, self._read_at
+        job = self._job
+        read_step, cursor = self._read_at
         parameter = first_non_finite(dict(job.model.named_parameters()))
         if job.is_sharded:  # a forward pass is collective: either all ranks run one, or none
             parameter = next(filter(None, gather_json(parameter, device=job.ddp.device)), None)

@@ -41,9 +41,11 @@ from drumline.training.run_context import RunContext
 from drumline.training.spot_notice import make_probe
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-POLL_S, BUSY_POLL_S = 0.5, 0.05
+POLL_S = 0.5
+BUSY_POLL_S = 0.05
 # A scheduler that stops a whole job signals all of its nodes within this time.
-ALL_NODES_S, FLUSH_S = 3.0, 1.0
+ALL_NODES_S = 3.0
+FLUSH_S = 1.0
 # Most launchers kill their ranks 30 seconds after the signal.
 MAX_WAIT_FOR_SAVE_S = 20.0
 # Part of a known grace period that is left for the exit of the rank.
@@ -80,7 +82,9 @@ class Preemption:
         self._has_warned = False
         self._local_ranks: list[str] = []
         self._local_pids: list[int] = []
-        self._may_leave, self._nodes, self._own_node = False, list[str](), ""
+        self._may_leave = False
+        self._nodes = list[str]()
+        self._own_node = ""
         """Where nodes continue without each other: for each one, where it writes that it was asked to stop."""
         self._node_asked_at = math.inf
         self.is_between_groups = False
@@ -107,7 +111,8 @@ class Preemption:
         self._place = {"host": ddp.host, "rank": ddp.rank}
         self.cause |= self._place if is_own else {}  # ranks are numbered anew
         if self._pipe is not None and ddp._connection.store is not None:
-            node, self._may_leave = ddp.rank // ddp.local_world_size, may_leave
+            node = ddp.rank // ddp.local_world_size
+            self._may_leave = may_leave
             where = node if may_leave else ddp.host  # a host may have several nodes; srun may scatter ranks
             ddp._connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
@@ -204,7 +209,8 @@ class Preemption:
         """If this node was asked to stop: if all were, they save and stop together; otherwise it exits alone."""
         if (asked := store.peek(self._own_node)) is None:
             return
-        cause, self._node_asked_at = json.loads(asked), min(self._node_asked_at, time.monotonic())
+        cause = json.loads(asked)
+        self._node_asked_at = min(self._node_asked_at, time.monotonic())
         if store.check(self._nodes):
             self._nodes = []
             vote.request(cause, in_a_hurry=self._first is not None and self._first[0] == signal.SIGTERM)
@@ -229,11 +235,13 @@ class Preemption:
         is_busy = self._vote.tick()
         if self._vote.cause is not None:
             # The vote joins in one tick and answers in a later one: so the loop reads it before it could miss its step.
-            self.cause, self.is_asked = self._vote.cause, True
+            self.cause = self._vote.cause
+            self.is_asked = True
         if self._vote.is_decided and self._vote.stop is None:
             is_own = self.cause.get("rank") == self._place["rank"]
             if is_own and not (self._first is None and self._has_warned):
-                self._has_warned, who = True, named_ranks(self._vote.missing_ranks())
+                self._has_warned = True
+                who = named_ranks(self._vote.missing_ranks())
                 if self._first is None:
                     log.warning(NOTICE_IGNORED.format(**self.cause, who=who))
                 else:
@@ -252,7 +260,8 @@ class Preemption:
             if not self._may_leave:
                 self._give_up()
             elif vote is self._vote:  # otherwise the next group has begun meanwhile
-                self.is_asked, self.is_between_groups = False, True
+                self.is_asked = False
+                self.is_between_groups = True
             return False
 
     def _give_up(self) -> None:
@@ -271,7 +280,9 @@ class Preemption:
 
 def report_preemption(context: RunContext, preemption: Preemption) -> None:
     """Collective: write preempted.json, report, and wait for all ranks, so that none exits before all is written."""
-    ddp, step, cause = context.job.ddp, context.progress.step, preemption.cause
+    ddp = context.job.ddp
+    step = context.progress.step
+    cause = preemption.cause
     if ddp.is_main_process():
         write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
         note_saved(preemption.environment)  # the other ranks know only after the barrier
@@ -353,7 +364,8 @@ def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preempt
                         f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
                         "without another warning"
                     )
-                text, has_warned = None, True
+                text = None
+                has_warned = True
             if text and not ended.is_set():
                 preemption.notice = text
                 return

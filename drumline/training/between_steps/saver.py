@@ -80,7 +80,9 @@ class LedgerFile:
 
     def start(self, context: RunContext, before: Sequence[Mapping[str, Any] | None] = ()) -> None:
         """Record that the job starts from this step. `before`: what each rank keeps of the group before this one."""
-        job, train, progress = context.job, context.config.train, context.progress
+        job = context.job
+        train = context.config.train
+        progress = context.progress
         self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
         lost = self._end_group(before, progress.step)
         record = {
@@ -105,15 +107,19 @@ class LedgerFile:
         if not known:
             return []
         since = max(known, key=lambda one: (one["step"], one["ledger"]["first"]))["ledger"]
-        first, cursor, split = since["first"], Cursor(**since["cursor"]), dict(since["sharding"])
+        first = since["first"]
+        cursor = Cursor(**since["cursor"])
+        split = dict(since["sharding"])
         batches = []
         for epoch, _, _, size, count in since["entries"]:
             start = cursor.position if epoch == cursor.epoch else 0
             batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
             cursor = Cursor(epoch, start + count * size)
-        ranks, split["sizes"] = [], split["sizes"] and tuple(split["sizes"])
+        ranks = []
+        split["sizes"] = split["sizes"] and tuple(split["sizes"])
         for rank in range(split["world_size"]):
-            covered, sharding = Ledger(), Sharding(**{**split, "rank": rank})
+            covered = Ledger()
+            sharding = Sharding(**{**split, "rank": rank})
             for at, size in batches[: step - first + 1]:
                 covered.add(plan_step(at, length=at.position + size, sharding=sharding))
             ranks.append(to_json(covered.take()))
@@ -131,7 +137,8 @@ class LedgerFile:
 
     def gather(self, progress: Progress, *, device: torch.device) -> None:
         """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
-        step, runs = progress.step, self.unsaved()
+        step = progress.step
+        runs = self.unsaved()
         ranks = gather_json(to_json(runs), device=device)
         self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
@@ -204,7 +211,8 @@ def gather_state(
         },
     )
     documents = {**snapshot.documents, **of_hooks.documents, **by_rank.documents}
-    live, own = {**snapshot.tensors, **of_hooks.tensors}, {"rng": rng, **by_rank.tensors}
+    live = {**snapshot.tensors, **of_hooks.tensors}
+    own = {"rng": rng, **by_rank.tensors}
     if job.sync is not None and (outer := job.sync.outer_state()):
         live[OUTER_FILE] = outer
     return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
@@ -241,9 +249,12 @@ class Saver:
         """`check_state`, collective: the first tensor that is not finite, if there is one; or an error. `before`: what
         each rank keeps of the group before this one."""
         self._before = before
-        self._job, self._context = context.job, context
-        self._root, self._settings = context.folder.checkpoints, context.config.checkpoint
-        self._facts, self._check_state = facts, check_state
+        self._job = context.job
+        self._context = context
+        self._root = context.folder.checkpoints
+        self._settings = context.config.checkpoint
+        self._facts = facts
+        self._check_state = check_state
         ddp = context.job.ddp
         self._ledger_file = LedgerFile(context.folder.ledger if ddp.is_main_process() else None)
         self.ledger = self._ledger_file.ledger
@@ -260,12 +271,14 @@ class Saver:
 
     def unsaved(self) -> dict[str, Any]:
         """The first step since the last save, its cursor, what this rank has trained on since, and as which part."""
-        entries, split = to_json(self._ledger_file.unsaved()), asdict(self._job.loader.sharding)
+        entries = to_json(self._ledger_file.unsaved())
+        split = asdict(self._job.loader.sharding)
         return {**self._ledger_file.since, "entries": entries, "sharding": split}
 
     def __enter__(self) -> Self:
         """Collective: choose the ranks that write."""
-        ddp, who = self._job.ddp, self._settings.writers
+        ddp = self._job.ddp
+        who = self._settings.writers
         self._ledger_file.start(self._context, self._before)
         num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
         if (who != "one" or num_shards > 1) and ddp.world_size > 1:
@@ -289,7 +302,8 @@ class Saver:
             case _:
                 assert_never(self._settings.when_busy)
         if may_skip:
-            task, ddp = self._job.task, self._job.ddp
+            task = self._job.task
+            ddp = self._job.ddp
             skips = (
                 ddp.is_main_process()
                 and self.writer.is_busy
@@ -313,7 +327,8 @@ class Saver:
             LiveBuffers(self._job.model).broadcast()
         about = {"metrics": dict(metrics), "non_finite": self._check_state()}
         progress.saved_step = progress.step
-        hooks, is_writer = self._context.hooks, self._background.is_writer
+        hooks = self._context.hooks
+        is_writer = self._background.is_writer
         gathered = gather_state(self._job, progress, self._facts, hooks, is_writer=is_writer)
         if gathered is None:
             return

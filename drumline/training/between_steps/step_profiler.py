@@ -26,10 +26,14 @@ class ProfiledStep:
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
         steps = profiled_steps(context.config.log.profile or "")
         assert steps is not None
-        ddp, self._inner, self._context = context.job.ddp, inner, context
+        ddp = context.job.ddp
+        self._inner = inner
+        self._context = context
         self._folder = context.folder.path / PROFILE_FOLDER
-        self._first_step, self._progress = context.progress.step, context.progress
-        self._num_pauses, self._steps = 0, steps
+        self._first_step = context.progress.step
+        self._progress = context.progress
+        self._num_pauses = 0
+        self._steps = steps
         self.grad_norm: Tensor | None = None
         self._capture = TraceCapture(
             steps,

@@ -58,7 +58,9 @@ class TaskHooks:
     def _logging(self, step: int, epoch: int, metrics: Mapping[str, Any]) -> Iterator[Run]:
         """The run at this moment. The task may log meanwhile."""
         run = self.run
-        run.step, run.epoch, run.metrics = step, epoch, metrics
+        run.step = step
+        run.epoch = epoch
+        run.metrics = metrics
         run.task._log = run.log
         try:
             yield run
@@ -96,7 +98,8 @@ class TaskHooks:
             return tensor.to(device, copy=True)
 
         with translated(HOOKS_FILE):
-            tensors, document = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.documents.get(HOOKS_FILE, [])
+            tensors = snapshot.tensors.get(HOOKS_FILE, {})
+            document = snapshot.documents.get(HOOKS_FILE, [])
             saved = [
                 (entry["name"], decode_state(entry["state"], lambda name: copied(tensors[name]))) for entry in document
             ]
@@ -125,7 +128,8 @@ def make_hooks(
 ) -> TaskHooks | None:
     """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for `Run`."""
     hooks: list[Any] = list(job.task.hooks())
-    ddp, where = job.ddp, f"{type(job.task).__name__}.hooks()"
+    ddp = job.ddp
+    where = f"{type(job.task).__name__}.hooks()"
     for hook in hooks:
         if not isinstance(hook, Hook):
             what = f"the class {hook.__name__}" if isinstance(hook, type) else f"a {type(hook).__name__}"

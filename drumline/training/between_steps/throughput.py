@@ -224,10 +224,12 @@ class ExposedCommunication:
     slower rank, as DDP measures it in some steps anyway. On the CPU that is in every tenth step; on a GPU, where it has
     to wait for the device, in one of a hundred, as torch does by default. The first ten steps are all measured."""
 
-    EVERY, LONGEST = 10, 200
+    EVERY = 10
+    LONGEST = 200
 
     def __init__(self, job: Job) -> None:
-        self._job, self._applied = job, job.applied
+        self._job = job
+        self._applied = job.applied
         self._newest = (0, 0)
         if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
             self._applied._set_ddp_runtime_logging_sample_rate(self.EVERY)  # type: ignore[no-untyped-call]
@@ -237,7 +239,8 @@ class ExposedCommunication:
         if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
             return None
         measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        iteration, sent_ns = int(measured.get("iteration", 0)), measured.get("backward_comm_time", 0)
+        iteration = int(measured.get("iteration", 0))
+        sent_ns = measured.get("backward_comm_time", 0)
         if iteration != self._newest[0]:
             self._newest = iteration, step
         # The first passes are those of the warm-up.

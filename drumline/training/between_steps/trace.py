@@ -42,7 +42,8 @@ class TracedStep:
 
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
         self._inner = inner
-        self._job, self._progress = context.job, context.progress
+        self._job = context.job
+        self._progress = context.progress
         self._path = context.folder.trace_file(context.job.ddp.rank)
         self._seed = context.config.train.seed
         self._batches: list[dict[str, Any]] = []
@@ -59,7 +60,8 @@ class TracedStep:
         self._batches = []
         self._inner(step._replace(micro_batches=self._hashed(step)))
         self.grad_norm = self._inner.grad_norm
-        number, epoch = self._progress.step + 1, step.plan.epoch
+        number = self._progress.step + 1
+        epoch = step.plan.epoch
         self.write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -110,7 +112,8 @@ def hash_json(document: Any) -> str:
 def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
     """One hash for each sample, of its row in every tensor whose first dimension is the batch's size; and one hash of
     the rest of the batch."""
-    samples, rest = [blake3() for _ in range(size)], blake3()
+    samples = [blake3() for _ in range(size)]
+    rest = blake3()
     for place, leaf in _leaves(batch, ""):
         tensor = torch.tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
         if not isinstance(tensor, Tensor):

@@ -27,7 +27,8 @@ from drumline.runs.run_folder import RunFolder
 from drumline.training.manager import DDPManager
 from drumline.training.saved.saved_run import find_checkpoint
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 DDP_PREFIX = "module."
 _ZIP = b"PK\x03\x04"  # how a file of torch.save begins
@@ -98,7 +99,8 @@ def fit_weights(found: Mapping[str, Tensor], model: nn.Module) -> Fit:
     fitting: dict[str, Tensor] = {}
     different = []
     for name in filter(found.__contains__, stored):
-        theirs, own = found[name], stored[name]
+        theirs = found[name]
+        own = stored[name]
         if (difference := _difference(theirs, tensors[own])) is not None:
             different.append(f"{name} is {difference}")
         elif (first := fitting.setdefault(own, theirs)) is not theirs and not torch.equal(first, theirs):

@@ -232,7 +232,8 @@ def build_job(
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     plan = plan_sharding(config, ddp)
-    train_data, eval_sets = task.train_data(), evaluation_sets(task)
+    train_data = task.train_data()
+    eval_sets = evaluation_sets(task)
     data_fingerprint = fingerprint(train_data)
     # Elastic mode also compares the machines.
     machine = platform_facts(device) if config.train.exact == "elastic" else {}
@@ -328,7 +329,8 @@ def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: 
 def check_streams(job: Job) -> None:
     """Collective: compare the next sample of the training stream across ranks, without taking it. In a plain iterable
     it must be the same on every rank, in a stream with its own state it must not."""
-    loader, ddp = job.loader, job.ddp
+    loader = job.loader
+    ddp = job.ddp
     if not isinstance(loader, StreamLoader) or ddp.world_size == 1:
         return
     digest = loader.peek()
@@ -350,7 +352,8 @@ def check_streams(job: Job) -> None:
 def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
     """How many steps the run has in all, as seen from `progress`: no more where a hook has stopped it, unless the user
     has made the run longer since."""
-    length, stopped = run_length(train), progress.stopped
+    length = run_length(train)
+    stopped = progress.stopped
     # Not by the number of steps, which a smaller batch raises, too.
     if stopped is not None and stopped["unit"] == length["unit"] and stopped["length"] >= length["length"]:
         return progress.step

@@ -20,7 +20,9 @@ class LearningRates:
         self, optimizer: Optimizer, optim: OptimConfig, schedule: Callable[[int, int], float | None] | None = None
     ) -> None:
         """`schedule(step, total_steps)`: the task's own factor; if it is None or returns None, the settings decide."""
-        self._optimizer, self._optim, self._schedule = optimizer, optim, schedule
+        self._optimizer = optimizer
+        self._optim = optim
+        self._schedule = schedule
         self._own = [float(group["lr"]) for group in optimizer.param_groups]
         self.peak = max(self._own)
         """The highest rate of a group."""

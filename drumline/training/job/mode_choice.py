@@ -27,7 +27,8 @@ def settle_mode(
         return config
     mode: Any
     if ddp.world_size == 1 or ddp.device.type != "cuda":
-        mode, reason = "ddp", "one process shards nothing" if ddp.world_size == 1 else "memory is planned for GPUs only"
+        mode = "ddp"
+        reason = "one process shards nothing" if ddp.world_size == 1 else "memory is planned for GPUs only"
     else:
         memory = _smallest_memory(ddp)
         chosen = _choose(config, task_class, ddp, memory) if ddp.is_main_process() else None
@@ -66,5 +67,6 @@ def choose_mode(config: Config, task: Task, world_size: int, ranks_per_node: int
     found = plan.cheapest(world_size, memory)
     least = found or min(plan.ranks, key=lambda one: one.total)
     fit = "the cheapest that fits" if found else "which needs least, but may not fit"
-    need, ranks = memory_size(least.total), plural(world_size, "rank")
+    need = memory_size(least.total)
+    ranks = plural(world_size, "rank")
     return least.mode, f"{fit} on {ranks}; it needs {need} of {memory_size(memory)} at its peak (drumline plan)"

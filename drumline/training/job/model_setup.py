@@ -22,7 +22,8 @@ from drumline.training.tasks.base import Task
 
 def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
     """How the model is sharded; None: it is not, as on one process."""
-    dist, world_size = config.dist, ddp.world_size
+    dist = config.dist
+    world_size = ddp.world_size
     if dist.mode == "ddp" or world_size == 1:
         return None
     match dist.mode:

@@ -75,7 +75,8 @@ class MuonAndAdamW(Optimizer):
         loss = None if closure is None else closure()
         groups = iter(self.param_groups)
         for one, count in zip(self._both, self._num_groups, strict=True):
-            one.state, one.param_groups = self.state, list(islice(groups, count))
+            one.state = self.state
+            one.param_groups = list(islice(groups, count))
             one.step()
         return loss
 
@@ -132,7 +133,8 @@ def _parsed(value: Any) -> Any:
 
 def check_steps(optimizer: Optimizer) -> Optimizer:
     """Refuse an optimizer that the engine cannot use."""
-    name, closure = type(optimizer).__name__, inspect.signature(optimizer.step).parameters.get("closure")
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UsageError(
             f"{name}.step() needs a closure that computes the loss again, and an engine step computes it once",
@@ -173,7 +175,8 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
 def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can. `skips`:
     non-finite updates are skipped."""
-    groups, name = optimizer.param_groups, type(optimizer).__name__
+    groups = optimizer.param_groups
+    name = type(optimizer).__name__
     if skips and not leaves_out_itself(optimizer):
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
     is_sgd = isinstance(optimizer, SGD)

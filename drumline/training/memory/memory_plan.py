@@ -269,7 +269,8 @@ def _for_rounds(step: StepMemory, num_replicas: int, dist: DistConfig) -> tuple[
     sizes = [one.num_elements for one in step.parameters if one.is_trained]
     named = {str(number): nn.Parameter(torch.empty(size, device="meta")) for number, size in enumerate(sizes)}
     parts = split_evenly(named, dist.sync_parts)
-    elements, part = sum(sizes), max(sum(one.numel() for one in part.values()) for part in parts)
+    elements = sum(sizes)
+    part = max(sum(one.numel() for one in part.values()) for part in parts)
     always = 4.0 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
     if dist.outer_dtype != "fp32":
         always += 4 * elements * (1 + 1 / num_replicas)  # what rounding leaves out, in either half of a round
@@ -286,7 +287,8 @@ def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *
     sizes: dict[int | None, float] = {None: 0.0}
     for one in step.parameters:
         sizes[one.in_block] = sizes.get(one.in_block, 0) + one.num_bytes * step.gathered
-    rest, block = sizes.pop(None), max(sizes.values(), default=0.0)
+    rest = sizes.pop(None)
+    block = max(sizes.values(), default=0.0)
     trained = sum(one.num_bytes for one in step.parameters if one.is_trained) * step.gathered
     is_zero1 = mode == "zero1"
     reduces_each = dist.shard_dtype != "fp32"  # each micro-batch by itself, and adds up shards
@@ -295,7 +297,9 @@ def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *
 
     def at(moment: MemoryMoment) -> dict[str, int]:
         if moment.phase == "optimizer":
-            whole, reduced, communication = 0.0, 1.0, 0.0
+            whole = 0.0
+            reduced = 1.0
+            communication = 0.0
         else:
             whole = trained if accumulates and is_zero1 and not reduces_each else min(moment.gradients, rest + block)
             reduced = 1.0 if accumulates else moment.gradients / max(1.0, trained)

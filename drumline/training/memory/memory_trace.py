@@ -91,9 +91,11 @@ class FakeJob:
         """`gathered`: the type in which a sharded model has its parameters in a step, if not their own."""
         from torch._subclasses.fake_tensor import FakeTensorMode  # a slow import that few runs need
 
-        self._task, self._precision = task, config.train.precision
+        self._task = task
+        self._precision = config.train.precision
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._model, wrap = _build(task), config.dist.wrap or ()
+        self._model = _build(task)
+        wrap = config.dist.wrap or ()
         recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
         with self._faked():
             _give_fake_tensors(self._model)
@@ -233,7 +235,8 @@ class _MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.moments: list[MemoryMoment] = []
-        self.phase, self.in_blocks = "forward", False
+        self.phase = "forward"
+        self.in_blocks = False
         self.live = self._gradients = 0
         self._sizes: dict[int, int] = {}
         self._gradient_sizes: dict[int, int] = {}
@@ -256,7 +259,8 @@ class _MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = None if parameter.grad is None else parameter.grad.untyped_storage()._cdata
         if key in self._sizes:
             size = self._gradient_sizes[key] = self._sizes.pop(key)
-            self.live, self._gradients = self.live - size, self._gradients + size
+            self.live = self.live - size
+            self._gradients = self._gradients + size
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -333,7 +337,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    inputs, aten = (query, key, value), torch.ops.aten
+    inputs = (query, key, value)
+    aten = torch.ops.aten
     if torch.is_autocast_enabled(DEVICE.type):
         dtype = torch.get_autocast_dtype(DEVICE.type)
         inputs = (query.to(dtype), key.to(dtype), value.to(dtype))

@@ -76,7 +76,8 @@ def count_flops(
 
 def graph(total: Tensor) -> Iterator[Node]:
     """Every node of the backward pass from `total`."""
-    seen, waiting = set(), [total.grad_fn]
+    seen = set()
+    waiting = [total.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:

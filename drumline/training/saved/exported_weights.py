@@ -25,7 +25,8 @@ from drumline.training.between_steps.task_hooks import HOOKS_FILE
 def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:
     """Write the weights of a checkpoint, or the average of them that an EMA hook kept, to `to`, and a model card to
     `card`. Returns a summary."""
-    snapshot, step = store.read(checkpoint), catalog.check_sizes(checkpoint).step
+    snapshot = store.read(checkpoint)
+    step = catalog.check_sizes(checkpoint).step
     weights = weights_in(snapshot, averaged=averaged)
     size = tensor_file.num_bytes(weights)
     contents = f"{plural(len(weights), 'tensor')}, {file_size(size)}{', averaged (EMA)' if averaged else ''}"
@@ -53,7 +54,8 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
     """The tensors by every name of the model's `state_dict`: one that has several names is there under each, so that
     `load_state_dict` finds them all."""
     with state.translated("model"):
-        tensors, aliases = snapshot.tensors["model"], snapshot.documents["model"]["aliases"]
+        tensors = snapshot.tensors["model"]
+        aliases = snapshot.documents["model"]["aliases"]
         average = average_in(snapshot) if averaged else {}
         if average is None:
             raise UsageError(
@@ -66,7 +68,8 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
 
 def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
     """The average of the weights that a hook such as EMA has saved; None: there is none."""
-    tensors, names = snapshot.tensors.get(HOOKS_FILE, {}), snapshot.tensors["model"].keys()
+    tensors = snapshot.tensors.get(HOOKS_FILE, {})
+    names = snapshot.tensors["model"].keys()
     for entry in reversed(snapshot.documents.get(HOOKS_FILE, [])):  # of several, evaluations are of the last
         saved = decode_state(entry["state"], tensors.__getitem__)
         average = saved.get("average") if isinstance(saved, dict) else None
@@ -77,8 +80,10 @@ def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
 
 def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool) -> str:
     """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load them."""
-    record, facts = catalog.check_sizes(checkpoint), snapshot.documents["progress"]["facts"]
-    task, init = _plain(str(facts["task"]).rpartition("/")[2]), facts["config"].get("model.init")
+    record = catalog.check_sizes(checkpoint)
+    facts = snapshot.documents["progress"]["facts"]
+    task = _plain(str(facts["task"]).rpartition("/")[2])
+    init = facts["config"].get("model.init")
     rows = {
         "task": f"`{task}`",
         "checkpoint": f"step {record.step}, saved {_plain(record.created)}",

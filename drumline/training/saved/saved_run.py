@@ -65,7 +65,8 @@ def open_run(
     that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
     checkpoint = find_checkpoint(run, which, prints=prints)
     progress = catalog.read_document(checkpoint, "progress")
-    facts, cursor = progress["facts"], progress["cursor"]
+    facts = progress["facts"]
+    cursor = progress["cursor"]
     spec = task if isinstance(task, str) else str(facts["task"])
     # Without a task of the user's the code is imported that the checkpoint names.
     found = task if isinstance(task, type) else load_task(spec)
@@ -109,7 +110,8 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
     """A temporary folder with the checkpoint `best`, `last` or of a step of a run in an object store, for
     `find_checkpoint`."""
     with opened_run(url) as (run, folder):
-        found, root = run.checkpoints(), folder / CHECKPOINTS
+        found = run.checkpoints()
+        root = folder / CHECKPOINTS
         complete = found.complete
         if which in ("best", "last"):
             newest, _ = run.restore_newest(found, root)
@@ -127,7 +129,8 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
 
 def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
     """`reasons`: why newer checkpoints were skipped."""
-    root, progress = run.checkpoints, catalog.read_document(newest, "progress")
+    root = run.checkpoints
+    progress = catalog.read_document(newest, "progress")
     facts = progress["facts"]
     if (metric := facts.get("best_metric")) is not None:
         step = best(root, metric=str(metric), higher_is_better=bool(facts.get("higher_is_better")))

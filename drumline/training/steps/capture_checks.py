@@ -86,7 +86,9 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
 def host_changes(model: nn.Module, task: object) -> Iterator[list[str]]:
     """Afterwards the list names what Python drew, counted or replaced in the block."""
     reasons: list[str] = []
-    generators, attributes, tensors = _generators(), _attributes(model, task), _tensors(model, task)
+    generators = _generators()
+    attributes = _attributes(model, task)
+    tensors = _tensors(model, task)
     yield reasons
     reasons += [
         f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"

@@ -32,7 +32,8 @@ from drumline.training.steps.graph import GraphStep
 # Enough steps to compile and to capture, so that a kind reaches its full speed.
 WARM_UP_STEPS = 20
 TIMED_STEPS = 12
-COMPILED, CAPTURED = ("compile", "compiled_graph"), ("graph", "compiled_graph")
+COMPILED = ("compile", "compiled_graph")
+CAPTURED = ("graph", "compiled_graph")
 # A compilation takes a minute or more: in less time than this it is not regained.
 SHORTEST_COMPILED_S = 300.0
 MOST_MEMORY = 0.45  # of a GPU, before graphs are captured
@@ -75,7 +76,8 @@ def make_step(
         # The blocks of a sharded model are compiled already (`compile_blocks`).
         "compile": lambda: TrainStep(job, **settings) if job.is_sharded else CompiledStep(job, note=note, **settings),
     }
-    is_gpu, uncapturable = job.ddp.device.type == "cuda", job.uncapturable or uncaptured
+    is_gpu = job.ddp.device.type == "cuda"
+    uncapturable = job.uncapturable or uncaptured
     if is_gpu and uncapturable is None:
         kinds["graph"] = lambda: GraphStep(kinds["eager"](), job, note=note)
         kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
@@ -118,7 +120,8 @@ class TrialFile(AbstractContextManager["TrialFile"]):
 
     def __init__(self, path: Path, ddp: DDPManager) -> None:
         """Collective."""
-        self._path, words = path if ddp.is_main_process() else None, ""
+        self._path = path if ddp.is_main_process() else None
+        words = ""
         with suppress(OSError, ValueError):
             words = read_regular(path).decode()
         found = [kind for kind in (*COMPILED, "graph") if kind in words.split()]
@@ -148,8 +151,12 @@ class AutoStep:
     ) -> None:
         """The first kind is the one that the others are to be faster than. `num_steps`: how many are left."""
         self._left = list(kinds.items())
-        self._device, self._on_trial, self._on_choice, self._note = device, on_trial, on_choice, note
-        self._num_steps, self._not_tried = num_steps, ""
+        self._device = device
+        self._on_trial = on_trial
+        self._on_choice = on_choice
+        self._note = note
+        self._num_steps = num_steps
+        self._not_tried = ""
         self._fastest: tuple[float, str, AnyStep] | None = None
         self._seconds: dict[str, float] = {}
         self._is_settled = False
@@ -214,7 +221,9 @@ class AutoStep:
                 self._not_tried += f"; not tried: {', '.join(names)} ({reason})"
 
     def _settle(self, seconds: float, choice: str, step: AnyStep) -> None:
-        self._is_settled, self._step, self._fastest = True, step, None
+        self._is_settled = True
+        self._step = step
+        self._fastest = None
         others = ", ".join(f"{name} {own / seconds:.2f}" for name, own in self._seconds.items())
         self._on_trial("")
         self._on_choice(choice)
@@ -251,7 +260,8 @@ class CompiledStep:
 
     def __init__(self, job: Job, *, note: Callable[[str], None] = _ignore, **settings: Any) -> None:
         """`note` logs a message."""
-        self._job, self._note = job, note
+        self._job = job
+        self._note = note
         self._batch_size = job.batch.size
         self._is_compiled = False
         self._full = TrainStep(job, compute_loss=compiled(loss_function(job.task)), **settings)

@@ -35,12 +35,14 @@ def compile_before(step: Step, compute_loss: eager.LossFunction, job: Job, *, no
     """Collective: let torch compile the loss for the first micro-batch of this step, where no other rank waits in a
     collective for this one; then wait for the other ranks, and compare. Nothing of the job changes. Returns the same
     step, whose micro-batches are still to be taken."""
-    ddp, first = job.ddp, next(step.micro_batches)
+    ddp = job.ddp
+    first = next(step.micro_batches)
     job.heartbeat.next_micro()  # to the watchdog a rank that still waits for its batch is behind this one
     job.heartbeat.mark(Phase.FORWARD)
     if (marks := ddp._connection.compilations) is not None:
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
-    before, began = _counts(), time.perf_counter()
+    before = _counts()
+    began = time.perf_counter()
     # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
     local = job.applied.no_sync() if isinstance(job.applied, DistributedDataParallel) else nullcontext()
     with dry_run(job), local:
@@ -53,7 +55,8 @@ def compile_before(step: Step, compute_loss: eager.LossFunction, job: Job, *, no
         mine = {**made, "host": ddp.host, "seconds": time.perf_counter() - began}
         _wait_for_ranks(job)
         everyone = gather_json(mine, device=ddp.device)
-        difference, cached = find_difference(everyone), describe_cache(everyone)
+        difference = find_difference(everyone)
+        cached = describe_cache(everyone)
         if ddp.is_main_process() and difference is not None:
             log.warning(
                 f"ranks differ in what torch.compile made of {type(job.task).__name__}.loss(): {difference}. Try: let "
@@ -80,7 +83,8 @@ def _counts() -> dict[str, int]:
 
 def _wait_for_ranks(job: Job) -> None:
     """Collective, through the store: a collective of the group would time out while a rank compiles."""
-    ddp, store = job.ddp, job.ddp._connection.store
+    ddp = job.ddp
+    store = job.ddp._connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
     limit_s = COMPILE_FACTOR * ddp._train_timeout_s  # the watchdog, which names the rank, acts before
@@ -112,7 +116,8 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
     """Collective: warn about each function that torch has compiled again since the last call, once."""
     ddp = context.job.ddp
     marks = ddp._connection.compilations
-    mine, known = [], set() if marks is None else marks.reported
+    mine = []
+    known = set() if marks is None else marks.reported
     if marks is not None:
         usual_until = max(marks.is_usual_until, first_step + FIRST_STEPS)
         mine = [one for one in _recompiled(marks.began_at) if one["step"] >= usual_until]
@@ -131,7 +136,8 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     newest: dict[Any, Any] = {metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name}
     for number, metrics in newest.items():
         if number in began_at and metrics.recompile_reason:
-            name, file = _AFTER_BREAK.sub(r"\1", metrics.co_name), Path(metrics.co_filename).name
+            name = _AFTER_BREAK.sub(r"\1", metrics.co_name)
+            file = Path(metrics.co_filename).name
             yield {
                 # Empty: the task's loss, which is compiled inside a function of ours.
                 "function": ""

@@ -58,11 +58,15 @@ class FiniteSteps:
         """Since the last reset: the number of non-finite steps, and of steps since the first of them."""
         self._num_bad, self._num_since = self.counts.unbind()
         self._bad = torch.zeros((), device=meter.loss.device)
-        self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
+        self._meter = meter
+        self._buffers = buffers
+        self._optimizer = optimizer
+        self._scaler = scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
         decides = prevents_update and scaler is None
-        self._is_sharded, self._agrees = is_sharded, decides and is_sharded
+        self._is_sharded = is_sharded
+        self._agrees = decides and is_sharded
         # An optimizer on the host would have to wait for the number, which is on the device.
         is_here = all(one.device == self._bad.device for group in optimizer.param_groups for one in group["params"])
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)

@@ -139,8 +139,10 @@ class GraphStep:
             self._turn_off(reason)
             self._run(step)
             return None
-        device, meter = self._job.ddp.device, self._job.meter
-        rng, weight = torch.cuda.get_rng_state(device), meter.host_weight
+        device = self._job.ddp.device
+        meter = self._job.meter
+        rng = torch.cuda.get_rng_state(device)
+        weight = meter.host_weight
         try:
             captured = CapturedStep(self._inner, step, micro_batches, shape, self._pool)
         except RuntimeError as error:
@@ -155,7 +157,8 @@ class GraphStep:
             return None
         self._job.captured_steps.add(captured)
         self._graphs[shape.key] = captured
-        captured.host_weight, captured.grad_norm = meter.host_weight - weight, self._inner.grad_norm
+        captured.host_weight = meter.host_weight - weight
+        captured.grad_norm = self._inner.grad_norm
         meter.host_weight = weight
         return captured
 

@@ -81,7 +81,8 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
 
     One process waits for nobody, so there it is a note; the elastic step names them itself, for every shard; and
     without DDP no rank waits."""
-    dist, is_alone = config.dist, job.ddp.world_size == 1
+    dist = config.dist
+    is_alone = job.ddp.world_size == 1
     if config.train.exact == "elastic" or not trains_with_ddp(dist):
         return
     # A hook may freeze some later.
@@ -130,7 +131,8 @@ def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
 def dry_run(job: Job) -> Iterator[Task]:
     """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards random numbers,
     buffers, modes and attributes of modules are restored; those of the task too, where a compiled loss calls it."""
-    rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.model)
+    rng = capture_rng(job.ddp.device)
+    buffers = LiveBuffers(job.model)
     before = buffers.keep()
     attributes = [(holder, dict(vars(holder))) for holder in (job.task, *job.model.modules())]
     try:
@@ -170,7 +172,9 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
     gradient in training, on every rank."""
     size = min(size, COUNTED_SAMPLES)
     for is_training in (True, False) if size else ():
-        mine, uses_all, has_failed = None, False, False
+        mine = None
+        uses_all = False
+        has_failed = False
         try:
             mine, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
         except Exception:
@@ -267,7 +271,8 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
                 _check_same_use(job, sorted(name for name, one in gathered.items() if id(one) not in reached))
             return total
 
-        size, tokens = _num_rows(batch), task.num_tokens(batch)
+        size = _num_rows(batch)
+        tokens = task.num_tokens(batch)
         try:
             flops = count_flops(compute_loss, None, num_samples=size, num_tokens=tokens)
         except RuntimeError as error:
@@ -364,7 +369,8 @@ def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
 
 def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     """Whether the first of (total, weight) stays the same with twice the weight."""
-    (total, weight), (total_of_both, weight_of_both) = once, twice
+    total, weight = once
+    total_of_both, weight_of_both = twice
     if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
         return False
     return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(total_of_both, total, rel_tol=1e-3)

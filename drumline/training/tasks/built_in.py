@@ -47,7 +47,8 @@ class ConfiguredTask(Task):
 
     def model(self) -> nn.Module:
         settings = dict(vars(self.config.model))
-        name, options = settings.pop("name"), settings.pop("options")
+        name = settings.pop("name")
+        options = settings.pop("options")
         del settings["init"], settings["init_strict"]  # the engine's
         data = self.train_data()
         facts = {fact: getattr(data, fact) for fact in _FACTS if hasattr(data, fact)}

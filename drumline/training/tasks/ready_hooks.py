@@ -121,8 +121,10 @@ class EarlyStopping(Hook):
                 f"EarlyStopping has patience {patience} and min_delta {min_delta}",
                 next_step="use a patience from 1 on, and a min_delta from 0 on",
             )
-        self._metric, self._patience = metric, patience
-        self._min_delta, self._higher_is_better = min_delta, higher_is_better
+        self._metric = metric
+        self._patience = patience
+        self._min_delta = min_delta
+        self._higher_is_better = higher_is_better
         self.best: float | None = None
         self.num_without = 0
         """Evaluations since the best."""
@@ -149,7 +151,8 @@ class EarlyStopping(Hook):
         sign = 1.0 if self._higher_is_better else -1.0
         is_better = self.best is None or sign * (value - self.best) > self._min_delta
         if math.isfinite(value) and is_better:
-            self.best, self.num_without = float(value), 0
+            self.best = float(value)
+            self.num_without = 0
             return
         self.num_without += 1
         if self.num_without >= self._patience:
@@ -161,7 +164,8 @@ class EarlyStopping(Hook):
         return {"best": self.best, "num_without": self.num_without}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.num_without = state["best"], state["num_without"]
+        self.best = state["best"]
+        self.num_without = state["num_without"]
 
 
 class Unfreeze(Hook):
@@ -171,7 +175,8 @@ class Unfreeze(Hook):
     What is never trained needs no hook: set `requires_grad` to False in `model()`."""
 
     def __init__(self, *prefixes: str, at_step: int) -> None:
-        self._prefixes, self._at_step = prefixes, at_step
+        self._prefixes = prefixes
+        self._at_step = at_step
         self._parameters: list[nn.Parameter] = []
 
     def start(self, run: Run) -> None:
@@ -243,7 +248,9 @@ class LogSamples(Hook):
         every_steps: int | None = None,
     ) -> None:
         self.every_steps = every_steps or sys.maxsize
-        self._batch, self._name, self._show = batch, name, show
+        self._batch = batch
+        self._name = name
+        self._show = show
 
     def after_step(self, run: Run) -> None:
         self._log(run)

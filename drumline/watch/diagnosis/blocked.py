@@ -72,11 +72,13 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     suspects = sorted(evidence.behind or idle, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank))
     if not suspects:
         return None
-    rank, is_certain = suspects[0], False
+    rank = suspects[0]
+    is_certain = False
     frame = innermost(rank.stack)
     loads = rank.phase is Phase.DATA or is_loading(rank.stack)
     if rank.state == "D" and not rank.has_io:
-        suspects, cause = [rank], Cause.STORAGE
+        suspects = [rank]
+        cause = Cause.STORAGE
         what = (
             f"waits for storage that does not answer, {evidence.where(rank)}{f' ({frame})' if frame else ''}: in the "
             f"kernel (state D) for {duration(rank.state_s)} without reading or writing a byte"
@@ -87,7 +89,8 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
         )
     elif rank.phase is Phase.COMPILE:
         at = f", at step {rank.step}" if evidence.has_steps else ""
-        cause, what = Cause.COMPILING, f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at}"
+        cause = Cause.COMPILING
+        what = f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at}"
         next_step = "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
     # In data only if the innermost call is the user's own: a rank that waits for a worker may only answer late.
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
@@ -117,7 +120,8 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
         return None
     places: dict[str, list[RankState]] = {}
     for rank in ranks:
-        one, frame = pending(rank), innermost(rank.stack)
+        one = pending(rank)
+        frame = innermost(rank.stack)
         place = f"in {collective_name(one, with_sizes=True)}" if one else f"at {frame}" if frame else PHASES[rank.phase]
         places.setdefault(place, []).append(rank)
     most = sorted(places.items(), key=lambda place: -len(place[1]))
@@ -142,14 +146,16 @@ def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None)
     """The cause, the sentence after the rank's name, and what to do."""
     if worker is None:
         frame = users_frame(rank.stack)
-        cause, next_step = Cause.DATASET, _CHECK_WAIT.format(frame or "its dataset")
+        cause = Cause.DATASET
+        next_step = _CHECK_WAIT.format(frame or "its dataset")
         why = ", ".join(filter(None, (frame, "holding the GIL" if rank.answers is False else "")))
     else:
         frame = innermost(worker.stack)
         cause, how, template = _WORKER_STATES.get(worker.state, (Cause.DATASET, "", _STUCK_IN_FORK))
         next_step = template.format(worker.pid, rank.host)
         if not how and worker.in_fork_s:
-            how, frame = "is stuck in fork", ""
+            how = "is stuck in fork"
+            frame = ""
         elif not how:
             next_step = _CHECK_WAIT.format(frame)
             how = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"

@@ -116,8 +116,10 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
         where = f"in {collective_name(blocked_in)}"
     elif rank.collectives:
         where = f"after {collective_name(rank.collectives[-1])}"
-    step, phase = str(rank.step) if has_steps else "-", rank.phase.name.lower()
-    mark, cpu = ">" if is_named else " ", f"{rank.cpu:.1f}"
+    step = str(rank.step) if has_steps else "-"
+    phase = rank.phase.name.lower()
+    mark = ">" if is_named else " "
+    cpu = f"{rank.cpu:.1f}"
     return mark, str(rank.rank), rank.host, state, phase, step, duration(rank.age_s), cpu, where
 
 

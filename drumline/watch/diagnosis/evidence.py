@@ -81,10 +81,15 @@ class Evidence:
     ) -> Diagnosis:
         """`subject`: a rank, or a host. `since_s` defaults to the rank's last progress."""
         if isinstance(subject, str):
-            host, number, began_s = subject, None, 0.0
+            host = subject
+            number = None
+            began_s = 0.0
             step = max((rank.step for rank in self.ranks), default=0)
         else:
-            host, number, began_s, step = subject.host, subject.rank, subject.still_s, subject.step
+            host = subject.host
+            number = subject.rank
+            began_s = subject.still_s
+            step = subject.step
         return Diagnosis(
             cause=cause,
             host=host,

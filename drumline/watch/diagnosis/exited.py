@@ -19,7 +19,8 @@ from drumline.watch.heartbeat import Phase
 # A launcher sends these to the other ranks when one has exited, or to all when the user stops the job.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
-_WAIT_S, _MAX_WAIT_S = 2.5, 3.2
+_WAIT_S = 2.5
+_MAX_WAIT_S = 3.2
 """It takes some seconds to know that a host is lost. After the longer one the diagnosis is made anyway: the launcher
 waits 4 s for it, and collecting evidence again takes time."""
 _AT_ONCE_S = 1.0  # exits closer together than this count as simultaneous: processes are observed five times a second
@@ -86,7 +87,8 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     first = _first(lost)
     ago_s = _ago(first) or 0.0
     cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
-    at, error = evidence.at(first), f": {first.failure}" if first.failure else ""
+    at = evidence.at(first)
+    error = f": {first.failure}" if first.failure else ""
     what = f"{name(first)} lost its connection to the other ranks{at}{error}; no rank was seen to fail before it"
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
     is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
@@ -135,23 +137,29 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
     at = evidence.at(rank)
     next_step = _NEXT_STEPS.get(rank.failure_kind, "read its traceback at the end of its log")
     if rank.memory:
-        cause, how = Cause.OUT_OF_MEMORY, f"ran out of memory and was killed{at} ({rank.memory})"
+        cause = Cause.OUT_OF_MEMORY
+        how = f"ran out of memory and was killed{at} ({rank.memory})"
         next_step = "raise the memory limit, or lower the batch size or the number of DataLoader workers"
     elif rank.killed_after_s is not None:
-        cause, how = Cause.ENDED, _own_kill(rank, at)
+        cause = Cause.ENDED
+        how = _own_kill(rank, at)
         next_step = "check the end of its log for what it was doing"
         if rank.killed_because:
             next_step = "look for the cause of that; the ranks resume from the newest checkpoint"
     elif rank.failure:
-        cause, how = Cause.EXCEPTION, f"crashed{at}: {rank.failure}"
+        cause = Cause.EXCEPTION
+        how = f"crashed{at}: {rank.failure}"
     elif rank.exit is not None and rank.exit < 0:
-        cause, how = Cause.KILLED, f"was killed by {signal_name(-rank.exit)}{at}"
+        cause = Cause.KILLED
+        how = f"was killed by {signal_name(-rank.exit)}{at}"
         sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
         next_step = _AFTER_SIGNAL.get(-rank.exit, sender)
     elif rank.exit is not None:
-        cause, how = Cause.EXCEPTION, f"exited with code {rank.exit}{at}"
+        cause = Cause.EXCEPTION
+        how = f"exited with code {rank.exit}{at}"
     else:
-        cause, how = Cause.KILLED, f"exited{at}{',' if at else ''} for an unknown reason"
+        cause = Cause.KILLED
+        how = f"exited{at}{',' if at else ''} for an unknown reason"
         next_step = f"check the end of its log, and the kernel log on {rank.host} (dmesg)"
     lost = [one for one in evidence.ranks if one is not rank and one.failure_kind is FailureKind.LOST_PEER]
     stopped = [one for one in evidence.ranks if one.state == "T"]

@@ -33,7 +33,8 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
         return None
     odd = 1 if len(sides[0]) > len(sides[1]) else _deviating_side(sides, ranks)
     is_known = odd is not None
-    culprits, op = [rank for rank, _ in sides[odd or 0]], sides[odd or 0][0][1]
+    culprits = [rank for rank, _ in sides[odd or 0]]
+    op = sides[odd or 0][0][1]
     others = [side for position, side in enumerate(sides) if position != (odd or 0)]
     shown = [f"{names(culprits)}: {collective_name(op, with_sizes=True)}"]
     for side in others:
@@ -113,10 +114,12 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     next_step = "give every rank the same number of batches (DDPManager.loader does)"
     if len(left) > len(inside):  # the few others are the odd ones
         after = f" after step {max(rank.step for rank in left)}" if evidence.has_steps else ""
-        first, since_s = inside[0], max(rank.age_s for rank in left)
+        first = inside[0]
+        since_s = max(rank.age_s for rank in left)
         what = f"{names(inside)} continued in the loop{after}, where {names(left)} left it"
     else:
-        first, since_s = max(left, key=lambda rank: (rank.age_s, -rank.rank)), None
+        first = max(left, key=lambda rank: (rank.age_s, -rank.rank))
+        since_s = None
         after = f" after step {first.step}" if evidence.has_steps else ""
         exited = f" and exited with code {first.exit}" if first.exit is not None and first.exit >= 0 else ""
         too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""

@@ -21,7 +21,9 @@ _MAX_GAP_S = 1.0  # the most that one observation may add: a sidecar without CPU
 _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
-_BUSY_FACTOR, _MIN_BUSY_LIMIT_S = 4.0, 10.0  # a rank that computes may be slow, and then its peers wait in every step
+# a rank that computes may be slow, and then its peers wait in every step
+_BUSY_FACTOR = 4.0
+_MIN_BUSY_LIMIT_S = 10.0
 UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.COMPILE, Phase.COMPILED)
 """Phases whose duration does not depend on the speed of steps."""
 

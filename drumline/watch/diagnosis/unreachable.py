@@ -30,7 +30,8 @@ def is_unreachable(one: LostNode) -> bool:
 
 
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
-    cluster, me = evidence.cluster, _own_node(evidence.cluster)
+    cluster = evidence.cluster
+    me = _own_node(evidence.cluster)
     lost = [one for one in cluster.lost if is_unreachable(one) and not _was_done(cluster, one)]
     if lost and me is not None:
         # With three nodes or more, a node that gets no heartbeat from any other is itself cut off.
@@ -49,7 +50,9 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
         return _lost(evidence, lost)
     if (found := one_way(cluster)) is None:
         return None
-    sender, receiver, age_s = found[0].host, found[1].host, found[2]
+    sender = found[0].host
+    receiver = found[1].host
+    age_s = found[2]
     what = _dropped(sender, receiver, age_s, f"{sender} receives those of {receiver}")
     return _diagnosis(evidence, receiver, what, _check_between(sender, receiver), age_s)
 
@@ -132,7 +135,8 @@ def _dropped(sender: str, receiver: str, age_s: float, but: str) -> str:
 
 
 def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
-    cluster, own = evidence.cluster, _own_node(evidence.cluster)
+    cluster = evidence.cluster
+    own = _own_node(evidence.cluster)
     me = "this host" if own is None else own.host
     first = max(lost, key=lambda one: one.no_heartbeat_s)
     host = first.host

@@ -23,20 +23,26 @@ from drumline.watch.diagnosis.triggers import STILL_S, UNTIMED, IdleTime, exit_s
 from drumline.watch.diagnosis.unreachable import find_late_node, find_never_seen, find_unreachable
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
-_SUSPECT_S, _SUSPECT_SLOW_S = 2.0, 5.0
-_AGAIN_S, _SOON_S = 5.0, 0.5
-_GRACE_S, _GRACE_UNKNOWN_S = 0.4, 1.0
+_SUSPECT_S = 2.0
+_SUSPECT_SLOW_S = 5.0
+_AGAIN_S = 5.0
+_SOON_S = 0.5
+_GRACE_S = 0.4
+_GRACE_UNKNOWN_S = 1.0
 """After a rank exited, the errors of others, and the launcher's record of its exit, arrive later. The longer one is for
 a rank whose cause is not known yet."""
 _MAX_COLLECTING_S = 2.5
 _COLLECTING_S = 0.5
 _AWAKE_S = 2.0
-_SLOW_S, _SLOW_IDLE_S = 60.0, 10.0
+_SLOW_S = 60.0
+_SLOW_IDLE_S = 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
 _START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
 _REPEAT_S = 30.0
 _COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
-_NUM_FIRST_STEPS, _NUM_FIRST_MARKS, _NUM_FIRST_MOVES = 3, 40, 5
+_NUM_FIRST_STEPS = 3
+_NUM_FIRST_MARKS = 40
+_NUM_FIRST_MOVES = 5
 _NUM_RECENT = 10
 _ENDED = (Cause.KILLED, Cause.ENDED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 # The order matters: the cause must be named, not the ranks that wait for it or fail because of it. So a rank with its
@@ -83,7 +89,8 @@ class Watchdog:
         """`hang_s`: None: a rank that may still continue is never acted on. `lost_s`: the same for a host that is
         unreachable."""
         self._lost_s = lost_s
-        self._hang_s, self._world_size = math.inf if hang_s is None else hang_s, world_size
+        self._hang_s = math.inf if hang_s is None else hang_s
+        self._world_size = world_size
         self.wants_evidence = False  # whether to collect evidence from all nodes, diagnose, and call `decide`
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
@@ -135,13 +142,16 @@ class Watchdog:
             self._examine_at_s = self._idle.idle_s + _SOON_S  # soon it is known which rank was first, or never
         if alarm is None or (alarm is Alarm.STALL and self._is_reported(diagnosis)):
             return None
-        self._alarm, self._alarm_at, self._max_idle_s = (alarm, diagnosis), _progress(self._cluster), 0.0
+        self._alarm = (alarm, diagnosis)
+        self._alarm_at = _progress(self._cluster)
+        self._max_idle_s = 0.0
         self._alarm_idle_s = self._idle.idle_s
         return alarm
 
     def with_duration(self, diagnosis: Diagnosis, *, ends_job: bool) -> Diagnosis:
         """A stall that is reported again says how long it has lasted. `ends_job`: whether a hang ends the job."""
-        idle_s, limit_s = self._idle.idle_s, self._act_s(diagnosis)
+        idle_s = self._idle.idle_s
+        limit_s = self._act_s(diagnosis)
         if diagnosis.may_return and ends_job:
             wait = f"the watchdog ends the job when this has lasted {duration(self._lost_s)}"
             return replace(diagnosis, next_step=f"{diagnosis.next_step}; {wait}")
@@ -154,11 +164,13 @@ class Watchdog:
         return replace(diagnosis, what=what, next_step=f"{diagnosis.next_step}; the watchdog {end}")
 
     def _follow(self, cluster: ClusterState, now: float) -> None:
-        self._cluster, self._observed = cluster, now
+        self._cluster = cluster
+        self._observed = now
         # A node whose ranks are done stops its heartbeats; its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
         if self._idle.observe(cluster, now, counts=self._num_steps() > 0, is_busy=self._any_computes()):
-            self._has_moved, self._examine_at_s = True, None
+            self._has_moved = True
+            self._examine_at_s = None
             self._max_idle_s = max(self._max_idle_s, self._idle.last_idle_s)
         for rank in cluster.ranks:
             if self._first_step is None and rank.num_marks:
@@ -193,7 +205,8 @@ class Watchdog:
 
     def _is_time(self) -> bool:
         """Whether to collect evidence now: after the first unusual wait, at each limit, and at intervals in between."""
-        idle_s, limit_s = self._idle.idle_s, self._idle.limit_s
+        idle_s = self._idle.idle_s
+        limit_s = self._idle.limit_s
         if self._examine_at_s is None:
             self._examine_at_s = max(_SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s)
         if idle_s < self._examine_at_s:
@@ -236,7 +249,8 @@ class Watchdog:
     def _report_s(self, diagnosis: Diagnosis) -> float:
         if diagnosis.cause is Cause.COMPILING:
             return min(_COMPILE_S, self._act_s(diagnosis) / 2)
-        limit_s, busy_limit_s = self._idle.limit_s, self._idle.busy_limit_s
+        limit_s = self._idle.limit_s
+        busy_limit_s = self._idle.busy_limit_s
         if not _is_waited_for(diagnosis) and self._any_computes():
             usual_s = _SLOW_S * self._slowdown() if self._is_young() else _SLOW_S
             return math.inf if self._is_plain() else max(usual_s, busy_limit_s)

@@ -20,8 +20,10 @@ from drumline.base.untrusted import parse_json
 from drumline.watch.cluster_state import Collective
 from drumline.watch.self_report import ANSWERING_THREAD, REPORT_SUFFIX, STACK_SIGNAL, WORKER_SIGNAL
 
-REPORT_WITHIN_S, REPORT_EVERY_S = 1.0, 0.01
-STACK_WITHIN_S, STACK_EVERY_S = 0.4, 0.004
+REPORT_WITHIN_S = 1.0
+REPORT_EVERY_S = 0.01
+STACK_WITHIN_S = 0.4
+STACK_EVERY_S = 0.004
 MAX_BYTES = 1 << 18
 MAX_FRAMES = 48
 OURS = "/drumline/"
@@ -105,7 +107,8 @@ async def ask_stack(
 def _thread_to_ask(pid: int, signal: int) -> int | None:
     """A running main thread gets the signal itself, so that its stack does not change; a waiting one is not interrupted
     if another thread can answer."""
-    status, stat = read_status(pid), read_stat(pid)
+    status = read_status(pid)
+    stat = read_stat(pid)
     if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
         return None
     thread = pid
@@ -135,7 +138,8 @@ async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> b
 def in_fork_s(pid: int) -> float:
     """How long a process that a rank has forked has been asleep in `fork`: it still has the rank's handler, and has not
     registered its own. 0: it has left, or runs."""
-    status, stat = read_status(pid), read_stat(pid)
+    status = read_status(pid)
+    stat = read_stat(pid)
     is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(status, "SigCgt", WORKER_SIGNAL)
     if stat is None or stat.state != "S" or not is_in:
         return 0.0

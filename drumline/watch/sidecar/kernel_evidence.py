@@ -26,7 +26,8 @@ _MATTERS = re.compile(
 )
 GROUPS = Path("/sys/fs/cgroup")
 # In the first process namespace, a pid is the one in the kernel's log.
-NAMESPACE, FIRST_NAMESPACE = Path("/proc/self/ns/pid"), 4026531836
+NAMESPACE = Path("/proc/self/ns/pid")
+FIRST_NAMESPACE = 4026531836
 COUNTERS = ("memory.events", "memory.oom_control")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 NO_LIMIT = 1 << 60

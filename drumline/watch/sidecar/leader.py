@@ -68,7 +68,8 @@ class Leader:
     # What it receives
 
     def receive_heartbeat(self, node: int, message: Mapping[str, Any]) -> None:
-        before, state = self._latest.get(node), from_json(NodeState, message["state"])
+        before = self._latest.get(node)
+        state = from_json(NodeState, message["state"])
         self.is_urgent |= before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks)
         self._latest[node] = state
         if message.get("is_last"):
@@ -86,7 +87,8 @@ class Leader:
         """The current state, with the results of inspections where there are any."""
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
-        open_s, connected = self.network.open_s(), self.network.heartbeat_ages()
+        open_s = self.network.open_s()
+        connected = self.network.heartbeat_ages()
         mine = replace(nodes[self.options.node], heartbeat_age_s=connected)
         nodes[self.options.node] = mine
         lost = tuple(
@@ -129,7 +131,8 @@ class Leader:
 
     async def update(self, clock: Callable[[], float], *, leads: bool) -> None:
         """`clock`: the time in which this process had CPU time. `leads`: whether it reports and acts."""
-        cluster, now = self.cluster(), clock()
+        cluster = self.cluster()
+        now = clock()
         recovery = self._watchdog.observe(cluster, now)
         self.is_urgent = self._watchdog.is_in_grace
         if not leads or self.has_acted:
@@ -169,7 +172,8 @@ class Leader:
         if self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
         self._has_checked_connections = True
-        connected, names = self.network.heartbeat_ages(), []
+        connected = self.network.heartbeat_ages()
+        names = []
         for node, peer in self.network.peers.items():
             if node not in connected:
                 how = self.network.connect_result(node)

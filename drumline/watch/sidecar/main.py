@@ -223,7 +223,8 @@ class ExitCondition:
 
     def __init__(self, folder: Path, ranks: LocalRanks, leader: Leader) -> None:
         self._pid_file = folder / SIDECAR
-        self._ranks, self._leader = ranks, leader
+        self._ranks = ranks
+        self._leader = leader
         self.is_requested = False
         """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must exit first."""
         self.has_lost_starter = False  # the rank that started this process has exited, or is out of its loop

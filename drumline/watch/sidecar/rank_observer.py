@@ -42,14 +42,16 @@ WORKER_STACK_S = 0.4
 # CPU time is counted in hundredths of a second, so faster observations show nothing new.
 MIN_INTERVAL_S = 0.1
 # The CPU time of a rank without progress is measured over this long: on a busy machine it gets the CPU irregularly.
-MEASURED_S, MIN_MEASURED_S = 2.0, 0.8
+MEASURED_S = 2.0
+MIN_MEASURED_S = 0.8
 # Observations that are further apart than this have missed what happened between them.
 LATE_S = 1.0
 # A rank may have hundreds of threads, each with its own list of children.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
 # A thread that runs or waits for a CPU for this part of the time computes, if it uses slices of at least this length.
-COMPUTES_SHARE, SLICE_NS = 0.5, 300_000
+COMPUTES_SHARE = 0.5
+SLICE_NS = 300_000
 # A main thread that waits for a CPU for this part of the time may be why a rank does not answer.
 STARVED_SHARE = 0.3
 # A rank that is killed at the end of the grace period may be seen a little before it, by rounding.
@@ -60,7 +62,9 @@ class RankObserver:
     """One rank, from its first heartbeat to its exit."""
 
     def __init__(self, folder: Path, rank: int, host: str) -> None:
-        self._folder, self._rank, self._host = folder, rank, host
+        self._folder = folder
+        self._rank = rank
+        self._host = host
         self._heartbeat: Heartbeat | None = None
         self._moved_s = 0.0
         self._process: RankProcess | None = None
@@ -71,7 +75,8 @@ class RankObserver:
 
     def observe(self, now_s: float) -> RankState | None:
         """The first part of the state; None until the rank has a heartbeat. `now_s`: of time.monotonic()."""
-        last, heartbeat = self._heartbeat, read_heartbeat(self._file("heartbeat")) or self._heartbeat
+        last = self._heartbeat
+        heartbeat = read_heartbeat(self._file("heartbeat")) or self._heartbeat
         if heartbeat is None:
             return None
         if self._process is None or last is None or heartbeat.pid != last.pid:
@@ -217,9 +222,12 @@ class RankProcess:
         self.handle = ProcessHandle(pid)
         self.memory = OutOfMemoryCheck(pid)
         self.descendants = Descendants(pid)
-        self.state, self.state_since_s, self._observed_s = "", 0.0, math.inf
+        self.state = ""
+        self.state_since_s = 0.0
+        self._observed_s = math.inf
         self.exit: int | None = None
-        self.cpu, self.has_io = 0.0, False
+        self.cpu = 0.0
+        self.has_io = False
         self.is_starved = False
         self._scheduling = Scheduling(pid)
         self._readings: list[tuple[float, int, int | None]] = []
@@ -230,12 +238,14 @@ class RankProcess:
         stat = self.handle.stat()
         state = stat.state if stat else processes.GONE
         if state != self.state:
-            self.state, self.state_since_s = state, now_s
+            self.state = state
+            self.state_since_s = now_s
         # While this process itself was stopped, perhaps with the whole job, it observed nothing.
         self.state_since_s += max(0.0, now_s - self._observed_s - LATE_S)
         self._observed_s = now_s
         if stat is None or state == "Z":
-            self.cpu, self.has_io = 0.0, False
+            self.cpu = 0.0
+            self.has_io = False
             self.is_starved = False
             if stat and (stat.exit_status or stat.num_threads <= 1):
                 self.exit = os.waitstatus_to_exitcode(stat.exit_status)
@@ -296,7 +306,9 @@ class Descendants:
         if now_s - self._counted_s < COUNT_EVERY_S:
             return
         if now_s - self._searched_s >= SEARCH_EVERY_S:
-            self._searched_s, self._pids, new = now_s, [], [self._pid]
+            self._searched_s = now_s
+            self._pids = []
+            new = [self._pid]
             # Not the sidecar, which the first rank has started.
             while new := [child for pid in new for child in processes.children(pid) if child != os.getpid()]:
                 self._pids += new
@@ -308,7 +320,9 @@ class Descendants:
         }
         self.cores = {pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks for pid, old in known.items()}
         self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in known)
-        self._stats, self._io_bytes, self._counted_s = stats, moved, now_s
+        self._stats = stats
+        self._io_bytes = moved
+        self._counted_s = now_s
         self._scheduling = {pid: self._scheduling.get(pid) or Scheduling(pid) for pid in stats}
         for scheduling in self._scheduling.values():
             scheduling.measure(now_s)

@@ -23,7 +23,8 @@ LIMIT_S = 1.5
 HANDSHAKE_S = 0.2
 LOCALHOST = ("127.0.0.1", "::1")
 REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
-HELLO, DONE = b"SERVER PROTOCOL ", b"OK\n"
+HELLO = b"SERVER PROTOCOL "
+DONE = b"OK\n"
 # NCCL 2.28 leaves out this comma.
 _NO_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s*"status")')
 # Their counts differ across ranks in a healthy run.
@@ -45,7 +46,8 @@ async def ask_ras(address: str, pids: Mapping[int, int], world_size: int) -> tup
 def loopback_places(address: str) -> list[tuple[str, int]]:
     """The addresses and the port to connect to; empty if others than this host could answer there."""
     host, _, digits = address.rpartition(":")
-    port, host = whole_number(digits), host.strip("[]")
+    port = whole_number(digits)
+    host = host.strip("[]")
     if port is None or not 0 < port < 65536:
         return []
     if host == "localhost":
@@ -86,7 +88,8 @@ def read_status(document: bytes, pids: Mapping[int, int], world_size: int) -> tu
     belongs to this one if a rank of this node is in it, with its pid."""
     ranks: dict[int, RasRank] = {}
     for one in parse_json(_NO_COMMA.sub(rb"\1,\2", document))["communicators"]:
-        members, missing = one["ranks"], one["missing_ranks"]
+        members = one["ranks"]
+        missing = one["missing_ranks"]
         is_ours = any(pids.get(entry["rank"]) == entry["pid"] for entry in (*members, *missing))
         if one["size"] == world_size and is_ours:
             for entry in (*_members(members), *_missing(missing)):

@@ -29,7 +29,8 @@ LATE_S = 0.5
 MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
 """Turns of the event loop after which a connection that was being made at the close is made, and ended."""
-REPLACED, CLOSED = "it connected again", "the network was closed"
+REPLACED = "it connected again"
+CLOSED = "the network was closed"
 
 
 class SidecarNetwork:
@@ -48,7 +49,8 @@ class SidecarNetwork:
         self.peers = {one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS}
         """The nodes that this node is connected with."""
         self.refused: Counter[str] = Counter()  # connections that were closed for what arrived on them, by the reason
-        self._secret, self._on_message = secret, on_message
+        self._secret = secret
+        self._on_message = on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._diallers = frozenset(node for node in self.peers if node > me)
         self._pending = PendingConnections({one.address for one in peers})
@@ -137,7 +139,8 @@ class SidecarNetwork:
     def connection_ended(self, connection: PeerConnection) -> None:
         self._pending.remove(connection)
         self._all_connections.discard(connection)
-        node, why = connection.node, connection.why
+        node = connection.node
+        why = connection.why
         if connection.is_refused:
             if not self.refused[why]:  # once per reason: a client must not be able to fill the log
                 log.warning(f"a connection with {connection.address} was closed: {why}")

@@ -61,7 +61,8 @@ class SidecarReporter:
         def write(run: Path) -> None:
             if run.exists():
                 check_own_folder(run, follow_links=True)
-            folder, launch = run / "diagnoses", launch_of(run)
+            folder = run / "diagnoses"
+            launch = launch_of(run)
             write_diagnosis(
                 folder, alarm=alarm, diagnosis=diagnosis, cluster=cluster, action=action, launch=launch, at=at
             )

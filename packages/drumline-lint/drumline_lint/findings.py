@@ -142,7 +142,8 @@ def _sections() -> dict[str, re.Match[str]]:
     return {found["id"]: found for found in _SECTION.finditer(text)}
 
 
-UNREADABLE, RULE_FAILED = rule("DL000"), rule("DL999")
+UNREADABLE = rule("DL000")
+RULE_FAILED = rule("DL999")
 OWN_RULES = {one.id: one for one in (UNREADABLE, RULE_FAILED)}
 
 

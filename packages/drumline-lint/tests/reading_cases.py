@@ -67,9 +67,11 @@ def lines_of(rule: str, findings: list[Finding]) -> set[tuple[str, int]]:
 
 
 def _case(rule: str, kind: str, title: str, body: str) -> Case:
-    files, expected = [], set()
+    files = []
+    expected = set()
     for block in _BLOCK.finditer(body):
-        text, suffix = block["text"], ".py" if block["language"] == "python" else ".sh"
+        text = block["text"]
+        suffix = ".py" if block["language"] == "python" else ".sh"
         named = _FILE.match(text)
         name = named["name"] if named else f"case{suffix}"
         files.append((name, text))

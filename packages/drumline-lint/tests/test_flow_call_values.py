@@ -21,7 +21,8 @@ def said(parameters: str, test: str, given: str, *tests: RankTest) -> bool | Non
     text = f"{HEAD}def f({parameters}):\n    if {test}: pass\nf({given})\nf(3)\n"
     program = program_of({"main": text})
     index = program.index(program.sources[0])
-    function, call = index.every(ast.FunctionDef)[0], index.calls["f"][0]
+    function = index.every(ast.FunctionDef)[0]
+    call = index.calls["f"][0]
     outer = CallFrame(None, call, None, tests)
     return truth(program, index.every(ast.If)[0].test, CallFrame(function, call, outer, tests))
 

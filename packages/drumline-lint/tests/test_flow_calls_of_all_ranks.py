@@ -38,7 +38,8 @@ def main(state):
     finish(state)
     finish(state, True)
 """
-BEFORE, AFTER = "torch.save runs on every rank", " and writes 'a.pt'"
+BEFORE = "torch.save runs on every rank"
+AFTER = " and writes 'a.pt'"
 
 
 def said(**files: str) -> list[str]:

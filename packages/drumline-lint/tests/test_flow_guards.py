@@ -14,7 +14,9 @@ from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
 BEFORE = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
-MAIN, OTHERS, SOME = RankTest("global", True), RankTest("global", False), RankTest("global", None)
+MAIN = RankTest("global", True)
+OTHERS = RankTest("global", False)
+SOME = RankTest("global", None)
 
 
 def place(*texts: str) -> tuple[Program, ast.Call]:

@@ -40,7 +40,9 @@ class Outcome:
     """Of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+        self.code = code
+        self.out = out
+        self.err = err
         self.lines = out.splitlines()
 
 

@@ -91,7 +91,8 @@ def test_the_corpus_is_whole() -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_of_a_wrong_version_all_that_is_marked_is_found_and_nothing_else(name: str, wrong: Path) -> None:
-    marked, found = set(_markers(wrong / name)), _counted(wrong / name)
+    marked = set(_markers(wrong / name))
+    found = _counted(wrong / name)
     assert marked, "a wrong version has mistakes"
     assert {"missed": sorted(marked - found), "made up": sorted(found - marked)} == {"missed": [], "made up": []}
 

@@ -164,7 +164,8 @@ def mend(*paths: Path) -> Fixed:
 
 
 def test_files_are_written_and_keep_mode_and_link(tmp_path: Path) -> None:
-    real, link = tmp_path / "real.py", tmp_path / "link.py"
+    real = tmp_path / "real.py"
+    link = tmp_path / "link.py"
     real.write_text("bad()\n")
     real.chmod(0o751)
     link.symlink_to(real)
@@ -177,7 +178,8 @@ def test_files_are_written_and_keep_mode_and_link(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_reported_and_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = tmp_path / "a.py", tmp_path / "b.py"
+    first = tmp_path / "a.py"
+    second = tmp_path / "b.py"
     first.write_text("bad()\n")
     second.write_text("bad()\n")
     fixed = mend(first, second)

@@ -19,7 +19,8 @@ def test_everyone_in_a_ring_gets_the_whole_answer_whoever_is_asked_first() -> No
 
 
 def test_an_answer_is_found_once() -> None:
-    asked, looked = QueryCache(), []
+    asked = QueryCache()
+    looked = []
     for _ in range(2):
         asked.once("key", lambda: looked.append(1), None)
     assert len(looked) == 1

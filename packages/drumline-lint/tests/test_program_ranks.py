@@ -27,7 +27,9 @@ accelerator = Accelerator()
 is_it = rank == 0
 args = parse()
 """
-MAIN, OTHERS, SOME = RankTest("global", True), RankTest("global", False), RankTest("global", None)
+MAIN = RankTest("global", True)
+OTHERS = RankTest("global", False)
+SOME = RankTest("global", None)
 
 
 def values(expression: str) -> set[object]:

@@ -11,7 +11,8 @@ RANKS_PER_HOST = 2
 WORLD_SIZE = len(HOSTS) * RANKS_PER_HOST
 EVERY = 10
 """Steps between saves."""
-FIRST_STEP, LAST_STEP = 12, 39
+FIRST_STEP = 12
+LAST_STEP = 39
 STEPS = 50
 LONG = 240
 """Steps of a run in which nothing breaks off: the slow rank must have time to be noticed."""
@@ -89,7 +90,8 @@ class Case:
 def make_case(name: str, seed: int) -> Case:
     """Where the fault of that seed strikes."""
     chance = random.Random(f"{name} {seed}")
-    rank, step = chance.choice(FAULTS[name].ranks), chance.randint(FIRST_STEP, LAST_STEP)
+    rank = chance.choice(FAULTS[name].ranks)
+    step = chance.randint(FIRST_STEP, LAST_STEP)
     if name == "full_disk":
         step = max(EVERY, step // EVERY * EVERY)  # this one is saved
     return Case(name, seed, rank, step)

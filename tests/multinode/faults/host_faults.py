@@ -14,7 +14,9 @@ class HostFault:
     """The fault of one case; call `poll` repeatedly."""
 
     def __init__(self, bed: Testbed, case: Case, folder: Path) -> None:
-        self._bed, self._case, self._folder = bed, case, folder
+        self._bed = bed
+        self._case = case
+        self._folder = folder
         self._is_repaired = False
 
     def poll(self) -> None:

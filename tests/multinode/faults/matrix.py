@@ -36,9 +36,11 @@ TASK = ("--train.batch_size", "16", "--optim.schedule", "constant", "--checkpoin
 QUIET = ("--dist.device", "cpu", "--dist.threads", "1", "--log.every_steps", "1")
 HANG_S = 8.0
 """What is only suspected is acted on after this; a user's default is longer."""
-TOLD_S, END_S = 45.0, 150.0
+TOLD_S = 45.0
+END_S = 150.0
 """How long a sentence is waited for, and then the end of the run."""
-DISK, DISK_BYTES = "faults-of-", 4 << 20
+DISK = "faults-of-"
+DISK_BYTES = 4 << 20
 
 
 @dataclass
@@ -69,7 +71,8 @@ class Matrix:
     """The hosts, a small disk, and the runs that nobody disturbed."""
 
     def __init__(self, folder: Path, *, hang_s: float = HANG_S, warm: bool = False) -> None:
-        self.folder, self._hang_s = folder, hang_s
+        self.folder = folder
+        self._hang_s = hang_s
         self._disk = folder / "small-disk"
         self._disk.mkdir(parents=True)
         _unmount_orphans()
@@ -182,7 +185,8 @@ class Matrix:
             results[0].problems.append("something was said before the fault")
         for case, result, fired, next_fired in zip(cases, results, times, [*times[1:], math.inf], strict=True):
             mine = [one for one in said if fired <= one.time < next_fired]
-            result.screen, result.has_right_bits = screen, same
+            result.screen = screen
+            result.has_right_bits = same
             _judge(case, mine, steps, fired, result)
 
     def _has_right_bits(self, fault: Fault, folder: Path, result: Result) -> bool:
@@ -221,7 +225,9 @@ class Trial:
     """The launchers of a run, from their start to their end."""
 
     def __init__(self, matrix: Matrix, cases: Sequence[Case], folder: Path) -> None:
-        self._matrix, self._cases, self._folder = matrix, cases, folder
+        self._matrix = matrix
+        self._cases = cases
+        self._folder = folder
         self._host_fault = HostFault(matrix.bed, cases[0], notes_of(cases[0], folder))
         self.jobs = [matrix.start(cases[0], folder, node) for node in range(len(HOSTS))]
         self.all_jobs = list(self.jobs)

@@ -30,7 +30,8 @@ def main(folder: Path, steps: int, every: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    where, step = Path(injection.plan.disk or folder), 0
+    where = Path(injection.plan.disk or folder)
+    step = 0
     if saved := sorted(where.glob("saved-*.pt")):
         state = torch.load(saved[-1])
         model.load_state_dict(state["model"])

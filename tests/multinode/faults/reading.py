@@ -65,7 +65,8 @@ def said_in(folder: Path) -> list[Said]:
     for path in event_files(folder, "rank-00000.jsonl"):
         for event in read_events(path):
             if event["kind"] == "straggler":
-                host, rank = str(event["about_host"]), event["about_rank"]
+                host = str(event["about_host"])
+                rank = event["about_rank"]
                 found.append(Said(float(event["time"]), "straggler", "straggler", host, rank, event["message"]))
     return sorted(found, key=lambda one: one.time)
 
@@ -90,7 +91,8 @@ def steps_of(folder: Path, run: Path) -> list[Done]:
                 pids.append(pid)
             done.append(Done(float(time), int(step), len(pids)))
         return done
-    done, start = [], 0
+    done = []
+    start = 0
     path = run / "events" / "rank-00000.jsonl"
     for event in read_events(path) if path.exists() else ():
         start += event["kind"] == "start"

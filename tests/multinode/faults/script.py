@@ -43,7 +43,8 @@ def main(folder: Path, steps: int, every: int, hang_s: float) -> None:
         if saved.exists():
             state = torch.load(saved)
             model.load_state_dict(state["model"])
-            step, loader.cursor = state["step"], Cursor(*state["cursor"])
+            step = state["step"]
+            loader.cursor = Cursor(*state["cursor"])
         # DDP lays its buckets out anew after the first backward pass, which changes the last bit of what comes after.
         model(torch.zeros(4, 8)).sum().mul(0.0).backward()
         optimizer.zero_grad()

@@ -17,7 +17,9 @@ from tests.multinode.sshd import SshDaemons
 from tests.multinode.storm.task import LEAVE_VARIABLE, STEP_VARIABLE
 
 ROOT = Path(__file__).parents[3]
-DESK, HOSTS, SPARE = "desk", ("a", "b"), "c"
+DESK = "desk"
+HOSTS = ("a", "b")
+SPARE = "c"
 TAIL_BYTES = 1 << 14
 RANK_FILE = re.compile(r"/rank-(\d+)\b")
 RUN = (
@@ -30,7 +32,8 @@ class StormBed:
     """The user sits at a host of its own, from which ssh leads to the others."""
 
     def __init__(self, folder: Path, *, procs: int = 1) -> None:
-        self.folder, self.procs = folder, procs
+        self.folder = folder
+        self.procs = procs
         self.bed = Testbed(folder / "bed", [DESK, *HOSTS, SPARE])
         self.ssh = SshDaemons(self.bed)
         self.leave = folder / "leave"

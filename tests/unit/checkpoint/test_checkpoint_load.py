@@ -67,7 +67,8 @@ def test_a_corrupt_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_one_that_is_not_finite_is_loaded_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "checkpoints"
     snapshot = capture(nn.Linear(2, 2), None, progress={"step": 1})
-    tensors, documents = snapshot.tensors, snapshot.documents
+    tensors = snapshot.tensors
+    documents = snapshot.documents
     store.write(path, 1, tensors=tensors, documents=documents, metrics={}, non_finite="model/weight")
     for folder in (tmp_path, path / "step-00000001"):
         load_checkpoint(folder, nn.Linear(2, 2))

@@ -42,7 +42,9 @@ class Folder:
     """A run folder that is saved to and mirrored, as the saver of a run does it."""
 
     def __init__(self, url: str, folder: Path, *, keep_last: int = 2, keep_best: int = 0) -> None:
-        self.path, self.root, self.notes = folder, folder / "checkpoints", list[str]()
+        self.path = folder
+        self.root = folder / "checkpoints"
+        self.notes = list[str]()
         self.marks: list[int] = []
         self.root.mkdir(parents=True, exist_ok=True)
         keep: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best}
@@ -119,7 +121,8 @@ def test_a_file_that_grows_is_uploaded_in_pieces_and_restored(
     events.parent.mkdir(parents=True)
     with Proxy(bucket.server) as proxy:
         use_endpoint(monkeypatch, proxy.url)
-        folder, put = Folder(bucket.url, tmp_path / "a"), []
+        folder = Folder(bucket.url, tmp_path / "a")
+        put = []
         # In the second the line that is being written begins in the piece before.
         contents = [
             "1234\n67\n9",
@@ -163,7 +166,8 @@ def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run takes a step, and saves, while the events are being uploaded."""
-    files, seen = [tmp_path / "events" / "rank-00000.jsonl", tmp_path / "ledger.jsonl"], list[bytes]()
+    files = [tmp_path / "events" / "rank-00000.jsonl", tmp_path / "ledger.jsonl"]
+    seen = list[bytes]()
 
     def train(method: str, path: str) -> None:
         if method == "PUT" and "/events/" in path and not seen:
@@ -282,7 +286,8 @@ def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(bucket: Bucket,
 def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reached, gate = threading.Event(), threading.Event()
+    reached = threading.Event()
+    gate = threading.Event()
 
     def hold(method: str, path: str) -> None:
         """The listing for retention in the store."""
@@ -381,7 +386,8 @@ def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
     (tmp_path / "store").mkdir()
     os.mkfifo(tmp_path / "store" / MARKER)  # who opens it waits for the other side
     url = f"file://{tmp_path}/store"
-    run, folder = MirroredRun(open_store(url)), Folder(url, tmp_path / "run")
+    run = MirroredRun(open_store(url))
+    folder = Folder(url, tmp_path / "run")
     monkeypatch.setattr(fsspec_store, "ANSWER_S", 2.0)
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     try:
@@ -557,7 +563,8 @@ def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The upload of the earlier one is on its way when the later one begins."""
-    reached, gate = threading.Event(), threading.Event()
+    reached = threading.Event()
+    gate = threading.Event()
 
     def hold(method: str, path: str) -> None:
         if method == "PUT" and path.endswith("optimizer.safetensors"):
@@ -598,7 +605,9 @@ def test_of_two_claims_at_once_one_succeeds(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both have seen that nobody has the mirror before either claims it."""
-    both, arrivals, first = threading.Event(), list[str](), list[bytes]()
+    both = threading.Event()
+    arrivals = list[str]()
+    first = list[bytes]()
 
     def order(method: str, path: str) -> None:
         if method == "PUT" and path.endswith(MARKER):
@@ -641,7 +650,8 @@ def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(bucket: Bucket, tmp_
     folder = Folder(bucket.url, tmp_path / "a")
     folder.save(1)
     folder.close()
-    reached, killed = threading.Event(), threading.Event()
+    reached = threading.Event()
+    killed = threading.Event()
 
     def hold(method: str, path: str) -> Any:
         if method == "PUT" and path.endswith("step-00000002/optimizer.safetensors"):

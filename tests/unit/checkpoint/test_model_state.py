@@ -59,7 +59,8 @@ def train_a_little(model: nn.Module) -> None:
 
 
 def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
-    ours_state, theirs_state = ours.state_dict(), theirs.state_dict()
+    ours_state = ours.state_dict()
+    theirs_state = theirs.state_dict()
     assert ours_state.keys() == theirs_state.keys()
     for name, tensor in ours_state.items():
         assert tensor.dtype == theirs_state[name].dtype
@@ -74,7 +75,8 @@ def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor],
 
 def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model, other = Tied(), Tied()
+    model = Tied()
+    other = Tied()
     train_a_little(model)
     load_model_state(other, *through_disk(model, tmp_path))
     assert_same(model, other)
@@ -91,7 +93,8 @@ def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
     ids=["gpt", "mini_resnet"],
 )
 def test_our_own_models_are_restored(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
-    model, other = make(), make()
+    model = make()
+    other = make()
     load_model_state(other, *through_disk(model, tmp_path))
     assert_same(model, other)
 
@@ -119,7 +122,8 @@ def test_views_of_the_same_memory_are_not_the_same_tensor(tmp_path: Path) -> Non
             self.register_buffer("b", base.t())
             self.register_buffer("c", base[:1])
 
-    saved, other = Views(torch.arange(4.0).reshape(2, 2)), Views(torch.zeros(2, 2))
+    saved = Views(torch.arange(4.0).reshape(2, 2))
+    other = Views(torch.zeros(2, 2))
     assert model_state(saved)[1] == {}
     load_model_state(other, *through_disk(saved, tmp_path))
     assert_same(saved, other)
@@ -176,7 +180,8 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
 
 
 def test_a_tied_checkpoint_fits_a_model_that_is_not_tied() -> None:
-    tied, apart = Tied(), Tied(tied=False)
+    tied = Tied()
+    apart = Tied(tied=False)
     load_model_state(apart, *model_state(tied))
     assert torch.equal(apart.head.weight, tied.tokens.weight)
 
@@ -188,7 +193,8 @@ def test_one_tensor_cannot_take_two_values() -> None:
 
 
 def test_a_model_that_went_wrong_can_be_looked_at() -> None:
-    model, other = Tied(), Tied()
+    model = Tied()
+    other = Tied()
     nn.init.constant_(model.tokens.weight, math.nan)
     load_model_state(other, *model_state(model))
     assert other.head.weight.isnan().all()

@@ -174,7 +174,8 @@ def test_tied_parameters_and_names_with_slashes() -> None:
 
 def test_loaded_state_is_a_copy() -> None:
     model = make_model()
-    optimizer, other = AdamW(model.parameters()), AdamW(model.parameters())
+    optimizer = AdamW(model.parameters())
+    other = AdamW(model.parameters())
     train(model, optimizer, steps=1)
     tensors, document = optimizer_state(model, optimizer)
     load_optimizer_state(model, other, tensors, document)

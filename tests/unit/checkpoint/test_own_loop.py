@@ -26,13 +26,15 @@ class Running:
     """An object of the user's own, with a tensor and plain values."""
 
     def __init__(self) -> None:
-        self.mean, self.best = torch.zeros(2, dtype=torch.float64), float("inf")
+        self.mean = torch.zeros(2, dtype=torch.float64)
+        self.best = float("inf")
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean, self.best = state["mean"], state["best"]
+        self.mean = state["mean"]
+        self.best = state["best"]
 
 
 class Loop:
@@ -49,7 +51,8 @@ class Loop:
         ]
         self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizers[1], patience=1)
         self.running = Running()
-        self.ddp, self.step = ddp, 0
+        self.ddp = ddp
+        self.step = 0
         self.checkpoint: Checkpoint = ddp.checkpoint(
             folder,
             first=self.first,
@@ -316,7 +319,8 @@ def test_a_save_that_fails_hides_no_other_error(tmp_path: Path, caplog: pytest.L
 
 
 def test_the_folder_is_read_by_verify_and_load_checkpoint(tmp_path: Path) -> None:
-    net, other = nn.Linear(2, 3), nn.Linear(2, 3)
+    net = nn.Linear(2, 3)
+    other = nn.Linear(2, 3)
     saved(tmp_path, 3, 6, net=net)
     report = verify_run(tmp_path, lambda text: None)
     assert (report.problems, report.last_valid_step, [one.name for one in report.sections]) == ([], 6, ["checkpoints"])

@@ -20,7 +20,8 @@ from drumline.checkpoint.store import WritingRank
 from drumline.rank.sealed_store import SealedStore
 from drumline.runs import catalog
 
-ZERO, ONE = WritingRank(0, "node-a"), WritingRank(1, "node-b")
+ZERO = WritingRank(0, "node-a")
+ONE = WritingRank(1, "node-b")
 Tensors = dict[str, dict[str, Tensor]]
 
 

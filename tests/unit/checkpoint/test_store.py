@@ -83,7 +83,8 @@ def test_other_files_are_not_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
-    good, corrupt = write(tmp_path, 1), write(tmp_path, 2)
+    good = write(tmp_path, 1)
+    corrupt = write(tmp_path, 2)
     size = (corrupt / name).stat().st_size
     os.truncate(corrupt / name, size - 1)
     found = catalog.newest_valid(tmp_path)
@@ -97,7 +98,8 @@ def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, na
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_deleted_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
-    good, corrupt = write(tmp_path, 1), write(tmp_path, 2)
+    good = write(tmp_path, 1)
+    corrupt = write(tmp_path, 2)
     (corrupt / name).unlink()
     assert catalog.newest_valid(tmp_path) == (good, [(corrupt, f"{name} is missing")])
     with pytest.raises(
@@ -108,7 +110,8 @@ def test_a_deleted_file_is_named_and_the_one_before_is_used(tmp_path: Path, name
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
-    good, corrupt = write(tmp_path, 1), write(tmp_path, 2)
+    good = write(tmp_path, 1)
+    corrupt = write(tmp_path, 2)
     intact = (corrupt / name).read_bytes()
     for position in range(0, len(intact), 7):
         flip_byte(corrupt / name, position)
@@ -206,7 +209,8 @@ def test_everything_is_flushed_before_the_rename_and_the_root_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    fsync, rename = os.fsync, Path.rename
+    fsync = os.fsync
+    rename = Path.rename
 
     def record_fsync(descriptor: int) -> None:
         calls.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)

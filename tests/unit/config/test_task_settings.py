@@ -154,7 +154,8 @@ def test_help_has_type_default_and_doc() -> None:
 
 
 def test_ranks_compare_them_and_a_resumed_run_names_a_change(tmp_path: Path) -> None:
-    before, now = config_of(Mine), config_of(Mine, "--task.width=9", "--task.sizes=1,2")
+    before = config_of(Mine)
+    now = config_of(Mine, "--task.width=9", "--task.sizes=1,2")
     assert make_manager(now)._settings["task.width"] == 9
     request = RunRequest("mine.py:Mine", now, tmp_path, fresh=False, command=())
     facts = {"task": "mine.py:Mine", "config": flat(before)}

@@ -36,7 +36,8 @@ def within(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
 
 
 def values_for(annotation: Any) -> st.SearchStrategy[Any]:
-    kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    kind = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
     if kind is Annotated and isinstance(arguments[1], OrClass):
         return st.sampled_from(["torch.optim.NAdam", "größe.py:Ä", *arguments[1].choices])
     if kind is Annotated and isinstance(arguments[1], OrEvery):

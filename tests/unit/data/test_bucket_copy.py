@@ -116,7 +116,8 @@ def test_an_interrupted_download_is_not_taken_for_a_complete_one(
 ) -> None:
     """Ctrl-C while an object is on its way, which arrives after it."""
     monkeypatch.setattr(bucket_copy, "POLL_S", 0.05)
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def hold(method: str, path: str) -> None:
         if path.endswith("b.png"):
@@ -155,7 +156,8 @@ def test_two_jobs_on_a_machine_copy_one_after_the_other(
     proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_copy, "POLL_S", 0.05)
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def hold(method: str, path: str) -> None:
         if path.endswith("labels"):

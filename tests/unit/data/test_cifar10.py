@@ -66,7 +66,8 @@ def build(folder: Path | None, *, split: Any = "train", augment: bool = False) -
 @pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
 def test_both_versions_are_read(tmp_path: Path, writer: Any) -> None:
     write(tmp_path, writer)
-    train, evaluation = build(tmp_path), build(tmp_path, split="eval")
+    train = build(tmp_path)
+    evaluation = build(tmp_path, split="eval")
     assert (len(train), len(evaluation)) == (5 * PER_FILE, PER_FILE)
     assert (train.in_channels, train.num_classes) == (3, 10)
     expected = np.concatenate([content(number)[0] for number in range(5)]).reshape(-1, 3, 32, 32)
@@ -97,7 +98,8 @@ def test_an_array_in_another_order_of_memory_is_read_as_what_it_is(tmp_path: Pat
 def test_augmentation_is_for_training_only(tmp_path: Path) -> None:
     write(tmp_path, binary)
     indices = np.arange(15)
-    plain, augmented = build(tmp_path), build(tmp_path, augment=True)
+    plain = build(tmp_path)
+    augmented = build(tmp_path, augment=True)
     draws = Draws(0, 0, indices)
     assert torch.equal(plain.batch(indices, draws)[0], plain.batch(indices, None)[0])
     assert torch.equal(augmented.batch(indices, None)[0], plain.batch(indices, None)[0])

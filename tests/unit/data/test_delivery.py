@@ -95,7 +95,8 @@ def make(dataset: Any, *, ahead: bool, **more: Any) -> IndexedLoader:
 
 
 def test_looking_ahead_changes_no_batch_and_not_the_cursor() -> None:
-    plain, ahead = make(Indices(), ahead=False), make(Indices(), ahead=True)
+    plain = make(Indices(), ahead=False)
+    ahead = make(Indices(), ahead=True)
     for _ in range(3):  # into the next epoch too
         for expected, found in zip(plain.steps(), ahead.steps(), strict=True):
             assert expected.plan == found.plan
@@ -106,7 +107,8 @@ def test_looking_ahead_changes_no_batch_and_not_the_cursor() -> None:
 
 
 def test_a_step_given_up_and_a_cursor_set_again_drop_what_was_made_ahead() -> None:
-    plain, ahead = make(Indices(), ahead=False), make(Indices(), ahead=True)
+    plain = make(Indices(), ahead=False)
+    ahead = make(Indices(), ahead=True)
     for loader in (plain, ahead):
         next(iter(loader))  # one of a step's two
     assert torch.equal(ahead.preview(), plain.preview())

@@ -16,7 +16,8 @@ FOLDER = Path(module.__file__).with_name("files")
 
 
 def test_the_split_is_fixed_and_covers_everything_once() -> None:
-    train, evaluation = digits(split="train", augment=False), digits(split="eval", augment=False)
+    train = digits(split="train", augment=False)
+    evaluation = digits(split="eval", augment=False)
     assert (len(train), len(evaluation)) == (1437, 360)
     assert makes_batches(train)
     with np.load(FOLDER / "digits.npz", allow_pickle=False) as arrays:

@@ -28,7 +28,8 @@ def test_another_seed_epoch_or_index_gives_other_numbers(other: Draws) -> None:
 
 def test_streams_are_independent() -> None:
     draws = Draws(0, 0, np.arange(50_000))
-    one, other = draws.uniform(1)[:, 0], draws.uniform(1, stream=1)[:, 0]
+    one = draws.uniform(1)[:, 0]
+    other = draws.uniform(1, stream=1)[:, 0]
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
 
 

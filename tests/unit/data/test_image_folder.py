@@ -37,7 +37,8 @@ def build(folder: Path | None, *, split: Any = "train", augment: bool = False, i
 
 
 def pixel(images: torch.Tensor, number: int) -> list[int]:
-    mean, std = torch.tensor([123.7, 116.3, 103.5]), torch.tensor([58.4, 57.1, 57.4])
+    mean = torch.tensor([123.7, 116.3, 103.5])
+    std = torch.tensor([58.4, 57.1, 57.4])
     return (images[number, :, 4, 4] * std + mean).round().int().tolist()
 
 
@@ -78,7 +79,8 @@ def test_other_modes_become_rgb_and_other_files_are_left_out(folder: Path) -> No
 
 def test_augmentation_is_for_training_only(folder: Path) -> None:
     indices = np.arange(9)
-    plain, augmented = build(folder), build(folder, augment=True)
+    plain = build(folder)
+    augmented = build(folder, augment=True)
     expected = plain.batch(indices, None)[0]
     assert torch.equal(augmented.batch(indices, None)[0], expected)
     assert torch.equal(plain.batch(indices, Draws(0, 0, indices))[0], expected)

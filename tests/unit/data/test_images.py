@@ -67,7 +67,8 @@ def test_without_flip_nothing_is_mirrored() -> None:
 )
 def test_images_have_the_bits_of_numpy_sample_by_sample(shape: tuple[int, int, int], padding: int, flip: bool) -> None:
     """What a sample looks like is what it has always looked like: a checkpoint is gone on with in the same way."""
-    mean, std = (123.7, 4.88, 116.3, 0.1)[: shape[0]], (58.4, 6.02, 57.1, 3.0)[: shape[0]]
+    mean = (123.7, 4.88, 116.3, 0.1)[: shape[0]]
+    std = (58.4, 6.02, 57.1, 3.0)[: shape[0]]
     images = np.random.default_rng(1).integers(0, 256, size=(300, *shape)).astype(np.uint8)
     prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
     dataset = ImageArrays(images, np.arange(300), num_classes=300, prepare=prepare)

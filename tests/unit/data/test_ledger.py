@@ -19,7 +19,8 @@ def plans(
     count: int, *, length: int, batch_size: int, rank: int = 0, world_size: int = 1, shards: int | None = None
 ) -> list[StepPlan]:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, shards=shards)
-    cursor, made = Cursor(), []
+    cursor = Cursor()
+    made = []
     for _ in range(count):
         made.append(plan_step(cursor, length=length, sharding=sharding))
         cursor = made[-1].next_cursor
@@ -46,7 +47,8 @@ def test_runs_are_what_the_plans_were(data: st.DataObject) -> None:
         shards=data.draw(st.sampled_from([None, 6, 8])),
     )
     taken_at = data.draw(st.sets(st.integers(0, 40)))
-    ledger, runs = Ledger(), []
+    ledger = Ledger()
+    runs = []
     for number, plan in enumerate(made):
         ledger.add(plan)
         if number in taken_at:

@@ -180,7 +180,8 @@ def test_loading_leaves_the_randomness_of_the_training_process_alone(workers: in
 def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
     """Eleven samples on three ranks in global batches of 4: shares of 2-1-1, and of 1-1-1 in the end."""
     loaders = [make(Indices(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)]
-    scales, means = [], []
+    scales = []
+    means = []
     for batches in zip(*loaders, strict=True):
         scales.append([loader.scale for loader in loaders])
         local = [loader.scale * indices.double().mean() for loader, (indices, _) in zip(loaders, batches, strict=True)]

@@ -164,7 +164,8 @@ def test_shards_of_different_sizes_cover_every_sample_once(
     length: int, uneven: list[int], cut: int, by_size: bool
 ) -> None:
     """In as many micro-batches on every rank, and never more samples in one than asked for."""
-    batch_size, world_size = sum(uneven), len(uneven)
+    batch_size = sum(uneven)
+    world_size = len(uneven)
     settings = {
         "batch_size": batch_size,
         "world_size": world_size,

@@ -58,8 +58,10 @@ class Counting:
     """A stream that keeps its own place, in numbers and in a tensor; what it yields says whose it is."""
 
     def __init__(self, length: int = 7, offset: int = 0) -> None:
-        self.length, self.offset = length, offset
-        self.epoch, self.state = 0, {"next": 0, "seen": torch.zeros(2)}
+        self.length = length
+        self.offset = offset
+        self.epoch = 0
+        self.state = {"next": 0, "seen": torch.zeros(2)}
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -155,7 +157,8 @@ def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_s
 @given(st.integers(1, 30), st.integers(1, 8), st.data())
 def test_a_resume_at_any_cursor_continues_the_sequence(length: int, batch_size: int, data: st.DataObject) -> None:
     loader = make(Numbers(length), batch_size=batch_size)
-    expected, cursors = [], []
+    expected = []
+    cursors = []
     for _ in range(2):
         for step in loader.steps():
             cursors.append(Cursor(step.plan.epoch, step.plan.start))

@@ -30,7 +30,8 @@ def everything(dataset: TokenWindows) -> list[int]:
 def test_a_raw_file_is_split_and_cut_into_windows(tmp_path: Path, token_type: str) -> None:
     numbers = np.arange(203) % 97
     numbers.astype(token_type).tofile(path := tmp_path / "corpus.bin")
-    train, evaluation = build(path, token_type=token_type), build(path, split="eval", token_type=token_type)
+    train = build(path, token_type=token_type)
+    evaluation = build(path, split="eval", token_type=token_type)
     assert everything(train) == numbers[:190].tolist()  # 193 tokens are 38 windows of 5
     assert everything(evaluation) == numbers[193:203].tolist()
     assert train.vocab_size == evaluation.vocab_size == 97
@@ -79,7 +80,8 @@ def test_a_folder_may_hold_both_parts(tmp_path: Path, evaluation: str, ending: s
             np.save(path, numbers)
         else:
             path.write_bytes(numbers.astype(np.uint8).tobytes())
-    train, held_out = build(tmp_path), build(tmp_path, split="eval")
+    train = build(tmp_path)
+    held_out = build(tmp_path, split="eval")
     assert everything(train) == list(range(50))
     assert everything(held_out) == list(range(60, 80))
     assert train.vocab_size == held_out.vocab_size == (256 if ending == "txt" else 80)
@@ -91,7 +93,8 @@ def test_a_training_file_without_an_evaluation_file_is_split(tmp_path: Path) -> 
 
 
 def test_without_a_folder_it_is_the_source_of_the_standard_library() -> None:
-    train, evaluation = build(None, context=127), build(None, split="eval", context=127)
+    train = build(None, context=127)
+    evaluation = build(None, split="eval", context=127)
     assert 40_000 < len(train) < 400_000
     assert len(train) == pytest.approx(19 * len(evaluation), rel=0.01)
     library = Path(sysconfig.get_path("stdlib"))

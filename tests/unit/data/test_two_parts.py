@@ -23,7 +23,9 @@ from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.data.workers import BatchProducer, LoadingOptions
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)  # the latter is only named
+# the latter is only named
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 REQUESTS = [
     BatchRequest(2, 3, 20, shuffled=True),
     BatchRequest(0, 0, 16, shuffled=False),
@@ -55,7 +57,8 @@ def built_ins(folder: Path) -> list[TwoPartDataset]:
 def test_gathered_and_finished_apart_they_are_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "_CHUNK_BYTES", 1000)
     for dataset in built_ins(tmp_path):
-        whole, first = BatchMaker(dataset, seed=5), BatchMaker(dataset, seed=5, defer_finish=True)
+        whole = BatchMaker(dataset, seed=5)
+        first = BatchMaker(dataset, seed=5, defer_finish=True)
         held = BatchMaker(ResidentDataset(dataset, CPU), seed=5, defer_finish=True)
         for request in REQUESTS:
             answer = first[request]
@@ -148,13 +151,12 @@ def test_a_worker_for_a_gpu_gathers_into_the_memory_that_it_shares(tmp_path: Pat
         Image.new("RGB", (4, 4), (number, 0, 9)).save(tmp_path / "train" / str(number) / "0.png")
     folder = ImageFolder(split="train", dir=str(tmp_path), augment=False, image_size=4)
     path = token_file(tmp_path, "uint16", 50_256)
-    bytes_, windows = (
-        digits(split="train", augment=True),
-        tokens(split="train", dir=path, token_type="uint16", context=7),
-    )
+    bytes_ = digits(split="train", augment=True)
+    windows = tokens(split="train", dir=path, token_type="uint16", context=7)
     # On the CPU a worker makes the whole batch, so what it gathers is not sent.
     for dataset, is_sent in ((bytes_, True), (folder, True), (windows, True), (folder, False)):
-        maker, request = BatchMaker(Noted(dataset), seed=0, defer_finish=is_sent), BatchRequest(1, 0, 3, shuffled=True)
+        maker = BatchMaker(Noted(dataset), seed=0, defer_finish=is_sent)
+        request = BatchRequest(1, 0, 3, shuffled=True)
         rows, is_shared = maker.finish(maker[request])
         with closing(BatchProducer(maker, LoadingOptions(workers=1), CPU)) as producer:
             from_worker, was_shared = maker.finish(next(producer.batches([request])))

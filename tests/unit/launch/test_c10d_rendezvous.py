@@ -32,7 +32,8 @@ SETTINGS = RendezvousSettings(
     keep_alive_interval=timedelta(seconds=LIMIT_S / 3),
     keep_alive_max_attempt=3,
 )
-MINE, OTHER = _NodeDesc("a", 1, 0), _NodeDesc("b", 2, 0)
+MINE = _NodeDesc("a", 1, 0)
+OTHER = _NodeDesc("b", 2, 0)
 HOUR = timedelta(hours=1)
 
 
@@ -122,7 +123,8 @@ def test_the_last_call_is_as_long_as_asked_for_by_every_clock(shift: timedelta) 
 
 def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d_rendezvous, "LATE_S", 3 * LIMIT_S)
-    nodes, living = Nodes(), 2
+    nodes = Nodes()
+    living = 2
     nodes.mine._count_living = lambda: living
     begun = time.monotonic()
     nodes.write(nodes.mine, MINE, datetime.now(UTC))
@@ -144,7 +146,8 @@ def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytes
 
 
 def test_a_poll_does_not_read_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, names = dist.HashStore(), []
+    store = dist.HashStore()
+    names = []
     monkeypatch.setattr("inspect.stack", lambda *_: pytest.fail("torch reads the source of every frame"))
     monkeypatch.setattr(dynamic_rendezvous, "construct_and_record_rdzv_event", lambda name, **_: names.append(name))
     monkeypatch.setenv(OWN_STORE_ENV, "1")

@@ -425,7 +425,8 @@ echo '{{"kind": "ended", "code": 130, "last_lines": []}}'
 
 
 def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path, tmp_path: Path) -> None:
-    client, log = tmp_path / "ssh", tmp_path / "log"
+    client = tmp_path / "ssh"
+    log = tmp_path / "log"
     client.write_text(FAKE_SSH.format(log=log, protocol=PROTOCOL))
     client.chmod(0o755)
     hosts = [Host(f"h{number}") for number in range(40)]

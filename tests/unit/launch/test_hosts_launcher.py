@@ -75,7 +75,8 @@ REFUSED = "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 2
 
 def go(folder: Path, job: HostsJob, answers: dict[str, str]) -> tuple[int, list[str]]:
     """A launch over these answers, each named HOST.CALL: its exit code, and what it said."""
-    client, said = folder / "ssh", folder / "said"
+    client = folder / "ssh"
+    said = folder / "said"
     client.write_text(FAKE_SSH.format(folder=folder))
     client.chmod(0o755)
     for name, text in answers.items():
@@ -376,7 +377,8 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
 ) -> None:
     job = make_job("a", "b", earlier=("one",), spares=[Host("c")], grace_s=grace_s)
     controller = Controller(job, screen)
-    a, now = controller.remotes[0], time.monotonic()
+    a = controller.remotes[0]
+    now = time.monotonic()
     a.connection.ssh_code = 255
     # Heartbeats of 0.5 s are missed for 45 s, ssh has 2 s to hang up, and then the ranks have their grace.
     controller.reconnect.last_heard[a.host] = now - waits_s + 0.5
@@ -409,7 +411,10 @@ def test_a_lost_host_and_a_spare_that_are_down_are_tried_in_turn_and_reported_on
 
 def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     """Hosts that do not answer: who is asked next, and how long ssh tries it."""
-    search, asked, timeouts, host = Search(), "", [], Host("a")
+    search = Search()
+    asked = ""
+    timeouts = []
+    host = Host("a")
     search.notice.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host, tries=search.tries[host])

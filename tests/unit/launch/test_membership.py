@@ -26,7 +26,8 @@ def membership_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) 
 
 def test_nodes_see_each_other_and_a_lost_one_is_missing() -> None:
     store = dist.HashStore()
-    first, second = membership_of(store, 0), membership_of(store, 1)
+    first = membership_of(store, 0)
+    second = membership_of(store, 1)
     first.join()
     second.join()
     first.read()
@@ -46,7 +47,8 @@ def test_nodes_see_each_other_and_a_lost_one_is_missing() -> None:
 
 def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None:
     store = dist.HashStore()
-    first, second = membership_of(store, 1), membership_of(store, 1)
+    first = membership_of(store, 1)
+    second = membership_of(store, 1)
     first.join()
     with pytest.raises(PreflightError) as caught:
         second.join()
@@ -86,7 +88,8 @@ def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None
     other.mine = NodeHeartbeat("ip-10-0-0-7", "x")
     other.join()
     other.leave()
-    nameless, named = membership_of(store, 0), membership_of(store, 0, peers=("a", "b", "c"))
+    nameless = membership_of(store, 0)
+    named = membership_of(store, 0, peers=("a", "b", "c"))
     for one in (nameless, named):
         one.read()
     assert nameless.names([1, 2]) == "node 1 (ip-10-0-0-7), node 2"

@@ -173,7 +173,8 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
     with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Try: look"):
         one.num_nodes_waiting()
     one = handler(inner, node_of(0, 3, ("a", "b", "c")))
-    one.members, one.membership.was_replaced = {0: 0}, True
+    one.members = {0: 0}
+    one.membership.was_replaced = True
     with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
         one.num_nodes_waiting()
 

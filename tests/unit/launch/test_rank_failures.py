@@ -51,7 +51,8 @@ def test_the_others_are_one_line() -> None:
 def test_a_failure_is_as_old_as_its_traceback(tmp_path: Path) -> None:
     _, err = rank_output(tmp_path, 3, 1)
     assert err.name == "rank-00003.restart-1.err"
-    now, wall = time.monotonic(), time.time()
+    now = time.monotonic()
+    wall = time.time()
     assert failure_time(err) >= now, "nothing was written"
     err.write_text("Traceback (most recent call last):\nValueError\n")
     os.utime(err, (wall - 2, wall - 2))

@@ -11,7 +11,8 @@ from drumline.launch.ssh.screen import MAX_WAITING, Screen
 
 
 def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None:
-    out, err = tmp_path / "out", tmp_path / "err"
+    out = tmp_path / "out"
+    err = tmp_path / "err"
     with out.open("wb") as first, err.open("wb") as second:
         screen = Screen(first.fileno(), second.fileno())
         screen.report("2 hosts")

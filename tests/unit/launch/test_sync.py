@@ -18,7 +18,8 @@ from drumline.launch.ssh.sync import Sync, code_files, file_hashes, hash_of, is_
 
 def test_ctrl_c_ends_what_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drumline.launch.ssh.sync.COPY_GRACE_S", 0.2)
-    code, client = tmp_path / "code", tmp_path / "ssh"
+    code = tmp_path / "code"
+    client = tmp_path / "ssh"
     code.mkdir()
     (code / "train.py").touch()
     client.write_text("#!/bin/sh\ntrap '' TERM INT\nsleep 1000\n")

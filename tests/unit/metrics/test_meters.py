@@ -66,7 +66,8 @@ def test_adding_never_asks_the_device_for_a_number() -> None:
             return operation(*arguments, **(keywords or {}))
 
     meter = Meter(CPU)
-    loss, correct = torch.tensor(1.5), torch.tensor(3)
+    loss = torch.tensor(1.5)
+    correct = torch.tensor(3)
     with NoReading():
         for weight in (4, torch.tensor(4)):
             meter.add(loss, weight, {"correct": correct})

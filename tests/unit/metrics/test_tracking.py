@@ -27,7 +27,8 @@ STEPS = {"epoch": 1, "lr": 0.1, "samples_per_s": 10.0, "data_share": 0.0, "secon
 class Remembers:
     """A tracker in memory, which may be told to fail or to hang."""
 
-    name, keeps_past = "memory", False
+    name = "memory"
+    keeps_past = False
 
     def __init__(self) -> None:
         self.points: list[tuple[str, int, Any]] = []
@@ -214,7 +215,8 @@ def test_a_tracker_that_hangs_does_not_hold_the_run_up(
 ) -> None:
     monkeypatch.setattr(tracking, "CLOSE_S", 0.0)
     monkeypatch.setattr(tracking, "MAX_WAITING", 3)
-    tracker, is_stuck = Remembers(), threading.Event()
+    tracker = Remembers()
+    is_stuck = threading.Event()
 
     def hang(call: str) -> None:
         if call == "write":
@@ -237,7 +239,8 @@ def test_a_tracker_that_hangs_does_not_hold_the_run_up(
 
 def test_trackers_are_closed_side_by_side(tmp_path: Path) -> None:
     """Each ends only when the other does."""
-    trackers, both = [Remembers(), Remembers()], threading.Barrier(2, timeout=30)
+    trackers = [Remembers(), Remembers()]
+    both = threading.Barrier(2, timeout=30)
 
     def end_together(call: str) -> None:
         if call == "close":
@@ -287,7 +290,8 @@ def test_two_slow_trackers_have_one_limit(
 
 
 def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(tmp_path: Path) -> None:
-    tracker, failed = Remembers(), []
+    tracker = Remembers()
+    failed = []
 
     def fail(call: str) -> None:
         if call == "write" and len(failed) < 2:

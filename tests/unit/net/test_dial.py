@@ -18,7 +18,8 @@ from drumline.net.dial import ProbeListener, ProbeTarget, Reason, WaitNotice, pr
 def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(dial.time, "monotonic", lambda: now[0])
-    notice, every_second = WaitNotice(), WaitNotice(first_s=1, growth=1)
+    notice = WaitNotice()
+    every_second = WaitNotice(first_s=1, growth=1)
     told: list[list[int]] = [[], []]
     for second in range(600):
         now[0] = float(second)

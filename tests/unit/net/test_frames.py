@@ -136,7 +136,8 @@ def test_lines_are_split_wherever_they_arrive_in_pieces() -> None:
 
 
 def test_a_sealed_line_is_of_one_direction_and_one_place_in_it() -> None:
-    ours, theirs = Session(b"a", b"b"), Session(b"b", b"a")
+    ours = Session(b"a", b"b")
+    theirs = Session(b"b", b"a")
     first, second = (ours.encode({"number": number}).removesuffix(b"\n") for number in (1, 2))
     for line in (second, first.replace(b"1}", b"3}"), first[65:], b""):
         with pytest.raises(FrameError, match="wrong seal"):
@@ -150,7 +151,8 @@ def test_a_sealed_line_is_of_one_direction_and_one_place_in_it() -> None:
 
 def test_frames_wait_for_no_one_and_a_greeting_is_no_frame() -> None:
     reading, writing = os.pipe()
-    reader, writer = FrameReader(reading), FrameWriter(writing)
+    reader = FrameReader(reading)
+    writer = FrameWriter(writing)
     while writer.has_room():
         writer.send("lines", lines=["x" * 1000])
     assert not writer.is_empty()

@@ -57,7 +57,8 @@ def test_rows_are_split_as_torch_does_it(length: int) -> None:
 
 def test_weights_depend_on_the_seed_and_the_name_not_on_the_order() -> None:
     with torch.device("meta"):
-        whole, by_block = gpt(), gpt()
+        whole = gpt()
+        by_block = gpt()
     before = torch.get_rng_state()
     check_can_initialize(whole)
     ModuleInit(3)(whole.named_modules())

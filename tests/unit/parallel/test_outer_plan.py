@@ -95,7 +95,8 @@ class Counted:
 
 
 def resumed(saved: Counted, plan: SyncPlan, groups: ReplicaGroups) -> Counted:
-    new, state = Counted(plan, groups), copy.deepcopy(saved.sync.state_dict())
+    new = Counted(plan, groups)
+    state = copy.deepcopy(saved.sync.state_dict())
     with saved.sync.shared_weights():
         new.model.load_state_dict(saved.model.state_dict())
     new.sync.load_outer_state(saved.sync.outer_state())
@@ -136,7 +137,9 @@ def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> Non
     groups = ReplicaGroups(members=(0,), leaders=(0, 1), within=None, across=None, weight=0.5)
     model = nn.Linear(2, 1, bias=False)
     sync = OuterSync(model, SyncPlan(every=4, overlap=2), groups, sends_buffers=False)
-    begun, own, shared = torch.tensor([1.0, 1.0]), torch.tensor([3.0, 1.5]), torch.tensor([10.0, 20.0])
+    begun = torch.tensor([1.0, 1.0])
+    own = torch.tensor([3.0, 1.5])
+    shared = torch.tensor([10.0, 20.0])
     for finished, expected in ((0, own), (4, shared + own - begun)):  # after the round at step 4 had begun
         with torch.no_grad():
             model.weight.copy_(shared)  # from the rank that has seen its end

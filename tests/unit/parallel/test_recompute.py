@@ -106,7 +106,8 @@ def compile_both() -> None:
         recomputed.load_state_dict(plain.state_dict())
         compiled = torch.compile(recomputed, backend="aot_eager", fullgraph=True)
 
-        expected, found = two_steps(plain, batch), two_steps(recomputed, batch, compiled)
+        expected = two_steps(plain, batch)
+        found = two_steps(recomputed, batch, compiled)
 
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")

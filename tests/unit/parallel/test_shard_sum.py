@@ -74,7 +74,8 @@ def sum_of_shards(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_gradients_are_added_in_the_order_of_the_tree() -> None:
-    big, small = torch.full((3,), 1e8), torch.ones(3)
+    big = torch.full((3,), 1e8)
+    small = torch.ones(3)
     # One after another each 1 would be lost in the 1e8; (1e8 + 1) + (1 + ...) differs from them in the last place.
     shards = [big, small * 3, small * 3, small * 3, -big]
     expected = ((shards[0] + shards[1]) + (shards[2] + shards[3])) + shards[4]

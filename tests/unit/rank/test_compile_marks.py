@@ -35,7 +35,8 @@ def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(call
     marks = CompileMarks(heartbeat)
     marks.attach()
     marks.attach()
-    handler, trigger = callbacks.callback_handler, callbacks.CallbackTrigger
+    handler = callbacks.callback_handler
+    trigger = callbacks.CallbackTrigger
     assert len(handler.start_callbacks) == len(handler.end_callbacks) == 1
     with handler.install_callbacks(trigger.DYNAMO, "0/1"):
         assert heartbeat.phase == Phase.COMPILE
@@ -52,7 +53,8 @@ def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(call
 
 
 def test_a_rank_attaches_when_the_compiler_is_loaded_and_again_after_a_reset(callbacks: ModuleType) -> None:
-    connection, handler = JobConnection(), callbacks.callback_handler
+    connection = JobConnection()
+    handler = callbacks.callback_handler
     for _ in range(2):
         connection.mark_compilations()
         assert len(handler.start_callbacks) == 1

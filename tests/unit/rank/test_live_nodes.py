@@ -92,7 +92,9 @@ class Bed:
 
     def __init__(self, count: int, patience_s: float = 30.0, facts: Facts | None = None) -> None:
         self.made.append(self)
-        self.count, self.port, self.patience_s = count, free_port(), patience_s
+        self.count = count
+        self.port = free_port()
+        self.patience_s = patience_s
         base, _ = host_store("127.0.0.1", self.port, timeout_s=30)
         self.rendezvous = Rendezvous(
             store=SealedStore(base, SECRET, "drumline/start"),
@@ -345,7 +347,8 @@ def test_a_process_that_is_stopped_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_node_waits_where_the_lowest_node_is() -> None:
     bed = Bed(3)
     bed.kill(2)
-    first, second = bed.nodes[0].stores.card, bed.nodes[1].stores.card
+    first = bed.nodes[0].stores.card
+    second = bed.nodes[1].stores.card
     own = [bed.nodes[0].stores.own, bed.nodes[1].stores.own]
     assert own[0] is not None
     assert own[1] is not None
@@ -371,8 +374,10 @@ def run_store(port: int) -> None:
 
 @pytest.mark.soak
 def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    bed, port = Bed(2), free_port()
-    second, own = bed.nodes[1].stores.card, bed.nodes[1].stores.own
+    bed = Bed(2)
+    port = free_port()
+    second = bed.nodes[1].stores.card
+    own = bed.nodes[1].stores.own
     assert own is not None
     decider = server_context.Process(target=run_store, args=(port,))
     decider.start()
@@ -397,7 +402,8 @@ def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytes
 
 def test_a_node_comes_with_all_of_its_ranks() -> None:
     topology = Topology(0, 4, 0, 2, "127.0.0.1", free_port(), node_start="once", secret=SECRET)
-    first, other = (live(topology, patience_s=0.3), live(replace(topology, rank=1, local_rank=1), patience_s=30))
+    first = live(topology, patience_s=0.3)
+    other = live(replace(topology, rank=1, local_rank=1), patience_s=30)
     first.stores.host("127.0.0.1", 0, timeout_s=30)
     first.latest = other.latest = NodeGroup(0, (first.stores.card,))
     with pytest.raises(TrainingError, match="a rank of node 0 did not leave its group in time; the other nodes contin"):

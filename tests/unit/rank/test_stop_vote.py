@@ -26,7 +26,8 @@ class Rank:
     """A rank that takes steps, and its watcher."""
 
     def __init__(self, store: SealedStore, rank: int, world_size: int, start: int = 0) -> None:
-        self.step, self.stopped_at = start, -1
+        self.step = start
+        self.stopped_at = -1
         self.vote = StopVote(store.clone(), rank=rank, world_size=world_size, step=lambda: self.step)
 
     def train(self, meet: Callable[[], object], total: int) -> None:

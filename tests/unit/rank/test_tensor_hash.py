@@ -118,8 +118,10 @@ def test_swapped_elements_are_found(other: int) -> None:
 
 
 def test_swapped_tensors_are_found() -> None:
-    left, right = torch.randn(9), torch.randn(9)
-    one, other = hash_tensors([left, right], CPU), hash_tensors([right, left], CPU)
+    left = torch.randn(9)
+    right = torch.randn(9)
+    one = hash_tensors([left, right], CPU)
+    other = hash_tensors([right, left], CPU)
     assert one.tolist() == other.tolist()[::-1]
     names = ["left", "right"]
     assert int(combine(one, names)) != int(combine(other, names))
@@ -170,7 +172,8 @@ def test_parameters_that_learn_can_be_hashed() -> None:
 
 
 def test_one_changed_hash_changes_the_whole() -> None:
-    values, names = torch.zeros(6, dtype=torch.int64), list("abcdef")
+    values = torch.zeros(6, dtype=torch.int64)
+    names = list("abcdef")
     found = {int(combine(values, names))}
     for place in range(6):
         for bit in range(63):

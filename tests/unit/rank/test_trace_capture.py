@@ -33,7 +33,9 @@ class ThreadRanks:
     """Two threads that gather as ranks do; a rank that does not come breaks the barrier."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._own, self._values, self._barrier = threading.local(), [None, None], threading.Barrier(2, timeout=5)
+        self._own = threading.local()
+        self._values = [None, None]
+        self._barrier = threading.Barrier(2, timeout=5)
         monkeypatch.setattr(trace_capture, "gather_json", lambda value, device: self._gather(value))
         monkeypatch.setattr(trace_capture, "gather_on_main", self._gather_on_main)
 
@@ -113,7 +115,8 @@ def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
     profile = ScriptProfile("2:3", tmp_path, ends_script=False, script="train.py")
-    capture, removed = FullDisk(), []
+    capture = FullDisk()
+    removed = []
     profile._capture, profile._hook = capture, SimpleNamespace(remove=lambda: removed.append(True))
     profile._after_step(object(), (), {})
     assert capture.num_collected == 1
@@ -122,11 +125,13 @@ def test_a_rank_of_a_script_that_cannot_write_still_joins_the_others(
 
 
 def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_path: Path) -> None:
-    step, capture = ProfiledStep.__new__(ProfiledStep), FullDisk()
+    step = ProfiledStep.__new__(ProfiledStep)
+    capture = FullDisk()
     context = SimpleNamespace(
         job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)), throughput=SimpleNamespace(num_pauses=0)
     )
-    step._folder, step._num_pauses = tmp_path, 0
+    step._folder = tmp_path
+    step._num_pauses = 0
     step._capture, step._context = cast(Any, capture), cast(Any, context)
     with pytest.raises(TrainingError, match="No space left"):
         step.finish()
@@ -134,13 +139,16 @@ def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_
 
 
 def test_a_run_that_ends_before_the_profiled_steps_names_the_first(tmp_path: Path) -> None:
-    step, warned = ProfiledStep.__new__(ProfiledStep), []
+    step = ProfiledStep.__new__(ProfiledStep)
+    warned = []
     context = SimpleNamespace(
         job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)),
         throughput=SimpleNamespace(num_pauses=0),
         warn=warned.append,
     )
-    step._folder, step._num_pauses, step._steps = tmp_path, 0, range(10, 20)
+    step._folder = tmp_path
+    step._num_pauses = 0
+    step._steps = range(10, 20)
     step._capture, step._context = make_capture(tmp_path), cast(Any, context)
     step.finish()
     assert warned == ["nothing was profiled: the run ended before step 10 of this start"]
@@ -161,7 +169,8 @@ def test_modes_and_warnings_are_as_before_after_the_profiled_steps(monkeypatch: 
     modes: list[int | str] = [2]
     monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
-    before, show = list(warnings.filters), warnings.showwarning
+    before = list(warnings.filters)
+    show = warnings.showwarning
     lines = SyncLines()
     lines.start()
     warnings.filterwarnings("ignore", message="of the script")

@@ -166,7 +166,8 @@ def test_smaller_buckets_that_begin_earlier_are_a_remedy_for_a_slow_link() -> No
 
 
 def test_a_slow_rank_is_named_with_what_it_does() -> None:
-    fast, slow = {"waiting_for_rank": 0.04}, {"gaps": 0.001}
+    fast = {"waiting_for_rank": 0.04}
+    slow = {"gaps": 0.001}
     advice = first(profile(critical=(0, 10), by_rank=[fast, slow]))
     assert (advice.bottleneck, advice.settings) == ("slow_rank", None)
     assert advice.text.startswith("rank 1 on node-1 computes 99 ms a step, the others 60 ms: they wait 40 ms")
@@ -286,7 +287,8 @@ def test_large_buckets_of_one_size_are_mostly_bytes() -> None:
 
 
 def test_the_bus_bandwidth_of_buckets_together_is_that_of_their_bytes() -> None:
-    small, large = bucket(1_000, 0.0, 0.001), bucket(8_000, 0.0, 0.002)
+    small = bucket(1_000, 0.0, 0.001)
+    large = bucket(8_000, 0.0, 0.002)
     assert bus_bytes_per_s([small, large], 4) == pytest.approx(1.5 * 9_000 / 0.003)
     assert bus_bytes_per_s([bucket(1_000, 0.0, 0.0)], 4) == 0.0, "not known"
 

@@ -174,7 +174,9 @@ def without_saves(lines: list[str]) -> list[str]:
 
 
 def test_tails_that_only_the_ledger_knows_of_are_missed(tmp_path: Path) -> None:
-    zero, one, history = logged(), without_saves(logged()), ledger((0, 2, [6, 12]))
+    zero = logged()
+    one = without_saves(logged())
+    history = ledger((0, 2, [6, 12]))
     assert problems(check(tmp_path, zero, one, history=history)) == []
     beyond = "but the ledger reaches step 12"
     for num_lost in (4, 5, 6, 7):
@@ -189,8 +191,10 @@ def test_tails_that_only_the_ledger_knows_of_are_missed(tmp_path: Path) -> None:
 
 
 def test_a_tail_that_the_attempt_after_it_hides_is_missed(tmp_path: Path) -> None:
-    first, second = logged(stop=8), logged(start=6)
-    zero, one = [*first, *second], [*without_saves(first), *without_saves(second)]
+    first = logged(stop=8)
+    second = logged(start=6)
+    zero = [*first, *second]
+    one = [*without_saves(first), *without_saves(second)]
     assert problems(check(tmp_path, zero, one)) == []
     del one[2:5]
     assert problems(check(tmp_path, zero, one)) == [
@@ -211,7 +215,8 @@ def test_a_tail_that_the_attempt_after_it_hides_is_missed(tmp_path: Path) -> Non
 @pytest.mark.parametrize("cut_0", range(1, 10))
 def test_ranks_that_are_killed_at_the_same_time_lack_nothing(tmp_path: Path, cut_0: int) -> None:
     """Wherever rank 0 was killed, rank 1 may be between the last and the next event that they share."""
-    zero, one = logged()[:cut_0], without_saves(logged())
+    zero = logged()[:cut_0]
+    one = without_saves(logged())
     shared = sum(json.loads(line)["kind"] in ("train", "evaluation") for line in zero)
     saves = [record["step"] for record in map(json.loads, zero) if record["kind"] == "checkpoint"]
     least = 3 if saves else 0  # what was reported by step 6, which rank 1 was at when that was saved
@@ -221,7 +226,8 @@ def test_ranks_that_are_killed_at_the_same_time_lack_nothing(tmp_path: Path, cut
 
 
 def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_while_it_saved(tmp_path: Path) -> None:
-    zero, one = logged(), without_saves(logged())
+    zero = logged()
+    one = without_saves(logged())
     assert problems(check(tmp_path, zero, one[:-1])) == [
         "rank-00001.jsonl, line 8: the end is missing, which rank 0 reported"
     ]
@@ -232,6 +238,7 @@ def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_w
 
 
 def test_a_job_at_work_is_not_taken_for_one_that_lost_its_events(tmp_path: Path) -> None:
-    zero, one = logged(), without_saves(logged())
+    zero = logged()
+    one = without_saves(logged())
     assert problems(check(tmp_path, zero[:3], one, is_at_work=True)) == []
     assert problems(check(tmp_path, zero[:3], one)) != []

@@ -30,7 +30,8 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def test_a_page_counts_from_its_reading_and_once_it_is_sent() -> None:
-    is_rendered, read_at = threading.Event(), []
+    is_rendered = threading.Event()
+    read_at = []
 
     def render() -> str:
         read_at.append(time.monotonic())

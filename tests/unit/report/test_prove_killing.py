@@ -197,7 +197,8 @@ def test_a_kill_is_described(tmp_path: Path) -> None:
 
 
 def test_half_a_save_of_an_earlier_leg_is_not_this_one(tmp_path: Path) -> None:
-    one, wanted = leg(tmp_path), kill("save", 4)
+    one = leg(tmp_path)
+    wanted = kill("save", 4)
     partial = one.folder / "checkpoints" / ".step-00000004.partial"
     partial.mkdir(parents=True)
     watch = LegProgress(one)
@@ -213,7 +214,8 @@ def test_half_a_save_of_an_earlier_leg_is_not_this_one(tmp_path: Path) -> None:
 
 
 def test_a_leg_is_not_killed_before_there_is_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
-    one, wanted = leg(tmp_path), kill("step", 3)
+    one = leg(tmp_path)
+    wanted = kill("step", 3)
     (one.folder / "trace").mkdir(parents=True)
     (one.folder / "trace" / "rank-00000.jsonl").write_text('{"kind": "step", "step": 3}\n')
     partial = one.folder / "checkpoints" / ".step-00000002.partial"

@@ -62,7 +62,8 @@ class Job:
         self.seen = {number: seen for number, seen in self.seen.items() if number <= since}
 
     def check(self, folder: Path) -> Section:
-        path, part = folder / "ledger.jsonl", Section("samples")
+        path = folder / "ledger.jsonl"
+        part = Section("samples")
         path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         saved = [SavedPosition(step, cursor.epoch, cursor.position) for step, cursor in self.saved[1:]]
         check_samples(path, part, saved)
@@ -197,7 +198,8 @@ def test_steps_in_the_wrong_order_are_named(tmp_path: Path) -> None:
 
 def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
     job = two_epochs()
-    left, right = stretches(job)[0]["ranks"][0], stretches(job)[1]["ranks"][0]
+    left = stretches(job)[0]["ranks"][0]
+    right = stretches(job)[1]["ranks"][0]
     left[:], right[:] = list(right), list(left)
     assert "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch" in job.texts(tmp_path)
 
@@ -306,7 +308,8 @@ def test_a_dataset_that_changes_between_epochs_is_a_note(tmp_path: Path) -> None
 def test_an_incomplete_line_is_a_note(tmp_path: Path) -> None:
     job = Job(37, 8)
     job.attempt(3, 4)
-    path, part = tmp_path / "ledger.jsonl", Section("samples")
+    path = tmp_path / "ledger.jsonl"
+    part = Section("samples")
     text = "".join(json.dumps(line) + "\n" for line in job.lines)
     path.write_text(text + text.splitlines()[-1][:30])
     check_samples(path, part, [SavedPosition(4, 0, 32)])

@@ -48,7 +48,8 @@ def test_objects_are_put_listed_read_and_deleted(store: ObjectStore, tmp_path: P
 
 def test_a_file_appears_when_it_is_complete_and_as_recorded(store: ObjectStore, tmp_path: Path) -> None:
     store.put("weights", CONTENT)
-    to, checksum = tmp_path / "to" / "weights", blake3(CONTENT).hexdigest()
+    to = tmp_path / "to" / "weights"
+    checksum = blake3(CONTENT).hexdigest()
     to.parent.mkdir()
     with pytest.raises(StoreError, match=rf"{store}/weights is corrupt: its checksum differs .*\n  try: upload it"):
         store.fetch("weights", to, size=len(CONTENT), checksum="0" * 64)
@@ -85,7 +86,8 @@ def test_a_checksum_that_this_client_did_not_send_proves_nothing(
 
 def test_in_a_folder_an_object_is_replaced_when_the_next_is_complete(tmp_path: Path) -> None:
     """A process that is killed meanwhile leaves the earlier one."""
-    store, pipe = open_store(f"file://{tmp_path}/store"), tmp_path / "pipe"
+    store = open_store(f"file://{tmp_path}/store")
+    pipe = tmp_path / "pipe"
     store.put("ledger", b"earlier")
     os.mkfifo(pipe)
     upload = threading.Thread(target=store.put, args=("ledger", pipe))

@@ -35,7 +35,9 @@ class Way:
 
     def __init__(self, name: str, seconds: float, taken: list[str]) -> None:
         self.grad_norm: Tensor | None = torch.tensor(seconds)
-        self._name, self._seconds, self._taken = name, seconds, taken
+        self._name = name
+        self._seconds = seconds
+        self._taken = taken
 
     def __call__(self, step: Step) -> None:
         self._taken.append(self._name)
@@ -119,7 +121,8 @@ def test_what_would_cost_more_than_it_gains_is_not_tried(monkeypatch: pytest.Mon
     assert kinds_tried(num_steps=2500, is_full=True, monkeypatch=monkeypatch)[0] == ["eager"]
 
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 
 
 def chosen(device: torch.device, *, began_with: Any = "new", log: LogConfig | None = None, **train: Any) -> str:
@@ -171,7 +174,8 @@ class Record:
     """As `TrialFile`, in memory."""
 
     def __init__(self, *failed: str) -> None:
-        self.failed, self.written = list(failed), list[str]()
+        self.failed = list(failed)
+        self.written = list[str]()
 
     def write(self, trying: str = "") -> None:
         self.written.append(trying)
@@ -182,7 +186,9 @@ def auto_on_gpu(
 ) -> tuple[list[tuple[str, bool]], list[str], Any]:
     """A run with `auto` on a GPU that there is not: the kinds that it took, each with whether the optimizer could be
     captured; its notes; and the optimizer."""
-    optimizer, taken, notes = Adam([torch.nn.Parameter(torch.ones(2))], lr=0.5), list[str](), list[str]()
+    optimizer = Adam([torch.nn.Parameter(torch.ones(2))], lr=0.5)
+    taken = list[str]()
+    notes = list[str]()
     (group,) = optimizer.param_groups
     found: dict[tuple[str, bool], None] = {}
 
@@ -226,7 +232,8 @@ def auto_on_gpu(
 
 
 def test_only_captured_steps_have_an_optimizer_that_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, all_kinds = [("eager", False), ("compile", False)], [("graph", True), ("compiled_graph", True)]
+    plain = [("eager", False), ("compile", False)]
+    all_kinds = [("graph", True), ("compiled_graph", True)]
     for fastest in ("eager", "compile"):
         found, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
         assert found == plain + all_kinds
@@ -283,11 +290,9 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
 
 
 def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_never() -> None:
-    config, several, one = (
-        Config(dist=DistConfig(comm="powersgd")),
-        SimpleNamespace(comm=object()),
-        SimpleNamespace(comm=None),
-    )
+    config = Config(dist=DistConfig(comm="powersgd"))
+    several = SimpleNamespace(comm=object())
+    one = SimpleNamespace(comm=None)
     reason = find_unsafe(several, config, [], is_default=False)  # type: ignore[arg-type]
     assert reason == "PowerSGD waits for the device in every step (--dist.comm powersgd)"
     assert find_unsafe(one, config, [], is_default=False) is None  # type: ignore[arg-type]
@@ -322,7 +327,8 @@ def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypa
 def test_a_trial_in_which_the_run_ended_without_an_error_is_made_again(
     tmp_path: Path, error: BaseException | None, failed: list[str]
 ) -> None:
-    path, ddp = tmp_path / "trial", cast(Any, SimpleNamespace(is_main_process=lambda: True, device=CPU))
+    path = tmp_path / "trial"
+    ddp = cast(Any, SimpleNamespace(is_main_process=lambda: True, device=CPU))
     with suppress(BaseException), TrialFile(path, ddp) as trials:
         trials.write("graph")
         if error is not None:

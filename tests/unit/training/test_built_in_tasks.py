@@ -79,7 +79,8 @@ def test_a_loss_that_is_no_number_is_reported_as_such() -> None:
 @pytest.mark.parametrize(("task_class", "config"), [(ImageClassification, IMAGES), (LanguageModel, TOKENS)])
 def test_a_loss_reads_nothing_from_the_device(task_class: type[Any], config: Config) -> None:
     task = task_class(config)
-    model, batch = task.model(), first_batch(task.train_data())
+    model = task.model()
+    batch = first_batch(task.train_data())
 
     with NoReading():
         task.loss(model, batch).total.backward()
@@ -99,14 +100,16 @@ def test_the_model_fits_the_images(task_class: type[Any]) -> None:
 @pytest.mark.parametrize("task_class", [LanguageModel, Synthetic])
 def test_the_model_fits_the_tokens(task_class: type[Any]) -> None:
     task = task_class(TOKENS)
-    model, data = task.model(), task.train_data()
+    model = task.model()
+    data = task.train_data()
 
     assert isinstance(model, GPT)
     assert model(first_batch(data)[0]).shape == (6, 12, data.vocab_size)
 
 
 def test_synthetic_is_the_task_that_its_data_asks_for() -> None:
-    images, tokens = Synthetic(IMAGES), Synthetic(TOKENS)
+    images = Synthetic(IMAGES)
+    tokens = Synthetic(TOKENS)
 
     assert images.loss(images.model(), first_batch(images.train_data())).metrics.keys() == {"accuracy"}
     assert images.report({"loss": 1.0}) == {"loss": 1.0}
@@ -124,7 +127,8 @@ def test_data_of_the_users_own_gives_the_model_its_facts() -> None:
     class Grey(ImageClassification):
         def train_data(self) -> Any:
             class Data:
-                in_channels, num_classes = 1, 4
+                in_channels = 1
+                num_classes = 4
 
             return Data()
 

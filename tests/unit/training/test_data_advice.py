@@ -73,7 +73,8 @@ def test_it_begins_with_what_was_measured() -> None:
 
 
 def test_the_load_is_that_of_the_interval() -> None:
-    slept, worked = WorkerTimes((7, 8), 10.0, 200.0), WorkerTimes((7, 8), 28.0, 220.0)
+    slept = WorkerTimes((7, 8), 10.0, 200.0)
+    worked = WorkerTimes((7, 8), 28.0, 220.0)
     assert _load(slept, worked) == pytest.approx(0.9)
     assert _load(slept, worked._replace(pids=(7, 9))) is None, "one was started in between"
     assert _load(None, worked) is None
@@ -85,7 +86,8 @@ class Laps:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.throughput = SimpleNamespace(seconds=0.0)
-        sharding, options = Sharding(batch_size=4, rank=0, world_size=1), LoadingOptions()
+        sharding = Sharding(batch_size=4, rank=0, world_size=1)
+        options = LoadingOptions()
         loader = IndexedLoader(Points(8), sharding=sharding, device=torch.device("cpu"), seed=0, options=options)
         ddp = SimpleNamespace(device=torch.device("cpu"), local_world_size=2, host="gpu-01")
         self.job = SimpleNamespace(loader=loader, ddp=ddp)
@@ -134,7 +136,8 @@ def test_what_is_read_from_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100_000, 0))
     gpu = torch.device("cuda", 0)
-    small, bytes_ = Points(8), digits(split="train", augment=True)
+    small = Points(8)
+    bytes_ = digits(split="train", augment=True)
     assert _sizes(BatchMaker(Large(8), seed=0), gpu) == (None, "602 kB of float32")
     assert _sizes(BatchMaker(small, seed=0), gpu) == (None, None)
     assert _sizes(BatchMaker(bytes_, seed=0, defer_finish=True), gpu) == (None, None)

@@ -162,7 +162,9 @@ def test_out_of_memory_for_the_model_itself_names_a_mode(mode: Any, world_size: 
     def _update() -> None:  # as the part of a step that makes the optimizer's state
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
-    config, ddp, job = Config(dist=DistConfig(mode=mode)), manager(world_size), cast(Any, object())
+    config = Config(dist=DistConfig(mode=mode))
+    ddp = manager(world_size)
+    job = cast(Any, object())
     for built in (None, job):
         with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, ddp, built):
             _update()

@@ -31,7 +31,8 @@ def test_a_token_sees_itself_and_the_past_only() -> None:
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 11
 
-    before, after = model(tokens), model(changed)
+    before = model(tokens)
+    after = model(changed)
 
     assert torch.equal(before[:, :5], after[:, :5])
     assert (before[:, 5:] != after[:, 5:]).any(dim=-1).all()

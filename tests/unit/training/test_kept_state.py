@@ -70,7 +70,8 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(tmp
 
 
 def test_a_group_that_trains_holds_no_second_copy() -> None:
-    snapshot, own = store.Snapshot({"model": {"a": torch.ones(2)}}, {}), {"weights": [torch.ones(2)]}
+    snapshot = store.Snapshot({"model": {"a": torch.ones(2)}}, {})
+    own = {"weights": [torch.ones(2)]}
     kept = KeptState(Progress(), {}, snapshot, own, [], torch.zeros(1), {})
     kept.release()
     assert (snapshot.tensors, own) == ({}, {})
@@ -78,7 +79,8 @@ def test_a_group_that_trains_holds_no_second_copy() -> None:
 
 def job_of(num_shards: int | None, local_ranks: int, stream: object = None) -> Job:
     sharded = None if num_shards is None else SimpleNamespace(plan=SimpleNamespace(num_shards=num_shards))
-    ddp, loader = SimpleNamespace(local_world_size=local_ranks), SimpleNamespace(stream_state=lambda: stream)
+    ddp = SimpleNamespace(local_world_size=local_ranks)
+    loader = SimpleNamespace(stream_state=lambda: stream)
     return cast(Job, SimpleNamespace(sharded=sharded, ddp=ddp, loader=loader))
 
 

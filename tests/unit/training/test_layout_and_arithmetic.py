@@ -14,7 +14,8 @@ from drumline.training.job.evaluation_job import is_channels_last, set_arithmeti
 from drumline.training.job.optimizer import make_optimizer
 from drumline.training.models import GPT, MiniResNet
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 RESNET = MiniResNet(in_channels=3, num_classes=10, widths=(4,))
 
 
@@ -50,9 +51,12 @@ def test_optimizers_are_fused_where_torch_has_them_so(name: str) -> None:
 
 @pytest.fixture
 def arithmetic() -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
-    matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = False, True, False
+    matmul.allow_tf32 = False
+    cudnn.allow_tf32 = True
+    cudnn.benchmark = False
     yield
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 

@@ -53,7 +53,8 @@ def test_a_growing_batch_scales_the_rate(rule: str, rate: float) -> None:
 
 
 def test_every_group_has_its_own_rate_times_the_factor_of_the_step() -> None:
-    first, second = nn.Linear(4, 6), nn.Linear(2, 2)
+    first = nn.Linear(4, 6)
+    second = nn.Linear(2, 2)
     optimizer = SGD([{"params": first.parameters(), "lr": 0.5}, {"params": second.parameters(), "lr": 0.01}])
     rates = LearningRates(optimizer, OptimConfig(schedule="linear"), lambda step, total: None if step else 3.0)
     assert rates.peak == 0.5
@@ -65,7 +66,8 @@ def test_every_group_has_its_own_rate_times_the_factor_of_the_step() -> None:
 
 
 def test_the_rate_in_the_log_is_of_the_group_with_the_highest_peak_like_the_header() -> None:
-    first, second = nn.Linear(4, 6), nn.Linear(2, 2)
+    first = nn.Linear(4, 6)
+    second = nn.Linear(2, 2)
     optimizer = SGD([{"params": first.parameters(), "lr": 0.01}, {"params": second.parameters(), "lr": 0.5}])
     rates = LearningRates(optimizer, OptimConfig(schedule="linear"))
     rates.set(2, 4)

@@ -45,7 +45,8 @@ def test_ranks_wait_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = replace(config, data=replace(config.data, dir=f"file://{tmp_path}/data", cache=str(tmp_path / "cache")))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "points").write_text("1")
-    returned, update = threading.Event(), BucketCopy.update
+    returned = threading.Event()
+    update = BucketCopy.update
 
     def hold(copy: BucketCopy) -> None:
         assert not returned.wait(0.5), "the other rank did not wait"

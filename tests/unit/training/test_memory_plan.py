@@ -38,7 +38,8 @@ from drumline.training.tasks.base import Loss, Task
 KIB = 1024
 ROWS = 32
 PARAMETERS = (512 * 256 + 512 + 128 * 512 + 128) * 4
-VOCABULARY, CONTEXT = 512, 64
+VOCABULARY = 512
+CONTEXT = 64
 
 
 def settings(name: str = "adamw", **train: Any) -> Config:
@@ -104,7 +105,10 @@ def test_shards_are_as_large_as_the_first_rank_s() -> None:
 def test_what_a_forward_pass_holds_is_what_can_be_counted_by_hand() -> None:
     config = settings("sgd")
     step = FakeJob(config, Perceptron(config)).trace([torch.zeros(ROWS, 256)])
-    inputs, hidden, outputs, scalar = ROWS * 256 * 4, ROWS * 512 * 4, ROWS * 128 * 4, 512
+    inputs = ROWS * 256 * 4
+    hidden = ROWS * 512 * 4
+    outputs = ROWS * 128 * 4
+    scalar = 512
     # Not the first layer's output and not the squares; the loss, and the 1 that the backward pass begins with.
     assert kept(step) == inputs + hidden + outputs + 2 * scalar
     assert step.batch_bytes == inputs

@@ -61,14 +61,17 @@ def test_the_count_is_that_of_torchs_own_counter(model: nn.Module, batch: Tensor
 
 def test_what_is_computed_again_for_the_backward_pass_does_not_count() -> None:
     tokens = torch.randint(0, 11, (2, 9))
-    plain, recomputing = language_model(), language_model(recompute=True)
+    plain = language_model()
+    recomputing = language_model(recompute=True)
     once = count(lambda: plain(tokens).sum(), plain)
     assert count(lambda: recomputing(tokens).sum(), recomputing) == once
     assert torchs_count(lambda: recomputing(tokens).sum()) > once.total, "torch's counter has it twice"
 
 
 def test_a_frozen_part_counts_without_gradients_and_inside_inference_mode() -> None:
-    model, teacher, inputs = nn.Linear(6, 5), nn.Linear(6, 5), torch.randn(4, 6)
+    model = nn.Linear(6, 5)
+    teacher = nn.Linear(6, 5)
+    inputs = torch.randn(4, 6)
 
     def loss() -> Tensor:
         with torch.inference_mode():
@@ -80,7 +83,8 @@ def test_a_frozen_part_counts_without_gradients_and_inside_inference_mode() -> N
 
 
 def test_a_gradient_inside_the_loss_counts() -> None:
-    model, inputs = nn.Linear(6, 5, bias=False), torch.randn(4, 6, requires_grad=True)
+    model = nn.Linear(6, 5, bias=False)
+    inputs = torch.randn(4, 6, requires_grad=True)
 
     def loss() -> Tensor:
         (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
@@ -103,7 +107,8 @@ def test_most_of_the_flops_decide_the_arithmetic() -> None:
 
 
 def test_counting_leaves_no_gradient_and_calls_no_hook_that_waits_for_one() -> None:
-    model, called = nn.Linear(6, 5), []
+    model = nn.Linear(6, 5)
+    called = []
     model.weight.register_post_accumulate_grad_hook(called.append)
     count(lambda: model(torch.ones(2, 6)).sum(), model)
     assert (model.weight.grad, called) == (None, [])
@@ -113,7 +118,9 @@ def test_what_cannot_be_counted_is_none_or_an_error() -> None:
     def counted(loss: Callable[[], Tensor], model: nn.Module) -> ModelFlops | None:
         return count_flops(loss, model.parameters(), num_samples=2, num_tokens=None)
 
-    scale, layer, inputs = nn.PReLU(), nn.Linear(6, 5), torch.ones(2, 6, requires_grad=True)
+    scale = nn.PReLU()
+    layer = nn.Linear(6, 5)
+    inputs = torch.ones(2, 6, requires_grad=True)
     assert counted(lambda: scale(inputs).sum(), scale) is None, "no operation that counts"
     with pytest.raises(RuntimeError, match="may reach more parameters"):
         counted(lambda: checkpoint(layer, inputs, use_reentrant=True).sum(), layer)

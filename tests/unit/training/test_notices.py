@@ -61,7 +61,8 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
 
 
 def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, run = tmp_path / "watch", tmp_path / "run"
+    watch = tmp_path / "watch"
+    run = tmp_path / "run"
     watch.mkdir()
     monkeypatch.setattr(JobConnection, "watch_folder", property(lambda self: watch))
     take_step = Loop.take_step

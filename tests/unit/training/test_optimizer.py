@@ -86,7 +86,8 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
 
 def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> None:
     optim = OptimConfig(name="muon", weight_decay=0.3, betas=(0.8, 0.9))
-    ours, theirs = network(), network()
+    ours = network()
+    theirs = network()
     optimizer = make_optimizer(ours, optim, lr=0.2)
     embedding, matrix, *flat, last = theirs.parameters()
     separate: list[Optimizer] = [
@@ -95,7 +96,8 @@ def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> Non
     ]
     for number in range(4):
         if number == 2:  # as a resumed run does
-            state, optimizer = optimizer.state_dict(), make_optimizer(ours, optim, lr=0.2)
+            state = optimizer.state_dict()
+            optimizer = make_optimizer(ours, optim, lr=0.2)
             optimizer.load_state_dict(state)
         for model in (ours, theirs):
             (model(torch.arange(7)) ** 3).sum().backward()
@@ -126,7 +128,8 @@ def test_what_can_be_captured_reads_its_rate_on_the_device(kind: Any, skips: boo
     assert find_uncapturable(optimizer, skips=skips) == reason
     (group,) = optimizer.param_groups
     if reason is None:
-        before, built = {**group, "lr": pytest.approx(0.1)}, group_settings(optimizer)
+        before = {**group, "lr": pytest.approx(0.1)}
+        built = group_settings(optimizer)
         set_capturable(optimizer, built, is_on=True)
         assert isinstance(group["lr"], Tensor)
         assert group.get("capturable", True)
@@ -160,7 +163,8 @@ class WithoutRate(Optimizer):
 
 
 def test_an_own_optimizer_must_train_the_whole_model() -> None:
-    model, other = network(), network()
+    model = network()
+    other = network()
     kept = SGD(model.parameters(), lr=0.1)
     assert check_own_optimizer(kept, model, maker="X.optimizer()") is kept
     wrong: list[tuple[Any, str]] = [

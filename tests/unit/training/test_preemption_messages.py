@@ -27,7 +27,8 @@ from drumline.training.job.job import Progress
 class GivenUp:
     """A vote that ended without a step to stop at."""
 
-    is_decided, stop = True, None
+    is_decided = True
+    stop = None
 
     def __init__(self, told: int) -> None:
         self.cause = {"signal": "SIGTERM", "host": "node-a", "rank": told}
@@ -44,7 +45,8 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     told: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one: Any = Preemption()
-    one._place, one._first = {"host": "node-a", "rank": 0}, (signal.SIGTERM, 0.0)
+    one._place = {"host": "node-a", "rank": 0}
+    one._first = (signal.SIGTERM, 0.0)
     one._vote = GivenUp(told)
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
@@ -77,9 +79,13 @@ def test_a_notice_that_the_others_do_not_answer_is_reported_once_and_the_run_con
 
 def on_three_nodes(store: SealedStore, number: int) -> Any:
     one: Any = Preemption()
-    one._place, one._store, one._is_joined = {"host": f"node-{number}", "rank": number}, store, True
+    one._place = {"host": f"node-{number}", "rank": number}
+    one._store = store
+    one._is_joined = True
     one._vote = StopVote(store, rank=number, world_size=3, step=lambda: 7)
-    one._may_leave, one._nodes, one._own_node = True, [f"asked/{node}" for node in range(3)], f"asked/{number}"
+    one._may_leave = True
+    one._nodes = [f"asked/{node}" for node in range(3)]
+    one._own_node = f"asked/{number}"
     one._local_ranks = [f"pid/{number}"]
     return one
 

@@ -105,7 +105,8 @@ def test_a_failure_comes_back_as_the_rank_reported_it(tmp_path: Path) -> None:
 
 def test_a_failure_that_nobody_could_report(tmp_path: Path) -> None:
     nothing = tmp_path / "error.json"
-    killed, preempted = error_of(-9, nothing, Path("runs/a")), error_of(75, nothing, Path("runs/a"))
+    killed = error_of(-9, nothing, Path("runs/a"))
+    preempted = error_of(75, nothing, Path("runs/a"))
     assert isinstance(killed, DrumlineError)
     assert killed.lines() == ["the run in runs/a ended early (killed by SIGKILL)", "try: read runs/a/logs"]
     assert str(preempted).startswith("the run in runs/a was preempted, and has saved\n  try: call drumline.train again")

@@ -49,7 +49,8 @@ class Tied(nn.Module):
 
 
 def test_the_average_has_every_tensor_of_a_checkpoint_once() -> None:
-    model, ema = Tied(), EMA(0.5)
+    model = Tied()
+    ema = EMA(0.5)
     run = make_run(model)
     ema.start(run)
     assert {name: one.dtype for name, one in ema.average.items()} == {"embedding.weight": torch.float32}
@@ -62,7 +63,8 @@ def test_the_average_has_every_tensor_of_a_checkpoint_once() -> None:
 
 
 def test_an_evaluation_has_the_average_and_training_goes_on_with_the_weights() -> None:
-    run, ema = make_run(), EMA(0.9)
+    run = make_run()
+    ema = EMA(0.9)
     ema.start(run)
     with torch.no_grad():
         for tensor in run.model.state_dict().values():
@@ -165,7 +167,8 @@ def test_a_stopped_run_that_is_made_longer_counts_anew() -> None:
 
 
 def test_a_resumed_one_counts_on() -> None:
-    first, second = EarlyStopping("loss", 3), EarlyStopping("loss", 3)
+    first = EarlyStopping("loss", 3)
+    second = EarlyStopping("loss", 3)
     assert stops_after(first, [1.0, 2.0, 2.0]) is None
     second.load_state_dict(first.state_dict())
     run = make_run()
@@ -187,7 +190,8 @@ def test_a_metric_that_is_not_reported_is_named() -> None:
 
 def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> None:
     for first, trained in ((0, False), (3, False), (4, True), (9, True)):
-        run, hook = make_run(step=first), Unfreeze("0.", "1.weight", at_step=4)
+        run = make_run(step=first)
+        hook = Unfreeze("0.", "1.weight", at_step=4)
         hook.start(run)
         flags = {name: one.requires_grad for name, one in run.model.named_parameters()}
         frozen = {name for name in flags if not flags[name]}
@@ -237,7 +241,8 @@ def test_samples_are_logged_and_nothing_of_the_training_changes() -> None:
     run = make_run(task=task, _autocast=bf16, _report=lambda kind, **fields: logged.append(fields))
     list(run.model.children())[2].eval()  # for good
     modes = [module.training for module in run.model.modules()]
-    state, weights = torch.get_rng_state(), {name: one.clone() for name, one in run.model.state_dict().items()}
+    state = torch.get_rng_state()
+    weights = {name: one.clone() for name, one in run.model.state_dict().items()}
     hook = LogSamples(torch.ones(2, 3), show=lambda outputs: [f"{one.argmax()} {one.dtype}" for one in outputs])
     hook.after_evaluation(run)
     assert [fields["name"] for fields in logged] == ["samples/0", "samples/1"]

@@ -51,7 +51,9 @@ class Metadata(BaseHTTPRequestHandler):
 @contextmanager
 def metadata(*, gives_tokens: bool = False) -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    server.says, server.asked, server.gives_tokens = (404, "no"), [], gives_tokens
+    server.says = (404, "no")
+    server.asked = []
+    server.gives_tokens = gives_tokens
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -112,7 +114,8 @@ def test_a_token_is_fetched_first_and_again_when_it_is_refused() -> None:
         assert probe() is None
         assert probe() == f"a notice at {server.url}/latest/meta-data/spot/instance-action: terminate"
         assert [method for method, *_ in server.asked] == ["PUT", "GET", "GET", "PUT", "GET"]
-        server.gives_tokens, probe._token = False, ""
+        server.gives_tokens = False
+        probe._token = ""
         assert probe() is None
     for address in ("169.254.169.254", "[fd00:ec2::254]"):
         aws = WebNotice(f"http://{address}/latest/meta-data/spot/instance-action")

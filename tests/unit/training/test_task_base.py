@@ -37,7 +37,8 @@ def test_the_rest_has_defaults() -> None:
 
 
 def test_a_prediction_is_the_models_output_for_the_inputs() -> None:
-    model, inputs = nn.Tanh(), torch.tensor([0.5])
+    model = nn.Tanh()
+    inputs = torch.tensor([0.5])
     for batch in (inputs, (inputs, torch.tensor([1])), [inputs]):
         assert torch.equal(Empty(Config()).predict(model, batch), inputs.tanh())
     with pytest.raises(UsageError, match=r"Empty does not define predict\(\)"):

@@ -48,7 +48,8 @@ def some(*hooks: Hook) -> TaskHooks:
 
 class Counts(Hook):
     def __init__(self, count: int = 0) -> None:
-        self.count, self.weight = count, torch.full((2,), float(count))
+        self.count = count
+        self.weight = torch.full((2,), float(count))
 
     def after_step(self, run: Run) -> None:
         self.count += 1

@@ -129,7 +129,8 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
         stragglers = Stragglers(2.0)
         found = [one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.observe(it, now)]
         assert [(one.rank, one.is_over) for one in found] == [(3, False)]
-        nobody, stragglers = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150), Stragglers(2.0)
+        nobody = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150)
+        stragglers = Stragglers(2.0)
         assert [one for now, it in nobody.pictures(lag_s=late) for one in stragglers.observe(it, now)] == []
 
 

@@ -76,7 +76,9 @@ def data_facts(folder: Path) -> dict[str, Any]:
     marks: dict[str, str] = {}
     # The files whose names have the largest checksums: a host that lacks a file still has nearly the same sample.
     samples: list[tuple[int, str, FileEntry]] = []
-    files, size, complete = 0, 0, True
+    files = 0
+    size = 0
+    complete = True
     deadline = time.monotonic() + TIME_LIMIT_S
     entries = files_below(folder, enters=lambda below: not below.name.startswith("."))
     if folder.is_file():
@@ -85,7 +87,8 @@ def data_facts(folder: Path) -> dict[str, Any]:
         if time.monotonic() > deadline:
             complete = False
             break
-        files, size = files + 1, size + max(0, entry.size)
+        files = files + 1
+        size = size + max(0, entry.size)
         name = entry.name.encode(errors="surrogateescape")
         digest.update(b"%s\0%d\n" % (name, entry.size))
         heapq.heappush(samples, (zlib.crc32(name), entry.name, entry))
@@ -125,7 +128,8 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
         for entry in entries:
             name = f"{prefix}{entry.name}"
             try:
-                is_folder, status = entry.is_dir(), entry.stat()
+                is_folder = entry.is_dir()
+                status = entry.stat()
             except OSError:  # a dangling link, or a file that was just deleted
                 yield FileEntry(name, entry.path, UNREADABLE)
                 continue

@@ -72,7 +72,8 @@ def _known_to_kernel() -> dict[str, Any]:
 
 def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
     """From its two outputs, in CSV without a header and units."""
-    rows, apps = _rows(gpus, GPU_FIELDS), _rows(processes, PROCESS_FIELDS)
+    rows = _rows(gpus, GPU_FIELDS)
+    apps = _rows(processes, PROCESS_FIELDS)
     found = [
         {
             "index": _number(row["index"]),

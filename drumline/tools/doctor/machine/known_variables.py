@@ -22,7 +22,8 @@ MEANING: Mapping[str, str] = _TABLES["meaning"]
 RENAMED: Mapping[str, str] = _TABLES["renamed"]
 REMOVED: Mapping[str, str] = _TABLES["removed"]
 RULES: Mapping[Level, Mapping[str, str]] = _TABLES["rules"]
-MUST_AGREE, MAY_DIFFER = frozenset(_TABLES["must_agree"]), tuple(_TABLES["may_differ"])
+MUST_AGREE = frozenset(_TABLES["must_agree"])
+MAY_DIFFER = tuple(_TABLES["may_differ"])
 FIXES = {"NCCL_DEBUG": VariableFix("NCCL_DEBUG", "WARN")}
 # Prefixes for which we know all relevant names; CUDA_ and FI_ have hundreds more.
 SPELL_CHECKED = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "CUDA_VISIBLE", "OMP_NUM")

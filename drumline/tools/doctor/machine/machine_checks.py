@@ -77,7 +77,9 @@ def _python(facts: Facts) -> Iterator[Fault]:
 
 
 def _torch(facts: Facts) -> Iterator[Fault]:
-    torch, cuda, gpus = facts["torch"], facts["cuda"], facts["gpus"]
+    torch = facts["torch"]
+    cuda = facts["cuda"]
+    gpus = facts["gpus"]
     install = "pip install 'torch>=2.11'"
     if torch is None:
         yield "problem", f"torch is not installed for {facts['executable']}", install
@@ -91,7 +93,8 @@ def _torch(facts: Facts) -> Iterator[Fault]:
 
 
 def _driver(facts: Facts) -> Iterator[Fault]:
-    cuda, driver = facts["cuda"], facts["driver"]
+    cuda = facts["cuda"]
+    driver = facts["driver"]
     if facts["gpu_error"]:
         # Without persistence mode it may only be slow to start; /proc has listed the GPUs.
         fix = "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine"
@@ -106,7 +109,8 @@ def _driver(facts: Facts) -> Iterator[Fault]:
 
 def num_visible_gpus(facts: Facts) -> int:
     """How many GPUs torch sees: CUDA reads the list up to the first entry it cannot use, without a warning."""
-    value, gpus = facts.get("visible_gpus"), facts.get("gpus", [])
+    value = facts.get("visible_gpus")
+    gpus = facts.get("gpus", [])
     if facts.get("cuda") is None or value is None:
         return len(gpus) if facts.get("cuda") else 0
     words = _words(value)
@@ -114,10 +118,13 @@ def num_visible_gpus(facts: Facts) -> int:
 
 
 def _visible_gpus(facts: Facts) -> Iterator[Fault]:
-    value, gpus = facts["visible_gpus"], facts["gpus"]
+    value = facts["visible_gpus"]
+    gpus = facts["gpus"]
     if value is None or not gpus:
         return
-    setting, num_gpus, words = f"{VISIBLE_GPUS}={value}", plural(len(gpus), "GPU"), _words(value)
+    setting = f"{VISIBLE_GPUS}={value}"
+    num_gpus = plural(len(gpus), "GPU")
+    words = _words(value)
     fix = f"unset {VISIBLE_GPUS}, or export {VISIBLE_GPUS}={','.join(str(gpu['index']) for gpu in gpus)}"
     if words[0] in ("", "-1", "NoDevFiles"):
         yield "problem", f"{setting} hides {num_gpus} from torch", fix
@@ -180,7 +187,8 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
     if shm is None:
         yield "problem", f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors", SHM_FIX
         return
-    free, size = shm["free_bytes"], shm["bytes"]
+    free = shm["free_bytes"]
+    size = shm["bytes"]
     needed = SHM_WITH_GPUS if facts["gpus"] else SHM_WITHOUT_GPUS
     if free >= SHM_COMFORTABLE:
         return
@@ -193,7 +201,8 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def _open_files(facts: Facts) -> Iterator[Fault]:
-    soft, hard = facts["open_files"]["soft"], facts["open_files"]["hard"]
+    soft = facts["open_files"]["soft"]
+    hard = facts["open_files"]["hard"]
     if soft is None or soft > COMMON_OPEN_FILES:
         return
     what = f"a process may have {soft} open files; DataLoader workers and connections to other ranks may need more "
@@ -220,7 +229,9 @@ def _disk(facts: Facts) -> Iterator[Fault]:
         what = f"the file system of {disk['folder']} does not respond: {disk['unreachable']}"
         yield "problem", what, "check that its server is up (mount, dmesg)"
         return
-    parent, free, free_files = disk["parent"], disk["free_bytes"], disk["free_files"]
+    parent = disk["parent"]
+    free = disk["free_bytes"]
+    free_files = disk["free_files"]
     if disk["error"]:
         what = f"cannot write to {parent}, where the run will be saved: {disk['error']}"
         yield "problem", what, "choose a folder that you can write to with --run PATH"
@@ -252,7 +263,8 @@ def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
 
 
 def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
-    host, outer = facts["host"], _outer_interface(facts)
+    host = facts["host"]
+    outer = _outer_interface(facts)
     address = outer["address"] if outer else "ADDRESS"
     if facts["name_error"]:
         what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
@@ -264,7 +276,8 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
 
 def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -> Iterator[Fault]:
     """The interface that gloo or NCCL would use. For a job on this machine only, the loopback is fine."""
-    value, outer = facts["variables"].get(variable), _outer_interface(facts)
+    value = facts["variables"].get(variable)
+    outer = _outer_interface(facts)
     if library == "NCCL" and not facts["gpus"] and value is None:
         return
     chosen = facts[f"{library.lower()}_interface"]
@@ -297,8 +310,10 @@ def _outer_interface(facts: Facts) -> dict[str, Any] | None:
 
 
 def _processors(facts: Facts) -> Iterator[Fault]:
-    cpus, threads = facts["cpus"], facts["threads"]
-    usable, num_gpus = min(cpus["usable"], cpus["quota"] or cpus["usable"]), len(facts["gpus"])
+    cpus = facts["cpus"]
+    threads = facts["threads"]
+    usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
+    num_gpus = len(facts["gpus"])
     if usable <= 1 or usable < num_gpus:
         of = f" of this host's {cpus['count']} processors" if usable < cpus["count"] else " processor"
         for_gpus = f" for {num_gpus} GPUs" if num_gpus else ""

@@ -54,7 +54,10 @@ class HostSettings:
 def host_facts(settings: HostSettings) -> dict[str, Any]:
     """Everything about this machine, and about the folders of the run on it."""
     deadline = time.monotonic() + TIME_LIMIT_S
-    environment, run_folder, code, data = settings.environment, Path(settings.run_folder), settings.code, settings.data
+    environment = settings.environment
+    run_folder = Path(settings.run_folder)
+    code = settings.code
+    data = settings.data
     gpus = NvidiaSmi(environment)
     host = socket.gethostname()
     addresses = in_background(lambda: resolve_ipv4(host))
@@ -174,11 +177,13 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
 def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str]) -> dict[str, Any]:
     """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and NCCL would use."""
     addresses: list[str] = []
-    error, timed_out = "", False
+    error = ""
+    timed_out = False
     try:
         addresses = resolving.result(NAME_TIMEOUT_S)
     except TimeoutError:
-        error, timed_out = f"no answer within {NAME_TIMEOUT_S:g} s", True
+        error = f"no answer within {NAME_TIMEOUT_S:g} s"
+        timed_out = True
     except OSError as found:
         error = found.strerror or str(found)
     found_here = interfaces()
@@ -210,7 +215,8 @@ def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> An
 def disk_facts(folder: Path) -> dict[str, Any]:
     """The disk of the folder, or of where it will be created; `error`: why nothing can be written there."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    status, refusal = os.statvfs(parent), ""
+    status = os.statvfs(parent)
+    refusal = ""
     try:
         with tempfile.TemporaryFile(dir=parent) as file:  # it has no name, and is deleted at once
             file.write(b"drumline doctor")
@@ -230,10 +236,12 @@ def file_system_of(folder: Path, mounts: str) -> str:
     """`ext4`, `nfs4`, ...: the type of the nearest mount above the folder."""
     resolved = folder.resolve()
     above = {str(path) for path in (resolved, *resolved.parents)}
-    nearest, kind = "", "?"
+    nearest = ""
+    kind = "?"
     for line in mounts.splitlines():
         _, place, found, *_ = line.split()
         place = place.replace("\\040", " ")
         if place in above and len(place) >= len(nearest):
-            nearest, kind = place, found
+            nearest = place
+            kind = found
     return kind

@@ -13,8 +13,11 @@ CLOCK = {True: "synchronized", False: "not synchronized", None: "?"}
 
 def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The most important facts first."""
-    cpus, memory, disk = facts["cpus"], facts["memory"], facts["disk"]
-    visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
+    cpus = facts["cpus"]
+    memory = facts["memory"]
+    disk = facts["disk"]
+    visible = facts["visible_gpus"]
+    open_files = facts["open_files"]["soft"]
     built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"
     quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
     limit = f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
@@ -54,7 +57,8 @@ def _interface(one: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 
 def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    code, data = facts["code"], facts["data"]
+    code = facts["code"]
+    data = facts["data"]
     if code and "files" in code:
         yield "code", f"{code['folder']}: {len(code['files'])} files, {code['hash']}"
     if data and "files" in data:

@@ -35,7 +35,10 @@ class Coordinator:
         self, survey: Survey, settings: Mapping[str, Any], progress: Progress, *, python: str = sys.executable
     ) -> None:
         """`settings`: the `HostSettings` for the hosts, as JSON."""
-        self.survey, self.settings, self.progress, self.python = survey, settings, progress, python
+        self.survey = survey
+        self.settings = settings
+        self.progress = progress
+        self.python = python
         self.clients: dict[int, NodeClient] = {}
         self._keeping_alive: asyncio.Task[None] | None = None
 
@@ -107,11 +110,13 @@ class Coordinator:
             self._lose(number, NodeLostError(str(error)))
 
     def _introduce(self, number: int, answer: Message) -> None:
-        host, hostname = self.survey.hosts[number], read_field(answer, "host", str)
+        host = self.survey.hosts[number]
+        hostname = read_field(answer, "host", str)
         if not hostname.isprintable():
             raise FrameError(WRONG_FIELD, "its host name is not printable")
         host.interfaces = read_list(answer, "interfaces", dict, MAX_INTERFACES)
-        host.gloo, host.nccl = answer.get("gloo"), answer.get("nccl")
+        host.gloo = answer.get("gloo")
+        host.nccl = answer.get("nccl")
         host.variables = read_field(answer, "variables", dict)
         host.address = host.address or answer.get("reached_at")
         host.hostname = hostname
@@ -125,7 +130,8 @@ class Coordinator:
             await asyncio.gather(*(self.clients[number].keep_alive() for number in self.survey.present()))
 
     def _lose(self, number: int, error: NodeLostError) -> None:
-        host, said = self.survey.hosts[number], error.stderr.splitlines()
+        host = self.survey.hosts[number]
+        said = error.stderr.splitlines()
         cause = SshProblem(error.what, f"check what {host.name} is doing, and run the doctor again")
         if error.code is not None or said:
             unknown = f"the doctor's program exited there: {last_line(said, error.code)}"
@@ -139,7 +145,8 @@ async def _clock_offset(client: NodeClient) -> float:
     """How far the node's clock is ahead of ours, by the fastest answer, minus half of its round trip."""
     reads = []
     for _ in range(CLOCK_READS):
-        begin, begun = time.time(), time.monotonic()
+        begin = time.time()
+        begun = time.monotonic()
         theirs = float(await client.ask("clock", ANSWER_S))
         took = time.monotonic() - begun
         reads.append((took, theirs - begin - took / 2))

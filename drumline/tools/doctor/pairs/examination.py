@@ -30,7 +30,8 @@ MAX_OTHER_ADDRESSES = 4
 DATA_PORTS = 2
 # The time for all transfers, for any number of hosts; each is bounded too: below 20 ms TCP has not reached its speed.
 SPEED_BUDGET_S = 6.0
-SHORTEST_S, LONGEST_S = 0.02, 0.15
+SHORTEST_S = 0.02
+LONGEST_S = 0.15
 # A slow link is measured again: on a shared host a single short transfer may be slow by chance.
 AGAIN_SHARE = 0.3
 AGAIN_TIMES = 2
@@ -66,14 +67,17 @@ async def _collect_facts(hosts: Coordinator) -> None:
 
 
 async def _resolve_names(hosts: Coordinator) -> None:
-    survey, present = hosts.survey, hosts.survey.present()
+    survey = hosts.survey
+    present = hosts.survey.present()
     names = [survey.hosts[number].called for number in present]
     answers = await hosts.ask_all("names", ANSWER_S, {number: {"names": names} for number in present})
     for source, answer in answers.items():
         with hosts.reading_answer(source):
             for target in (number for number in present if number != source):
-                edge, found = survey.edge(source, target), answer[survey.hosts[target].called]
-                edge.addresses, edge.name_error = found.get("addresses", []), found.get("error")
+                edge = survey.edge(source, target)
+                found = answer[survey.hosts[target].called]
+                edge.addresses = found.get("addresses", [])
+                edge.name_error = found.get("error")
 
 
 def choose_addresses(survey: Survey) -> None:
@@ -106,7 +110,8 @@ def other_addresses(survey: Survey, number: int) -> list[str]:
 
 
 async def _open_ports(hosts: Coordinator) -> Ports:
-    survey, token = hosts.survey, secrets.token_hex(TOKEN_BYTES)
+    survey = hosts.survey
+    token = secrets.token_hex(TOKEN_BYTES)
     requests = {
         number: {
             "token": token,
@@ -133,13 +138,15 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     for source, results in (await hosts.ask_all("probe", PROBE_S, requests)).items():
         with hosts.reading_answer(source):
             for (kind, request), result in zip(plans[source], results, strict=True):
-                edge, outcome = hosts.survey.edge(source, request["node"]), result["outcome"]
+                edge = hosts.survey.edge(source, request["node"])
+                outcome = result["outcome"]
                 if kind == "rendezvous":
                     edge.rendezvous = outcome
                 elif kind == "data":
                     edge.data = min(edge.data or OPEN, outcome, key=WORST_FIRST.index)
                     if "received" in result:
-                        edge.received, edge.passes = result["received"], result.get("passes")
+                        edge.received = result["received"]
+                        edge.passes = result.get("passes")
                 else:
                     edge.others = {**(edge.others or {}), kind: outcome}
 
@@ -184,13 +191,15 @@ async def _measure_in_rounds(hosts: Coordinator, ports: Ports, links: Collection
     wanted = set(links)
 
     async def measure(source: int, target: int) -> None:
-        one, other = hosts.survey.hosts[source], hosts.survey.hosts[target]
+        one = hosts.survey.hosts[source]
+        other = hosts.survey.hosts[target]
         if one.absent is None and other.absent is None:
             request = {"node": target, "address": other.address, "port": ports[target]["data"][0]}
             result = await hosts.ask(source, "measure", MEASURE_S, target=request, seconds=seconds)
             with hosts.reading_answer(source):
                 # The best measurement: nothing makes a link look faster than it is.
-                edge, result = hosts.survey.edge(source, target), result or {}
+                edge = hosts.survey.edge(source, target)
+                result = result or {}
                 edge.error = result.get("error")
                 if "bytes_per_s" in result:
                     edge.bytes_per_s = max(edge.bytes_per_s or 0.0, result["bytes_per_s"])

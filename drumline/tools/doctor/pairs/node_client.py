@@ -24,7 +24,8 @@ class NodeLostError(PreflightError):
 
     def __init__(self, what: str, *, code: int | None = None, stderr: str = "") -> None:
         super().__init__(what)
-        self.code, self.stderr = code, stderr
+        self.code = code
+        self.stderr = stderr
 
 
 class NodeRequestError(PreflightError):
@@ -35,12 +36,15 @@ class NodeClient:
     """One node. `process`: the process that carries the frames (ssh, or the program itself), if we started it."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, process: Process | None = None) -> None:
-        self.reader, self.writer, self.process = reader, writer, process
+        self.reader = reader
+        self.writer = writer
+        self.process = process
         self.session = Session()  # sealed if both sides have a secret
         self.lost: NodeLostError | None = None
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._has_started, self._stderr = False, b""
+        self._has_started = False
+        self._stderr = b""
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod

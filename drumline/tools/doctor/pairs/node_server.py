@@ -43,7 +43,9 @@ class NodeServer:
 
     def __init__(self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None) -> None:
         """`here`: this host's address on the connection to node 0; None over ssh."""
-        self.source, self.target, self.settings = source, target, settings
+        self.source = source
+        self.target = target
+        self.settings = settings
         # Over ssh the caller is the user. A caller at a TCP port must not choose which folders are read, make this host
         # listen at other than its own addresses, or make it connect to its own ports.
         self.here = here
@@ -108,7 +110,8 @@ class NodeServer:
                 read_field(message, "run_folder", str),
                 *(message.get(name) and read_field(message, name, str) for name in ("code", "data")),
             )
-        environment, found = self.settings.environment, interfaces()
+        environment = self.settings.environment
+        found = interfaces()
         ssh = environment.get("SSH_CONNECTION", "").split()
         return {
             "host": socket.gethostname(),

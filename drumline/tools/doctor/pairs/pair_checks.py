@@ -59,12 +59,14 @@ class LinkGroup:
 
 
 def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
-    present, names = survey.present(), [host.name for host in survey.hosts]
+    present = survey.present()
+    names = [host.name for host in survey.hosts]
     if len(present) == 2 and len(bad) == 2:
         one, other = present
         yield LinkGroup(other, tuple(sorted(bad)), f"{names[one]} <-> {names[other]}", "both ways")
         return
-    into, out = _by_end(bad, 1), _by_end(bad, 0)
+    into = _by_end(bad, 1)
+    out = _by_end(bad, 0)
     num_others = len(present) - 1
     closed_in = [number for number, pairs in into.items() if len(pairs) == num_others > 1]
     closed_out = [number for number, pairs in out.items() if len(pairs) == num_others > 1]
@@ -85,7 +87,8 @@ def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
 
 
 def _into_one_host(pairs: list[Pair], names: list[str]) -> LinkGroup:
-    sources, target = join_names(names[source] for source, _ in pairs), pairs[0][1]
+    sources = join_names(names[source] for source, _ in pairs)
+    target = pairs[0][1]
     return LinkGroup(target, tuple(pairs), f"{sources} -> {names[target]}", f"from {sources}")
 
 
@@ -129,13 +132,15 @@ def _names(survey: Survey) -> Iterator[Finding]:
         sources = _sources(survey, group)
         called = sorted({survey.hosts[target].called for _, target in group.pairs})
         verb = "do" if len(called) > 1 else "does"
-        error, target = survey.edges[group.pairs[0]].name_error, survey.hosts[group.pairs[0][1]]
+        error = survey.edges[group.pairs[0]].name_error
+        target = survey.hosts[group.pairs[0][1]]
         what = f"{join_names(called)} {verb} not resolve on {sources} ({error})"
         fix = f"add `{target.address or 'ADDRESS'} {target.called}` to /etc/hosts on {sources} or to DNS, "
         fix += "or give --hosts by address"
         yield Finding(level, "name", group.where, what, fix)
     for group in group_links(survey, {pair for pair in survey.edges if _resolves_elsewhere(survey, pair)}):
-        sources, target = _sources(survey, group), survey.hosts[group.pairs[0][1]]
+        sources = _sources(survey, group)
+        target = survey.hosts[group.pairs[0][1]]
         (address, *_) = survey.edges[group.pairs[0]].addresses or [""]
         what = f"{target.called} resolves to {address} on {sources}, which is not an address of {target.name}"
         fix = f"map {target.called} to {target.address} in /etc/hosts on {sources} or in DNS"
@@ -148,7 +153,8 @@ def _sources(survey: Survey, group: LinkGroup) -> str:
 
 def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
     """Whether it resolves to an address that the host does not have; a translated address (NAT) may still work."""
-    edge, own = survey.edges[pair], [one["address"] for one in survey.hosts[pair[1]].interfaces]
+    edge = survey.edges[pair]
+    own = [one["address"] for one in survey.hosts[pair[1]].interfaces]
     return bool(edge.addresses and own) and edge.rendezvous != OPEN and (edge.addresses or [""])[0] not in own
 
 
@@ -156,7 +162,9 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
 
 
 def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
-    port, first, check = survey.rendezvous_port, survey.hosts[0], "rendezvous port"
+    port = survey.rendezvous_port
+    first = survey.hosts[0]
+    check = "rendezvous port"
     if first.rendezvous_error is not None:
         what = f"nothing can listen on the rendezvous port {port}: {first.rendezvous_error}"
         fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
@@ -220,7 +228,9 @@ def working_address(survey: Survey, number: int) -> str | None:
 def _interfaces(survey: Survey) -> Iterator[Finding]:
     """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or the loopback."""
     for number in survey.present() if len(survey.present()) > 1 else ():
-        host, edges, works = survey.hosts[number], edges_into(survey, number), working_address(survey, number)
+        host = survey.hosts[number]
+        edges = edges_into(survey, number)
+        works = working_address(survey, number)
         # If all ports are closed, that is reported elsewhere. Without a GPU NCCL is not used.
         has_gpus = host.facts is not None and host.facts.get("gpus")
         for library, variable, chosen in (("gloo", GLOO_VARIABLE, host.gloo), ("NCCL", NCCL_VARIABLE, host.nccl)):
@@ -232,7 +242,8 @@ def _interface(
     host: HostRecord, library: str, variable: str, chosen: dict[str, Any] | None, works: str, edges: list[Edge]
 ) -> Iterator[Finding]:
     """`works`: an address of the host that others reach."""
-    name, value = host.interface_of(works), host.variables.get(variable)
+    name = host.interface_of(works)
+    value = host.variables.get(variable)
     variable_fix = VariableFix(variable, name) if name else None
     fix = f"export {variable}={name} on {host.name}"
     if chosen is None and value:
@@ -260,7 +271,8 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
         passing = f"; packets of {min(sizes)} bytes pass" if sizes else ""
         what = f"large messages {group.phrase} never arrive, though small ones do: an MTU black hole "
         what += f"(nothing of {LARGE_BYTES >> 10} KiB arrived{passing})"
-        mtu, device = min(sizes, default=USUAL_TUNNEL_MTU), host.interface_of(host.address) or "eth0"
+        mtu = min(sizes, default=USUAL_TUNNEL_MTU)
+        device = host.interface_of(host.address) or "eth0"
         fix = f"sudo ip link set dev {device} mtu {mtu} on {host.name} (others then learn it), or fix the tunnel"
         yield Finding("problem", "mtu", group.where, what, fix)
 
@@ -277,7 +289,8 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     usual = survey.usual_speed()
     slow = {pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual}
     left = set(slow)
-    into, out = _by_end(speeds, 1), _by_end(speeds, 0)
+    into = _by_end(speeds, 1)
+    out = _by_end(speeds, 0)
     for number in survey.present():
         sides = [side for side in (into.get(number), out.get(number)) if side and slow.issuperset(side)]
         pairs = {pair for side in sides for pair in side}

@@ -28,7 +28,9 @@ TOKEN_BYTES = 16
 # The request: the token, the action, and a number of bytes and seconds. The reply: the number of the node.
 CALL = struct.Struct("!16scQd")
 REPLY = struct.Struct("!I")
-PING, LARGE, SPEED = b"P", b"L", b"S"
+PING = b"P"
+LARGE = b"L"
+SPEED = b"S"
 PING_BYTES = 16
 COUNT = struct.Struct("!Q")
 COUNT_AND_SECONDS = struct.Struct("!Qd")
@@ -73,7 +75,8 @@ class Listeners:
     """
 
     def __init__(self, token: bytes, node: int) -> None:
-        self.token, self.node = token, node
+        self.token = token
+        self.node = node
         self._sockets: list[socket.socket] = []
         self._calls = threading.Semaphore(MAX_CALLS)
 
@@ -134,7 +137,8 @@ def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
 def _count_bytes(call: socket.socket, num_bytes: int) -> int:
     """How many bytes arrive before it stalls: none when large packets are lost."""
     call.settimeout(STALLED_S)
-    buffer, taken = bytearray(1 << 16), 0
+    buffer = bytearray(1 << 16)
+    taken = 0
     with contextlib.suppress(TimeoutError):
         while taken < num_bytes and (new := call.recv_into(buffer)):
             taken += new
@@ -144,7 +148,8 @@ def _count_bytes(call: socket.socket, num_bytes: int) -> int:
 
 def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
     """Read for a while, then send how many bytes arrived and how long it took, from the first bytes on."""
-    buffer, taken = bytearray(BUFFER_BYTES), len(call.recv(1))
+    buffer = bytearray(BUFFER_BYTES)
+    taken = len(call.recv(1))
     begin = time.monotonic()
     elapsed = 0.0
     while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):

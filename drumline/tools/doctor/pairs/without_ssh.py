@@ -81,7 +81,8 @@ def _connect(options: NodeOptions) -> socket.socket:
             return socket.create_connection((options.master, options.port), timeout=CONNECT_S)
         except OSError as error:
             if time.monotonic() + RETRY_S > deadline:
-                reason, here = reason_of(error), socket.gethostname()
+                reason = reason_of(error)
+                here = socket.gethostname()
                 next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
                 if reason == Reason.UNKNOWN_NAME:
                     next_step = "add it to /etc/hosts or DNS, or give --master by address"
@@ -104,7 +105,8 @@ def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
         frames.use(done.value.session)
         return frames
     except RefusedError as error:
-        what, next_step = f"node 0 refuses node {options.node}: {error.what}", error.next_step
+        what = f"node 0 refuses node {options.node}: {error.what}"
+        next_step = error.next_step
         raise PreflightError(what, next_step=next_step) from error
     except (FrameError, OSError) as error:
         if isinstance(error, FrameError) and error.kind == WRONG_SECRET:
@@ -138,7 +140,8 @@ class DoctorRendezvous:
             left = self.options.wait_s
             while left > 0 and not self._is_complete.is_set():
                 await asyncio.gather(*(client.keep_alive() for client in self.joined.values()))
-                missing, where = ", ".join(map(str, self.missing())), f"{self.address}:{self.options.port}"
+                missing = ", ".join(map(str, self.missing()))
+                where = f"{self.address}:{self.options.port}"
                 progress(f"waiting for node {missing} at {where} ({left:.0f} s left)")
                 try:
                     await asyncio.wait_for(self._is_complete.wait(), min(PROGRESS_S, left))
@@ -188,7 +191,8 @@ class DoctorRendezvous:
 
     async def _add(self, client: NodeClient, agreed: Agreed) -> None:
         """It has joined when its hello has arrived: from then on its exit is noticed."""
-        number, client.session = agreed.node, agreed.session
+        number = agreed.node
+        client.session = agreed.session
         self._joining.add(number)
         try:
             client.writer.write(encode(agreed.last or {}) + b"\n")
@@ -200,7 +204,8 @@ class DoctorRendezvous:
             self._joining.discard(number)
 
     def _check(self, hello: Message) -> None:
-        nodes, number = self.options.nodes, hello["node"]
+        nodes = self.options.nodes
+        number = hello["node"]
         if hello.get("nodes") != nodes:
             what = f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}"
             raise RefusedError(what, next_step="give the same --nodes on all nodes")
@@ -211,7 +216,8 @@ class DoctorRendezvous:
 
 def listen(options: NodeOptions) -> socket.socket:
     """A socket at the master's address, which must be one of this machine."""
-    master, here = f"--master {options.master}", socket.gethostname()
+    master = f"--master {options.master}"
+    here = socket.gethostname()
     own = ", ".join(one.address for one in interfaces() if one.address and not one.is_loopback) or "none"
     try:
         found = socket.getaddrinfo(options.master, options.port, socket.AF_INET, socket.SOCK_STREAM)

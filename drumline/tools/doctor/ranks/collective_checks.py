@@ -18,12 +18,17 @@ from drumline.rank.tensor_hash import hash_tensors
 from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
 from drumline.training.manager import DDPManager
 
-SMALL, MEDIUM, LARGE = 1, 1000, 1 << 20
+SMALL = 1
+MEDIUM = 1000
+LARGE = 1 << 20
 LARGE_ON_GPUS = 16 * LARGE
 ROUNDS = 5
 # Weights of ranks stay small, so that sums over thousands of ranks are still exact in float32.
 WEIGHTS = 16
-BATCH, INPUTS, OUTPUTS, WIDTH = 16, 8, 4, 16
+BATCH = 16
+INPUTS = 8
+OUTPUTS = 4
+WIDTH = 16
 # In float64 an average of thousands of gradients is exact to many digits, in any order of addition.
 TOLERANCE = 1e-9
 LEARNING_RATE = 0.1

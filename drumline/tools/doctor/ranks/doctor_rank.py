@@ -44,7 +44,8 @@ class RankReport:
         self._once = threading.Lock()
 
     def add(self, what: str, fix: str) -> None:
-        rank, host = self.ddp.rank, self.ddp.host
+        rank = self.ddp.rank
+        host = self.ddp.host
         what = f"rank {rank} on {host}: {what}"
         self.findings.append(Finding("problem", "collectives", host, what, fix, rank))
 

@@ -32,15 +32,22 @@ INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: dr
 class PhaseTimer:
     def __init__(self, *, limit_s: float, place: Callable[[], Place], on_late: Callable[[list[Finding]], None]) -> None:
         """`place`: this rank and its host, as far as known."""
-        self._limit_s, self._place, self._on_late = limit_s, place, on_late
+        self._limit_s = limit_s
+        self._place = place
+        self._on_late = on_late
         self._store: SealedStore | None = None
-        self._rank, self._world_size, self._host = 0, 1, ""
+        self._rank = 0
+        self._world_size = 1
+        self._host = ""
         self._number = 0
         self.current = "the start"
 
     def joined(self, store: SealedStore, *, rank: int, world_size: int, host: str) -> None:
         """From here on ranks see each other's phases."""
-        self._store, self._rank, self._world_size, self._host = store, rank, world_size, host
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._host = host
 
     @contextlib.contextmanager
     def phase(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
@@ -76,7 +83,8 @@ class PhaseTimer:
         self._write("late", name)
         deadline = time.monotonic() + LATE_START_S
         while True:
-            at, late = self._read("at"), self._read("late")
+            at = self._read("at")
+            late = self._read("late")
             here = [rank for rank, mark in at.items() if mark["number"] == self._number]
             unresponsive = [rank for rank in here if rank not in late]
             behind = [rank for rank, mark in at.items() if mark["number"] < self._number]

@@ -101,7 +101,8 @@ class RankProcesses:
 
     def _wait(self, ranks: HostRanks, outputs: Sequence[IO[bytes]]) -> None:
         """Wait until all have exited, or time is up. After the first failure, wait only for ranks without a finding."""
-        deadline, has_failed = time.monotonic() + ranks.limit_s, False
+        deadline = time.monotonic() + ranks.limit_s
+        has_failed = False
         while time.monotonic() < deadline:
             codes = [process.poll() for process in self._running]
             awaited = {ranks.first_rank + number for number, code in enumerate(codes) if code is None}

@@ -111,7 +111,8 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
     """`all_reduce of 4 MiB at 1.2 GB/s, the smallest in 80 us`; empty when nothing was measured."""
     if not numbers:
         return ""
-    size, rate = memory_size(int(numbers["all_reduce_bytes"])), numbers["all_reduce_gb_per_s"]
+    size = memory_size(int(numbers["all_reduce_bytes"]))
+    rate = numbers["all_reduce_gb_per_s"]
     smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
     # A single rank sends nothing.
     return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}" if rate else f"all_reduce: {smallest}"

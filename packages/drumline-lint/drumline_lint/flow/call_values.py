@@ -70,7 +70,8 @@ def _agreed(said: set[bool]) -> bool | None:
 
 
 def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
-    kind, right = type(test.ops[0]), test.comparators[0]
+    kind = type(test.ops[0])
+    right = test.comparators[0]
     left = _possible(program, test.left, place)
     if kind in (ast.In, ast.NotIn):
         listed, place = _resolved(program, right, place)

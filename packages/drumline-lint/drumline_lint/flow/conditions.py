@@ -138,7 +138,8 @@ def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, b
             yield from _passed(program, inner)
     if not isinstance(statement, ast.If):
         return
-    ends, others_end = always_exits(program, statement.body), always_exits(program, statement.orelse)
+    ends = always_exits(program, statement.body)
+    others_end = always_exits(program, statement.orelse)
     if ends != others_end:
         yield statement.test, others_end
     elif not ends and not statement.orelse and _is_always(program, statement.test):
@@ -195,7 +196,8 @@ def are_exclusive(program: Program, one: ast.AST, other: ast.AST, *, with_exits:
 def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
     """Normalizes `not x` and `x is not None`: if they hold, `x` and `x is None` do not."""
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, holds = test.operand, not holds
+        test = test.operand
+        holds = not holds
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         turned = isinstance(test.ops[0], ast.IsNot | ast.NotEq)
         if turned or isinstance(test.ops[0], ast.Is | ast.Eq):

@@ -43,7 +43,8 @@ def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
     distributed = distributed_sources(program)
     for source in program.sources:
         if source in distributed and name in source.text:
-            index, names = program.index(source), {name, *_imported_as(program, source, name)}
+            index = program.index(source)
+            names = {name, *_imported_as(program, source, name)}
             for node in (*index.every(ast.Name), *index.every(ast.Attribute)):
                 if last_name(node) in names and isinstance(node.ctx, ast.Load) and _is(program, node, meant):
                     yield node
@@ -162,7 +163,8 @@ def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     default = default_of(function, parameter)
     if not isinstance(default, ast.Constant) or not (default.value is None or isinstance(default.value, bool)):
         return None
-    said, number = set(), number_of(function, parameter)
+    said = set()
+    number = number_of(function, parameter)
     for call in callers_in_ranks(program, function):
         given = argument(call, number, parameter.arg) or default
         said.add(None if has_unknown_arguments(call) else always(program, given))

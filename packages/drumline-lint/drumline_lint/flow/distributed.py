@@ -63,7 +63,8 @@ def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
 def _starting(program: Program) -> set[Source]:
     """Files with such a call, and files that call a function that makes one, directly or not."""
     pending = [call for source in program.sources if speaks_of_ranks(source) for call in program.calls(source, *STARTS)]
-    found, seen = set(), set()
+    found = set()
+    seen = set()
     while pending:
         call = pending.pop()
         found.add(program.source_of(call))

@@ -188,7 +188,8 @@ class _RunWalk:
         found: Run = []
         while self.stack and len(found) < MOST_STEPS:
             todo = self.stack.pop()
-            node, frame = todo.node, todo.frame
+            node = todo.node
+            frame = todo.frame
             if todo.entered_by is not None:
                 assert isinstance(node, FUNCTIONS)
                 self._enter(node, todo, todo.entered_by)

@@ -72,7 +72,8 @@ def _may_start(program: Program, call: ast.Call) -> bool:
 @cached_query
 def _starting(program: Program) -> set[tuple[str, bool]]:
     """The names of all functions that start a process group, directly or not, and whether they are methods."""
-    pending, seen = list(program.all_calls(INIT)), set[ast.AST]()
+    pending = list(program.all_calls(INIT))
+    seen = set[ast.AST]()
     names = set()
     while pending:
         function = enclosing_function(pending.pop())
@@ -219,7 +220,9 @@ def _named(test: ast.expr) -> str:
 
 
 def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
-    operator, left, right = test.ops[0], test.left, test.comparators[0]
+    operator = test.ops[0]
+    left = test.left
+    right = test.comparators[0]
     if isinstance(operator, ast.In | ast.NotIn):
         is_asked = isinstance(left, ast.Constant) and left.value in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         return isinstance(operator, ast.In) if is_asked else None

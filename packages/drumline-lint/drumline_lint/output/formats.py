@@ -42,7 +42,8 @@ def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
 
 
 def _edit_region(edit: Edit, lines: list[str]) -> dict[str, Any]:
-    (line, offset), (end_line, end_offset) = edit.start, edit.end
+    line, offset = edit.start
+    end_line, end_offset = edit.end
     return {
         "line": line,
         "column": column_of(lines[line - 1], offset),

@@ -122,7 +122,8 @@ class _BindingWalk:
             node: ast.AST = binding.node
             between = list(takewhile(lambda one: one is not outer, (node, *ancestors(node))))
             if isinstance(outer, ast.With | ast.AsyncWith) and node is outer:
-                is_in_line, node = True, binding.value or child
+                is_in_line = True
+                node = binding.value or child
             else:
                 is_in_line = isinstance(node, ast.NamedExpr) and node is not outer and child not in between
             if is_in_line and position(node) < position(first) and not any(isinstance(o, ast.stmt) for o in between):
@@ -160,7 +161,8 @@ class _BindingWalk:
             state = frozenset(self.by_node.get(branch.test, ())) or state
             if not isinstance(branch.body[-1], _LEAVING):
                 found |= self._after_all(self._held(branch, branch.body), state)
-            rest, outer = branch.orelse, branch
+            rest = branch.orelse
+            outer = branch
         if rest and isinstance(rest[-1], _LEAVING):
             return found
         return found | self._after_all(self._held(outer, rest), state)
@@ -202,7 +204,8 @@ def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
         if node.id in scope.names and not is_class_seen_from_method:
             every = scope.names[node.id]
             return reaching_bindings(program, every, node) if is_own else every
-        scope, is_own = scope.outer, False
+        scope = scope.outer
+        is_own = False
     return None
 
 
@@ -260,7 +263,8 @@ def _imported(program: ProgramView, name: str, source: Source) -> Values:
     whole = program.files.module(name, source)
     if whole is not None:
         return frozenset({Module(whole)})
-    package, last = package_of(name), name.rpartition(".")[2]
+    package = package_of(name)
+    last = name.rpartition(".")[2]
     if package:
         home = program.files.module(package, source)
         if home is not None and home is not source:

@@ -36,9 +36,13 @@ def make_index(source: Source) -> Index:
     """Read the whole tree once. A thousand files have a million nodes, so this must be fast."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
     tree: Any = source.tree
-    scopes, nodes, binders = index.scopes, index.nodes, _BINDERS
+    scopes = index.scopes
+    nodes = index.nodes
+    binders = _BINDERS
     scopes[tree] = Scope(tree, None)
-    tree._at, tree._source, tree._index = [None, tree, 0, 0], source, index
+    tree._at = [None, tree, 0, 0]
+    tree._source = source
+    tree._index = index
     ends: list[tuple[list[Any], list[Any]]] = []
     stack: list[Any] = [tree]
     number = 0

@@ -174,7 +174,8 @@ def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef 
 
 
 def _passed(program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
-    number, default = number_of(function, parameter), program.values(default_of(function, parameter))
+    number = number_of(function, parameter)
+    default = program.values(default_of(function, parameter))
     found: Values = NOTHING
     is_left_out = False
     for call in callers(program, function):
@@ -204,7 +205,8 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
     function = function_with(parameter)
     if function is None:
         return [None]
-    number, default = number_of(function, parameter), default_of(function, parameter)
+    number = number_of(function, parameter)
+    default = default_of(function, parameter)
     found: list[ast.expr | None] = []
     for call in callers(program, function):
         if function in started_functions(program, call):

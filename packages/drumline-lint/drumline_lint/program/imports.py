@@ -44,7 +44,8 @@ def _components(program: Program) -> dict[Source, frozenset[Source]]:
             neighbours[other].add(source)
     found: dict[Source, frozenset[Source]] = {}
     for source in program.sources:
-        pending, seen = [source] if source not in found else [], {source}
+        pending = [source] if source not in found else []
+        seen = {source}
         while pending:
             more = neighbours[pending.pop()] - seen
             seen |= more

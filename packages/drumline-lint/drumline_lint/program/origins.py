@@ -23,7 +23,8 @@ _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 def written_values(program: Program, expression: ast.expr | None) -> list[ast.expr]:
     """All expressions that it may come from; a name or parameter of unknown origin is kept."""
     found: list[ast.expr] = []
-    pending, seen = [expression] if expression is not None else [], set[ast.expr]()
+    pending = [expression] if expression is not None else []
+    seen = set[ast.expr]()
     while pending and len(seen) < MOST_WRITTEN:
         current = pending.pop()
         if current in seen:

@@ -144,7 +144,8 @@ def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
         if isinstance(node, ast.stmt):
             if not position(node)[0] <= line <= end_position(node)[0]:
                 continue
-            found, pending = node, []
+            found = node
+            pending = []
         pending += [one for one in children(node) if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)]
     return found
 
@@ -198,7 +199,9 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     Inner functions and classes are left out, unless requested.
     """
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
-    first, last = _number(node), node._at[LAST]  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    first = _number(node)
+    last = node._at[LAST]
     found: list[Any] = []
     for kind in kinds:
         every = index.nodes.get(kind, [])

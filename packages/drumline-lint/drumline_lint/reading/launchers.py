@@ -78,7 +78,9 @@ def _known(written: str) -> str:
     return meant[0] if len(meant) == 1 else ""
 
 
-TORCHRUN, OLD_LAUNCH, PYTHON = "torchrun", "torch.distributed.launch", "python"
+TORCHRUN = "torchrun"
+OLD_LAUNCH = "torch.distributed.launch"
+PYTHON = "python"
 _STEPPED_OVER = set("nohup exec time command env nice ionice sudo stdbuf setsid eval".split())
 _WITH_OPTIONS = set(
     "apptainer conda docker enroot micromamba mpiexec mpirun numactl pdsh pixi poetry podman singularity "

@@ -128,7 +128,9 @@ class _Reader:
     """Reads the text once; every step advances."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
-        self.text, self.at, self.end = text, start, end
+        self.text = text
+        self.at = start
+        self.end = end
         self.commands: list[Command] = []
         self.is_conditional = False
         self.closer = ""
@@ -137,7 +139,9 @@ class _Reader:
 
     def read_list(self, closer: str = "") -> None:
         """Commands up to a closing bracket, or to the end."""
-        is_inside, num_open, operator = self.is_conditional, 0, ""
+        is_inside = self.is_conditional
+        num_open = 0
+        operator = ""
         outer_closer, self.closer = self.closer, closer
         words: list[Word] = []
         is_at_end = False
@@ -176,7 +180,8 @@ class _Reader:
                 self.at += 1
                 self.read_list(")")
         self.at = min(self.at + len(closer), self.end)
-        self.is_conditional, self.closer = is_inside, outer_closer
+        self.is_conditional = is_inside
+        self.closer = outer_closer
 
     def _without_keywords(self, words: list[Word]) -> tuple[list[Word], int]:
         """The command itself, and how many ifs, cases and loops it opens, minus those it closes."""
@@ -191,7 +196,8 @@ class _Reader:
         return [], num_opened
 
     def _word(self) -> Word | None:
-        start, pieces = self.at, list[Piece]()
+        start = self.at
+        pieces = list[Piece]()
         items: tuple[Word, ...] | None = None
         while self.at < self.end and self.text[self.at] != self.closer:
             if found := self._take(_BARE):

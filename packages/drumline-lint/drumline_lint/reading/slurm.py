@@ -30,7 +30,8 @@ _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may run on its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
 # The number of GPUs that a whole node usually has; a job with several nodes seldom uses only some of each.
-_ALL_GPUS, _ALL_GPUS_OF_SEVERAL = 8, 4
+_ALL_GPUS = 8
+_ALL_GPUS_OF_SEVERAL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ def header_options(text: str) -> Options:
 
 def read_options(words: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int, bool]:
     """The options that words begin with, how many words they are, and whether all could be read."""
-    options, position, is_sure = [], 0, True
+    options = []
+    position = 0
+    is_sure = True
     while position < len(words):
         word = words[position]
         head = word.head
@@ -125,7 +128,8 @@ def _option(word: Word, following: Sequence[Word], value_of: Callable[[Word], st
             return [Option(name, value if whole is not None else None, word)], 0
         takes = name not in ALONE
     else:
-        name, value = SHORT.get(head[1:2], ""), head[2:]
+        name = SHORT.get(head[1:2], "")
+        value = head[2:]
         if not name:
             return [], 0
         if value or whole is None:

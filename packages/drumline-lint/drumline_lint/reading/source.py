@@ -97,11 +97,14 @@ class Source:
         column = column_of(self.lines[line - 1], getattr(node, "col_offset", 0))
         end_column = column_of(self.lines[end_line - 1], getattr(node, "end_col_offset", None) or 0)
         if hasattr(node, "body"):
-            end_line, end_column = line, len(self.lines[line - 1]) + 1
-        number, before = None, 0
+            end_line = line
+            end_column = len(self.lines[line - 1]) + 1
+        number = None
+        before = 0
         if self.cells:
             cell = self.cells[bisect_right(self.cells, line, key=lambda cell: cell.first_line) - 1]
-            number, before = cell.number, cell.first_line - 1
+            number = cell.number
+            before = cell.first_line - 1
         return Place(
             path=str(self.path),
             cell=number,
@@ -113,7 +116,8 @@ class Source:
 
     def code(self, node: ast.AST) -> str:
         """What is written there, in one line."""
-        first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or 1
+        first = getattr(node, "lineno", 1)
+        last = getattr(node, "end_lineno", None) or 1
         written = self.between((first, getattr(node, "col_offset", 0)), (last, getattr(node, "end_col_offset", None)))
         return " ".join(written.split())
 

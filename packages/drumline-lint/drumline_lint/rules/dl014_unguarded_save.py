@@ -32,7 +32,8 @@ def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
     call = _call_of_all(program, node)
     if call is None:
         return ""
-    function, source = enclosing_function(call), program.source_of(call)
+    function = enclosing_function(call)
+    source = program.source_of(call)
     is_here = source is program.source_of(node)
     if function is None and is_here:
         return ""  # `main()` at the end of the file

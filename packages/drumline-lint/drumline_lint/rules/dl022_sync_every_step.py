@@ -25,7 +25,8 @@ SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description"
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding a loop, at the first statement that waits."""
     for found in _waiting_statements(program):
-        (statement, (node, value)), others = min(found.items(), key=lambda one: position(one[0])), len(found) - 1
+        statement, (node, value) = min(found.items(), key=lambda item: position(item[0]))
+        others = len(found) - 1
         if program.source_of(statement) is source:
             more = f", and so do {others} other statements of this loop" if others > 1 else ""
             more = ", and so does another statement of this loop" if others == 1 else more
@@ -42,7 +43,8 @@ def _waiting_statements(program: Program) -> list[dict[ast.stmt, tuple[ast.expr,
         found: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
         for root, rare in round_functions(program, loop, _is_rare).items():
             for node in _written(root) if not rare else ():
-                value, statement = _read(program, node), statement_of(node)
+                value = _read(program, node)
+                statement = statement_of(node)
                 if value is not None and statement not in seen and not _is_rare(program, node, root):
                     whole = value if isinstance(node, ast.FormattedValue) else node
                     found.setdefault(statement, (whole, value))

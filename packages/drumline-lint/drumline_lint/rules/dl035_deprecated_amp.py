@@ -108,7 +108,8 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
         return []
     if not source.lines[line - 1].encode()[column:].startswith(written.encode()):
         return []
-    start, end = (line, column + len("from ")), (line, column + len(f"from {statement.module}"))
+    start = (line, column + len("from "))
+    end = (line, column + len(f"from {statement.module}"))
     edits = [Edit(start=start, end=end, text="torch.amp")]
     names = {alias.asname or alias.name: alias.name for alias in statement.names}
     for use in program.index(source).every(ast.Name):
@@ -124,7 +125,8 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
 
 def _device_given(program: Program, source: Source, callee: ast.expr) -> list[Edit]:
     """The device as first argument of a call; none where it is not certain where that is."""
-    call, name = parent_of(callee), _old(program, callee)
+    call = parent_of(callee)
+    name = _old(program, callee)
     line, column = end_position(callee)
     is_open = source.lines[line - 1].encode()[column:].startswith(b"(")
     if not isinstance(call, ast.Call) or not name or "custom" in name or not is_open:

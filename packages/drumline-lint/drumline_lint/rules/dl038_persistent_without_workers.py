@@ -21,7 +21,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.calls(source, LOADER):
         if has_unknown_arguments(call) or not _has_no_workers(program, call):
             continue
-        persistent, ahead = given(call, "persistent_workers"), given(call, "prefetch_factor")
+        persistent = given(call, "persistent_workers")
+        ahead = given(call, "prefetch_factor")
         if persistent is not None and _constants(program, persistent) == [True]:
             yield RULE.at(source, call, f"persistent_workers=True with {_message(source, call)}")
         elif ahead is not None and all(_is_number(one) for one in _constants(program, ahead) or [None]):

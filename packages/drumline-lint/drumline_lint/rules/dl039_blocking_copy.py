@@ -84,7 +84,8 @@ def _is_part(program: Program, copied: ast.expr) -> bool:
 
 def _counted(binding: Binding) -> int:
     """How deep the whole batch is: one deeper by `enumerate`."""
-    over, depth = binding.value, 0
+    over = binding.value
+    depth = 0
     while isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip", "tqdm") and over.args:
         depth += last_name(over.func) != "tqdm"
         over = over.args[0]

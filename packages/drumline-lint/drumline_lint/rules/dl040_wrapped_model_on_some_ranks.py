@@ -102,7 +102,8 @@ def _sends_buffers(program: Program, wrapping: CallResult) -> bool:
 
 
 def _message(source: Source, kept: RankFilter, chain: Chain, effect: str) -> str:
-    who, first = who_calls(kept.tests[0]), source.code(chain[0].func)
+    who = who_calls(kept.tests[0])
+    first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} {first}, a wrapped model: {_EFFECTS[effect]}, and the other ranks do not call it"
     model = ast.unparse(run_by(chain[-1]))
@@ -303,7 +304,8 @@ def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
 
 
 def _gives_by_name(program: Program, name: str, call: ast.Call) -> bool:
-    root, last = name.partition(".")[0], name.rpartition(".")[2]
+    root = name.partition(".")[0]
+    last = name.rpartition(".")[2]
     if any(word in name for word in _WITH_BUFFERS):
         return name.startswith("torch.")
     for word, keeps in _KEEPING_MEANS.items():

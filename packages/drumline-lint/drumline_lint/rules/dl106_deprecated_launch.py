@@ -81,7 +81,8 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 def _edits(script: Script, launch: Launch) -> list[Edit]:
     flag = launch.flags["use-env"].word
-    first, last = launch.name[0], launch.name[-1]
+    first = launch.name[0]
+    last = launch.name[-1]
     if not (first.start < last.start < flag.start <= launch.command.end) or first.start < launch.command.start:
         return []
     is_usual = re.fullmatch(r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1]))

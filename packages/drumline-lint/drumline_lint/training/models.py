@@ -175,7 +175,8 @@ def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
 
 def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
     while isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute) and one.attr == other.attr:
-        one, other = one.value, other.value
+        one = one.value
+        other = other.value
     return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
 
 

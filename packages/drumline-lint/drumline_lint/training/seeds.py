@@ -109,7 +109,8 @@ def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
         passed = _passed_by(program, expression, way)
         if passed is None:
             break
-        place, expression = way, passed
+        place = way
+        expression = passed
     return place
 
 

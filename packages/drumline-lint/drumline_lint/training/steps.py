@@ -77,7 +77,8 @@ def _counts_from_last(test: ast.expr) -> bool:
         return False
     if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Sub):
         return False
-    now, last = dotted(test.left.left), dotted(test.left.right)
+    now = dotted(test.left.left)
+    last = dotted(test.left.right)
     return bool(now and last) and any(
         dotted(one.value) == now and last in [dotted(target) for target in one.targets]
         for one in (nodes_in(block, ast.Assign) if isinstance(block, ast.If) else ())

@@ -132,9 +132,11 @@ def is_key(program: Program, name: ast.Name) -> bool:
 
 
 def _gives_keys(binding: Binding, name: ast.Name) -> bool:
-    over, path = binding.value, binding.path
+    over = binding.value
+    path = binding.path
     if isinstance(over, ast.Call) and last_name(over.func) == "enumerate" and over.args and path[:1] == (1,):
-        over, path = over.args[0], path[1:]
+        over = over.args[0]
+        path = path[1:]
     if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys", *NAMED):
         return last_name(over.func) == "keys" or path[:1] == (0,)
     loop = parent_of(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node

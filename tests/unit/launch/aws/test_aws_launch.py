@@ -32,7 +32,9 @@ class Cluster:
     """The nodes that AWS has at each question, a stand-in for ssh, and the calls of doctor and launch."""
 
     def __init__(self, account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stub, self.calls = stub, []  # type: ignore[var-annotated]
+        # type: ignore[var-annotated]
+        self.stub = stub
+        self.calls = []
         self.codes: list[int | Exception] = [0]
         self.log = tmp_path / "ssh.log"
         program = tmp_path / "ssh"

@@ -84,7 +84,8 @@ class Shell:
     """`drumline aws` with the account of the test."""
 
     def __init__(self, account: Account, capsys: pytest.CaptureFixture[str]) -> None:
-        self.account, self._capsys = account, capsys
+        self.account = account
+        self._capsys = capsys
         self._made = ["--type", "g4dn.xlarge", "--ami", image(account), "--key", "laptop", "--subnet", subnet(account)]
         self._made += ["--ssh-from", "192.0.2.7/32"]
 
@@ -159,7 +160,8 @@ class Killed(BaseException):
 
 def test_up_killed_at_every_call_leaves_nothing_after_down(cloud: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(cloud, settings(cloud))
-    whole, stages = cloud.call, [0]
+    whole = cloud.call
+    stages = [0]
 
     def kill_at(stage: int, *, is_before: bool) -> None:
         def call(service: str, operation: str, **arguments: Any) -> Any:
@@ -205,7 +207,8 @@ class Unfinished:
     """moto's stacks are complete at once: with this they are being created, until they are deleted."""
 
     def __init__(self, account: Account, status: str = "CREATE_IN_PROGRESS") -> None:
-        self._whole, self._status = account.call, status
+        self._whole = account.call
+        self._status = status
 
     def __call__(self, service: str, operation: str, **arguments: Any) -> Any:
         answer = self._whole(service, operation, **arguments)

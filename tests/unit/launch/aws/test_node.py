@@ -48,7 +48,8 @@ VALUES = {
 
 class Node:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "log"
+        self.folder = folder
+        self.log = folder / "log"
         for name in ("result", "shared"):
             (folder / name).mkdir()
         for name in ("fstab", "log"):

@@ -68,7 +68,9 @@ class Cloud:
     """The answers of an account with a new VPC, a NAT gateway and a volume, and the order of the calls."""
 
     def __init__(self, account: Account, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.account, self._stub, self.calls = account, stub, list[str]()
+        self.account = account
+        self._stub = stub
+        self.calls = list[str]()
         call = account._explained
 
         def noted(service: str, operation: str, request: Any) -> Any:

@@ -55,7 +55,8 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 
 def weaknesses(template: dict[str, Any]) -> Iterator[str]:
     for name, resource in template["Resources"].items():
-        kind, properties = resource["Type"], resource.get("Properties", {})
+        kind = resource["Type"]
+        properties = resource.get("Properties", {})
         is_group = kind == "AWS::EC2::SecurityGroup"
         rules = properties.get("SecurityGroupIngress", []) if is_group else []
         rules += [properties] if kind == "AWS::EC2::SecurityGroupIngress" else []
@@ -139,8 +140,10 @@ def test_the_search_finds_each_weakness(right: str, wrong: str, weakness: str) -
 
 
 def test_all_nodes_talk_to_each_other_in_both_directions() -> None:
-    resources, group = load(TEMPLATE.read_text())["Resources"], {"Fn::GetAtt": "Group.GroupId"}
-    inside, outside = resources["GroupIngress"]["Properties"], resources["GroupEgress"]["Properties"]
+    resources = load(TEMPLATE.read_text())["Resources"]
+    group = {"Fn::GetAtt": "Group.GroupId"}
+    inside = resources["GroupIngress"]["Properties"]
+    outside = resources["GroupEgress"]["Properties"]
     assert inside == {"GroupId": group, "IpProtocol": "-1", "SourceSecurityGroupId": group}
     assert outside == {"GroupId": group, "IpProtocol": "-1", "DestinationSecurityGroupId": group}
     assert resources["SshIngress"]["Condition"] == "HasSsh"

@@ -16,7 +16,8 @@ from drumline.tools.doctor.pairs.coordinator import Coordinator, Opener
 from drumline.tools.doctor.pairs.node_client import NodeLostError
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 
-FAST, SLOW = 1.2e9, 1.0e8
+FAST = 1.2e9
+SLOW = 1.0e8
 Way = tuple[int, int]
 
 
@@ -40,7 +41,8 @@ class SimulatedClient:
     """Replaces a NodeClient."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
-        self.cluster, self.number = cluster, number
+        self.cluster = cluster
+        self.number = number
 
     async def wait_for_hello(self) -> None:
         if self.number in self.cluster.down:

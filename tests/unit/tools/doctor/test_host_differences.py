@@ -204,7 +204,8 @@ def test_code_that_is_too_much_is_compared_as_far_as_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {f"{number:03}_dot_py": str(number) for number in range(20)}
-    a, b = write(tmp_path / "a", **files), write(tmp_path / "b", **files)
+    a = write(tmp_path / "a", **files)
+    b = write(tmp_path / "b", **files)
     whole = code_facts(a)
     monkeypatch.setattr(folder_hashes, "MAX_CODE_FILES", 5)
     part = code_facts(b)
@@ -224,7 +225,8 @@ def data(folder: Path, count: int = 40) -> Path:
 
 
 def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path: Path) -> None:
-    a, b = data(tmp_path / "a"), data(tmp_path / "b")
+    a = data(tmp_path / "a")
+    b = data(tmp_path / "b")
     facts = data_facts(a)
     assert (facts["files"], facts["bytes"], facts["complete"], len(facts["samples"])) == (40, 4000, True, 16)
     assert json.loads(json.dumps(facts)) == facts

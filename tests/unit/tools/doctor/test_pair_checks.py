@@ -56,7 +56,8 @@ def test_of_healthy_hosts_there_is_nothing_to_say() -> None:
 
 def test_an_absent_host() -> None:
     survey = healthy("a", "b")
-    survey.hosts[1].absent, survey.hosts[1].absent_fix = "it is down", "start b"
+    survey.hosts[1].absent = "it is down"
+    survey.hosts[1].absent_fix = "start b"
     survey.edges.clear()
     assert the_only(survey).line() == "problem: b: it is down"
 
@@ -158,7 +159,8 @@ def test_a_name_that_leads_elsewhere() -> None:
 
 def test_two_names_of_one_host() -> None:
     survey = healthy("a", "b", "c")
-    survey.hosts[2].hostname, survey.hosts[2].interfaces = "b", survey.hosts[1].interfaces
+    survey.hosts[2].hostname = "b"
+    survey.hosts[2].interfaces = survey.hosts[1].interfaces
     change(survey, "ac bc", addresses=["10.0.0.2"])
     found = the_only(survey)
     assert found.line() == "problem: b and c: they are one host, b, with 10.0.0.2"
@@ -199,7 +201,8 @@ def test_the_loopback_is_never_reached_and_nccl_counts_where_there_are_gpus() ->
 
 def test_a_variable_that_names_no_interface() -> None:
     survey = healthy("a", "b")
-    survey.hosts[1].gloo, survey.hosts[1].variables = None, {"GLOO_SOCKET_IFNAME": "ens5"}
+    survey.hosts[1].gloo = None
+    survey.hosts[1].variables = {"GLOO_SOCKET_IFNAME": "ens5"}
     assert the_only(survey).line() == (
         "problem: b: GLOO_SOCKET_IFNAME=ens5 names no interface with an address; the host has lo and eth0"
     )

@@ -19,7 +19,8 @@ from tests.jobs import Classify, make_config
 ALL = ParameterUse(num_trained=6, num_batches=8, unused={})
 NEVER = ParameterUse(num_trained=6, num_batches=8, unused={"a": 8, "b": 8})
 SOMETIMES = ParameterUse(num_trained=6, num_batches=8, unused={"a": 8, "b": 3})
-FINDS, STATIC = DistConfig(find_unused_parameters=True), DistConfig(static_graph=True)
+FINDS = DistConfig(find_unused_parameters=True)
+STATIC = DistConfig(static_graph=True)
 FREEZE = "freeze them (requires_grad=False), or set "
 
 

@@ -21,7 +21,8 @@ from drumline.tools.doctor.pairs.probe import (
 )
 from tests.ranks import free_port
 
-HERE, TOKEN = "127.0.0.1", b"0123456789abcdef"
+HERE = "127.0.0.1"
+TOKEN = b"0123456789abcdef"
 
 
 @pytest.fixture(name="port")

@@ -92,7 +92,8 @@ def test_of_one_kind_no_more_than_can_be_read() -> None:
 
 
 def test_the_result() -> None:
-    warning, late = finding("a", level="warning"), finding("b", "it is late")
+    warning = finding("a", level="warning")
+    late = finding("b", "it is late")
     assert result_line([]) == "result: ready to train"
     assert result_line([warning]) == "result: ready to train, with 1 warning"
     found = [finding("a"), finding("b"), late, warning]

@@ -84,7 +84,8 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
     monkeypatch.setattr("drumline.tools.doctor.pairs.node_server.SILENCE_S", 1.0)
     monkeypatch.setattr("drumline.tools.doctor.pairs.without_ssh.PROGRESS_S", 0.1)
     port = free_port()
-    stays, leaves = place(1, nodes=4, port=port), place(2, nodes=4, port=port)
+    stays = place(1, nodes=4, port=port)
+    leaves = place(2, nodes=4, port=port)
 
     async def come_and_go() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -156,7 +157,8 @@ def test_a_master_that_does_not_know_the_secret_it_claims_to_have() -> None:
 
 
 def test_a_node_reports_that_nothing_listens_and_that_a_name_does_not_resolve() -> None:
-    here, port = socket.gethostname(), free_port()
+    here = socket.gethostname()
+    port = free_port()
     told = _told(place(1, port=port, wait_s=0.1))
     assert told == (
         f"node 1 on {here} could not connect to 127.0.0.1:{port} within 0.1 s: connection refused (nothing listens "

@@ -21,7 +21,8 @@ def run_over(
 ) -> RangeTest:
     """A range test whose loss is a function of the rate."""
     draw = random.Random(3)
-    rates, losses = list[float](), list[float]()
+    rates = list[float]()
+    losses = list[float]()
     for step in range(OPTIONS.steps):
         rates.append(OPTIONS.rate(step))
         losses.append(loss_at(rates[-1]) + draw.gauss(0, noise))

@@ -34,7 +34,8 @@ order: list[dict[str, str]] = []
 
 def test_changed_and_unchanged_runs_take_turns() -> None:
     order.clear()
-    workers, precision = {"data.workers": "4"}, {"train.precision": "bf16"}
+    workers = {"data.workers": "4"}
+    precision = {"train.precision": "bf16"}
     runs = RecordedRuns(arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8)
     notes: list[str] = []
     trials = try_advice([advice(workers), advice(None), advice(precision)], runs, note=notes.append, rounds=2)
@@ -59,7 +60,8 @@ def test_what_was_measured_is_kept_when_the_unchanged_job_fails_later() -> None:
 
     runs = FailingRuns(arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8)
     order.clear()
-    failing_from, notes = 1, list[str]()
+    failing_from = 1
+    notes = list[str]()
     (trial,) = try_advice([advice({"data.workers": "4"})], runs, note=notes.append)
     assert (trial.before_s, trial.after_s, trial.failure) == ([0.08], [0.04], None)
     assert notes[-1] == "the run with unchanged settings failed: the results are of 1 round"

@@ -272,7 +272,8 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 @given(times, times, st.integers(0, 20), st.integers(20, 40))
 def test_sets_of_instants(one: list[tuple[int, int]], other: list[tuple[int, int]], low: int, high: int) -> None:
-    left, right = union(one), union(other)
+    left = union(one)
+    right = union(other)
     assert all(end < start for (_, end), (start, _) in pairwise(left))
     assert length(left) == len(instants(one))
     assert length(intersection(left, right)) == len(instants(one) & instants(other))
@@ -310,6 +311,8 @@ def reduced(times: list[tuple[float, float]]) -> RankTrace:
 def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
     """Ranks 0 and 1 reduce among themselves first, ranks 2 and 3 later, then all four together. gloo's trace does not
     name the groups, but nobody leaves an all-reduce before the last rank has joined."""
-    early, late, together = (0.0, 5.0), (20.0, 25.0), (40.0, 50.0)
+    early = (0.0, 5.0)
+    late = (20.0, 25.0)
+    together = (40.0, 50.0)
     traces = {rank: reduced([early if rank < 2 else late, together]) for rank in range(4)}
     assert [len(one.by_rank) for one in matched(traces, clock_error_s=0.001)] == [1, 1, 1, 1, 4]

@@ -42,7 +42,9 @@ class Perfetto:
     """The page with one trace open in it."""
 
     def __init__(self, browser: Browser, address: str, folder: Path) -> None:
-        self.browser, self.address, self.folder = browser, address, folder
+        self.browser = browser
+        self.address = address
+        self.folder = folder
 
     def open(self, run: Path) -> None:
         shutil.copy(run / "profile/merged.trace.json.gz", self.folder / f"{run.name}.gz")

@@ -195,7 +195,8 @@ def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None
 
 
 def test_a_measurement_is_compared_with_predictions_for_its_own_network(tmp_path: Path) -> None:
-    profile, wanted = make_profile(), options(1, 2)
+    profile = make_profile()
+    wanted = options(1, 2)
     for number, name in enumerate(("10gbit", "100gbit")):
         network = replace(make_network(), between=NETWORKS[name])
         write_scaling(tmp_path, replace(predict(profile, network, wanted, source=""), made_at=1.0 + number / 8))

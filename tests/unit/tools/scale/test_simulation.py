@@ -60,7 +60,8 @@ def test_data_gaps_and_other_collectives_are_added() -> None:
 def test_the_slowest_rank_sets_the_pace() -> None:
     assert slowest_weights(2, 1) == [0.5, 0.5]
     assert slowest_weights(2, 3) == [0.125, 0.875]
-    shape, network = shape_of(make_profile(compute_s=(0.9, 1.1))), make_network(1e15)
+    shape = shape_of(make_profile(compute_s=(0.9, 1.1)))
+    network = make_network(1e15)
     assert step_s(shape, network, 1, 1) == pytest.approx(1.0)
     assert step_s(shape, network, 3, 1) == pytest.approx(0.125 * 0.9 + 0.875 * 1.1)
     assert typical_step_s(shape, network, 1024, 1) == pytest.approx(1.1)

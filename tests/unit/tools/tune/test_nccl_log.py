@@ -56,7 +56,8 @@ def four_ranks() -> str:
     """Two hosts with two GPUs each: NVLink inside, RoCE between."""
     text = ""
     for rank in range(4):
-        host, pid = f"gpu-0{rank // 2}", 100 + rank
+        host = f"gpu-0{rank // 2}"
+        pid = 100 + rank
         text += info(host, pid, "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>")
         text += info(host, pid, "Using network IB") + done(host, pid, rank, 4)
         text += info(host, pid, f"Channel 00/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read")
@@ -121,7 +122,8 @@ def test_json_has_every_rank_and_link() -> None:
 
 def split(rank: int) -> str:
     """Groups of the GPUs of the same number, {0, 2} and {1, 3}, of the world of `four_ranks`."""
-    host, pid = f"gpu-0{rank // 2}", 100 + rank
+    host = f"gpu-0{rank // 2}"
+    pid = 100 + rank
     text = f"ncclCommSplit comm 0x9{rank} rank {rank // 2} nranks 2 cudaDev 0 nvmlDev 0 busId 1a"
     begun = f"{text} parent 0x5{rank} splitCount 1 color {rank % 2} key 0- Init START"
     return info(host, pid, begun) + info(host, pid, f"{text} commId 0x0 - Init COMPLETE")
@@ -305,14 +307,16 @@ def test_a_log_that_is_cut_anywhere_is_read() -> None:
 
 
 def test_garbage_between_lines_changes_nothing() -> None:
-    chance, whole = random.Random(3), four_ranks().encode().splitlines(keepends=True)
+    chance = random.Random(3)
+    whole = four_ranks().encode().splitlines(keepends=True)
     noisy = b"".join(part for line in whole for part in (chance.randbytes(300).replace(b"\n", b"") + b"\n", line))
     assert read(noisy).links() == read(b"".join(whole)).links()
     assert read(noisy).findings() == []
 
 
 def test_bytes_that_are_flipped_do_not_stop_the_reader() -> None:
-    chance, text = random.Random(5), bytearray(four_ranks().encode())
+    chance = random.Random(5)
+    text = bytearray(four_ranks().encode())
     for _ in range(300):
         text[chance.randrange(len(text))] = chance.randrange(256)
     log = read(bytes(text))

@@ -31,7 +31,8 @@ def cards(*rdma: tuple[str, str], gbit: float | None = None, **more: Any) -> dic
 
 def two_hosts(speed: float = 9.0, others: dict[str, str] | None = None, **facts: Any) -> Survey:
     """Host a and b, which reach each other at eth0; `others`: the outcome of the other addresses of b."""
-    hosts, interfaces = [], [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")]
+    hosts = []
+    interfaces = [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")]
     interfaces += [network(f"eth0x{place}", address) for place, address in enumerate(others or {})]
     for name in HOSTS:
         known = healthy(
@@ -141,7 +142,8 @@ def test_cards_of_two_kinds_are_not_mixed() -> None:
 
 
 def test_a_value_that_is_right_for_one_host_is_not_set_on_another() -> None:
-    mixed, one_kind = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "RoCE")), cards(("mlx5_2", "InfiniBand"))
+    mixed = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "RoCE"))
+    one_kind = cards(("mlx5_2", "InfiniBand"))
     (one,) = tuned(two_hosts(cards=Both(a=mixed, b=one_kind)))
     assert (one.name, one.value, one.hosts) == ("NCCL_IB_HCA", "=mlx5_0", ("a",))
     limited, free = ({"count": 64, "usable": usable, "quota": None} for usable in (8, 64))

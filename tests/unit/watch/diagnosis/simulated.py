@@ -180,7 +180,9 @@ def watch(
 ) -> tuple[list[Said], list[Recovery], list[float]]:
     """The diagnoses of a leader, what happened after each, and when it collected evidence."""
     watchdog = watchdog or Watchdog(hang_s=hang_s, world_size=len(run.lines))
-    said, recoveries, gathered = [], [], []
+    said = []
+    recoveries = []
+    gathered = []
     now = 0.0
     while now < until:
         recovery = watchdog.observe(run.cluster(now), now)

@@ -475,7 +475,8 @@ def test_a_rank_that_was_asked_to_stop_is_no_cause_unless_it_is_alone() -> None:
 
 def test_an_exit_for_an_unknown_reason_may_follow_a_lost_host() -> None:
     """The launcher ended that rank, after another one had lost its peer, and notes no exits of its own making."""
-    unknown, lost_peer = ended(2, None, state_s=1.2), dragged(3, state="X", exit=1, age_s=1.4, state_s=1.3)
+    unknown = ended(2, None, state_s=1.2)
+    lost_peer = dragged(3, state="X", exit=1, age_s=1.4, state_s=1.3)
     heard = found(cluster(unknown, lost_peer, node_0={"heartbeat_age_s": {1: 0.2}}))
     assert (heard.cause, heard.rank, heard.is_certain) == (Cause.KILLED, 2, True)
     unheard = found(cluster(unknown, lost_peer, node_0={"heartbeat_age_s": {1: 1.5}}))

@@ -77,7 +77,8 @@ def test_two_leaders_in_a_partition_write_a_diagnosis_each(tmp_path: Path) -> No
 
 def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
     assert read_diagnoses(tmp_path / "none") == []
-    first, second = told(tmp_path, at=1.5), told(tmp_path, alarm="stall", action="report", launch="c3")
+    first = told(tmp_path, at=1.5)
+    second = told(tmp_path, alarm="stall", action="report", launch="c3")
     (tmp_path / "0003-stopped.json").write_text(second.read_text()[:200])
     (tmp_path / "0004-stopped.json").write_bytes(b"\xff\xfe")
     (tmp_path / "0005-stopped.json").write_text("[]")

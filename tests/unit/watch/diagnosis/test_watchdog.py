@@ -67,7 +67,8 @@ def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_reported(gathe
     assert all(later - sooner >= 3 for sooner, later in zip(gathered, gathered[2:], strict=False))
 
 
-FAULT_STEP, FAULT_RANK = 20, 2
+FAULT_STEP = 20
+FAULT_RANK = 2
 
 
 def broken(phase: Phase, change: Change | None, others: Change | None = None) -> tuple[Run, float]:
@@ -412,7 +413,8 @@ def _any_diagnosis() -> Any:
 
 
 def test_one_long_wait_of_a_run_that_has_hardly_begun_is_not_usual() -> None:
-    idle, beats = IdleTime(), 0
+    idle = IdleTime()
+    beats = 0
     for now in range(60):
         beats += now in (1, 2, 3, 53)
         idle.observe(cluster(late_rank(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)

@@ -28,7 +28,9 @@ class Node:
     """One sidecar's network. It sends pulses to all that it has a line to, and keeps what it hears."""
 
     def __init__(self, me: int, peers: list[Peer], listener: socket.socket, *, secret: bytes = SECRET) -> None:
-        self.me, self.peers, self.listener = me, peers, listener
+        self.me = me
+        self.peers = peers
+        self.listener = listener
         # As a sidecar has it: the rank that started it keeps the socket itself.
         self.network = SidecarNetwork(me=me, peers=peers, secret=secret, on_message=self._take, listener=listener.dup())
         self.heard: dict[int, list[dict[str, Any]]] = {}

@@ -76,7 +76,8 @@ def entry(number: int, name: str, group: tuple[str, str], *, state: str, retired
 
 def test_groups_and_backends_are_distinguished() -> None:
     """As NCCL and gloo record them; run on a device with torch 2.11, and here with 2.13."""
-    default, own = ("0", "default_pg"), ("1", "undefined")
+    default = ("0", "default_pg")
+    own = ("1", "undefined")
     entries = [entry(n, "nccl:all_reduce", default, state="completed", retired=False) for n in range(1, 40)]
     entries += [
         entry(40, "nccl:broadcast", default, state="started", retired=False),

@@ -38,7 +38,8 @@ def condition(
 ) -> ExitCondition:
     (folder / "sidecar.pid").write_text(str(os.getpid()))
     one = ExitCondition(folder, cast(Any, ranks), cast(Any, ranks))
-    one.is_requested, one.has_lost_starter = is_requested, has_lost_starter
+    one.is_requested = is_requested
+    one.has_lost_starter = has_lost_starter
     return one
 
 

@@ -65,7 +65,8 @@ def start_eater(group: Path) -> subprocess.Popen[str]:
 def test_a_process_that_the_kernel_kills_out_of_memory(limited_group: Path) -> None:
     begin = time.monotonic()
     with start_eater(limited_group) as eater, start_eater(limited_group) as other:
-        watch, watch_of_other = OutOfMemoryCheck(eater.pid), OutOfMemoryCheck(other.pid)
+        watch = OutOfMemoryCheck(eater.pid)
+        watch_of_other = OutOfMemoryCheck(other.pid)
         assert watch.evidence() == ""
         eater.communicate("go\n")
         assert eater.returncode == -signal.SIGKILL

@@ -68,7 +68,8 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            reports, line = reports_of(tmp_path, zero), one.network._connections[0]
+            reports = reports_of(tmp_path, zero)
+            line = one.network._connections[0]
             _transport(line).pause_reading()
             # The kernel would take megabytes.
             sending = _transport(zero.network._connections[1])

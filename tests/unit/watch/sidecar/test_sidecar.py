@@ -45,7 +45,9 @@ class Run:
     """Two such ranks on this machine, and the sidecar that the first has started."""
 
     def __init__(self, folder: Path, on_hang: str) -> None:
-        self.watch, self.folder, self.done = folder / "watch", folder / "run", folder / "done"
+        self.watch = folder / "watch"
+        self.folder = folder / "run"
+        self.done = folder / "done"
         self.watch.mkdir(mode=0o700)
         self.folder.mkdir()
         self.screen = folder / "screen"

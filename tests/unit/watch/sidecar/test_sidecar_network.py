@@ -31,7 +31,8 @@ def test_lines_go_between_hubs_and_all_others() -> None:
                 {0, 1, 2},
                 {0, 1, 2},
             ]
-            zero, four = five[0].network, five[4].network
+            zero = five[0].network
+            four = five[4].network
             assert not four.send(3, {}), "3 is no hub"
             assert not four.send(4, {})
             assert not four.send(99, {})

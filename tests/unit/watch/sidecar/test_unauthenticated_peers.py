@@ -34,7 +34,9 @@ def hello(**changes: Any) -> bytes:
     )
 
 
-UNKNOWN_NODE, NO_JSON, TOO_LONG = handshake.UNKNOWN_NODE, frames.NOT_JSON, frames.TOO_LONG
+UNKNOWN_NODE = handshake.UNKNOWN_NODE
+NO_JSON = frames.NOT_JSON
+TOO_LONG = frames.TOO_LONG
 JUNK = {
     b"GET / HTTP/1.1\r\nHost: node-a\r\n\r\n": NO_JSON,
     b"[]\n": NO_JSON,
@@ -176,7 +178,8 @@ class Middle:
                 if middle is not None:
                     middle.recorded.append(line)
                     if middle.meddle is not None and not line.startswith(b"{"):
-                        lines, middle.meddle = middle.meddle(line), None
+                        lines = middle.meddle(line)
+                        middle.meddle = None
                 writer.writelines(lines)
         writer.close()
 
