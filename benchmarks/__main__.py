@@ -1,4 +1,5 @@
-"""Make one table or several, each in its own processes, so that a failure does not affect the others.
+"""Make one table or several, each in its own processes, so that a failure does not affect the
+others.
 
 python -m benchmarks step images resnet gpt save       (make bench-gpu)
 python -m benchmarks cpu                        (make bench)
@@ -42,7 +43,12 @@ def _made(table: str, options: Options) -> bool:
     for number in numbers.split(","):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             codes.append(
-                start_ranks(int(number), "benchmarks", *options.as_arguments(table, folder), limit_s=options.limit)
+                start_ranks(
+                    int(number),
+                    "benchmarks",
+                    *options.as_arguments(table, folder),
+                    limit_s=options.limit,
+                )
             )
     return not any(codes)
 
@@ -57,7 +63,9 @@ def measure_here(options: Options) -> None:
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # A paused run makes no progress while the others run.
     watch = WatchConfig(sidecar="on", on_hang="report", hang_s=500.0)
-    with DDPManager(seed=0, device=options.device, watch=watch, run=options.folder / "watch") as ddp:
+    with DDPManager(
+        seed=0, device=options.device, watch=watch, run=options.folder / "watch"
+    ) as ddp:
         fast_arithmetic()
         made = _module(options.tables[0]).make(options, ddp)  # type: ignore[attr-defined]
         if ddp.is_main_process():

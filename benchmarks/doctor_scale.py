@@ -1,9 +1,10 @@
-"""What planning, checks and reports cost the doctor, for up to 256 hosts that exist in memory alone.
+"""What planning, checks and reports cost the doctor, for up to 256 hosts that exist in memory
+alone.
 
     make bench-doctor        (or: python -m benchmarks.doctor_scale --hosts 64,256)
 
-Hosts answer at once, so what is measured is the coordinator's own work: 65,280 links for 256 hosts. CPU seconds of this
-process, best of the rounds. The goal is below 5 s for 256 hosts.
+Hosts answer at once, so what is measured is the coordinator's own work: 65,280 links for 256 hosts.
+CPU seconds of this process, best of the rounds. The goal is below 5 s for 256 hosts.
 """
 
 from __future__ import annotations
@@ -57,15 +58,21 @@ def cost(count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", default="8,64,256")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     for count in map(int, arguments.hosts.split(",")):
-        best = min((cost(count) for _ in range(arguments.rounds)), key=lambda parts: sum(parts.values()))
+        best = min(
+            (cost(count) for _ in range(arguments.rounds)), key=lambda parts: sum(parts.values())
+        )
         shown = "  ".join(f"{name} {seconds:.2f}" for name, seconds in best.items())
         goal = f"  (goal {GOAL_S:g})" if count == 256 else ""
-        print(f"{count:>4} hosts  {count * (count - 1):>6,} links  {sum(best.values()):.2f} CPU s: {shown}{goal}")
+        print(
+            f"{count:>4} hosts  {count * (count - 1):>6,} links  {sum(best.values()):.2f} CPU s: {shown}{goal}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Times several ways of doing the same work: in turn, in blocks of steps, in one process.
 
 A way is a loop that takes steps and calls `after_step` after each. All ways warm up; then they take
-turns, a different one first in every round, so that a slow machine slows all of them. A block is timed from its first
-step until the device has finished its last one; nothing waits for the device in between. While a way is paused, its
-processes are stopped, after its background writes have finished, so that it neither works ahead nor slows the others.
+turns, a different one first in every round, so that a slow machine slows all of them. A block is
+timed from its first step until the device has finished its last one; nothing waits for the device
+in between. While a way is paused, its processes are stopped, after its background writes have
+finished, so that it neither works ahead nor slows the others.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Taken:
         return [seconds / self.steps for seconds in self.seconds]
 
     def per_second(self) -> list[float]:
-        return [samples / seconds for samples, seconds in zip(self.samples, self.seconds, strict=True)]
+        return [
+            samples / seconds for samples, seconds in zip(self.samples, self.seconds, strict=True)
+        ]
 
 
 def time_steps(taken: Iterator[object], steps: int) -> float:
@@ -85,7 +88,11 @@ class _Runner:
         self.way.wake()
         self._loop.take(self.way.warm_up or steps)
         synchronize()
-        self._workers = [child.pid for child in multiprocessing.active_children() if child not in before and child.pid]
+        self._workers = [
+            child.pid
+            for child in multiprocessing.active_children()
+            if child not in before and child.pid
+        ]
         self.rest()
 
     def time_block(self) -> None:
@@ -114,10 +121,12 @@ class _Runner:
 
 
 def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int) -> list[Taken]:
-    """Let all ways take turns. One that fails is left out from then on, and has the error in its result."""
+    """Let all ways take turns. One that fails is left out from then on, and has the error in its
+    result."""
     runners = [_Runner(way, steps) for way in ways]
     try:
-        # The last ones, ours, first: a graph is captured before others have threads that may touch the device.
+        # The last ones, ours, first: a graph is captured before others have threads that may touch
+        # the device.
         for runner in reversed(runners):
             _warm_up(runner, warm_up)
         for turn in range(rounds):

@@ -1,12 +1,14 @@
-"""What the watchdog costs: one heartbeat, all heartbeats of a step, and steps with everything on or off.
+"""What the watchdog costs: one heartbeat, all heartbeats of a step, and steps with everything on or
+off.
 
     make bench-watch        (or: python -m benchmarks.heartbeats --pairs 60)
 
-Heartbeats are timed in blocks, in CPU time, on ranks with a group and a record in shared memory; the number of
-heartbeats in a step is checked with the record of real steps. Then blocks of steps alternate in the same processes: on,
-with heartbeats in the record and a running sidecar, with its files in a run folder; off, without heartbeats and with
-the sidecar stopped. Each goes first in every other pair, so that a slow machine slows both. It prints medians over
-blocks and over the ratios of pairs, with the middle half.
+Heartbeats are timed in blocks, in CPU time, on ranks with a group and a record in shared memory;
+the number of heartbeats in a step is checked with the record of real steps. Then blocks of steps
+alternate in the same processes: on, with heartbeats in the record and a running sidecar, with its
+files in a run folder; off, without heartbeats and with the sidecar stopped. Each goes first in
+every other pair, so that a slow machine slows both. It prints medians over blocks and over the
+ratios of pairs, with the middle half.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.rank.group import collective_counter
 from drumline.training.manager import DDPManager
-from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase, read_heartbeat
+from drumline.watch.heartbeat import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    HeartbeatWriter,
+    Phase,
+    read_heartbeat,
+)
 
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4
@@ -47,7 +57,8 @@ def marks(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> Non
 
 
 def steps(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
-    """The heartbeats of training/steps/eager.py and training/loop.py in steps of one micro-batch."""
+    """The heartbeats of training/steps/eager.py and training/loop.py in steps of one
+    micro-batch."""
     for step in range(HEARTBEATS_PER_BLOCK):
         heartbeat.next_micro()
         heartbeat.mark(FORWARD)
@@ -69,7 +80,9 @@ def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
             times[name].append((time.thread_time() - begun) / HEARTBEATS_PER_BLOCK * 1e6)
     if ddp.is_main_process():
         for name, taken in times.items():
-            print(f"{name:<19} {described(taken, 3)} us, n = {rounds} blocks of {HEARTBEATS_PER_BLOCK}")
+            print(
+                f"{name:<19} {described(taken, 3)} us, n = {rounds} blocks of {HEARTBEATS_PER_BLOCK}"
+            )
         print_goal("a step's heartbeats", times["a step's heartbeats"], GOAL_US, "us")
 
 
@@ -83,7 +96,9 @@ def count_marks(ddp: DDPManager, path: Path) -> None:
     second = read_heartbeat(path)
     assert first is not None
     assert second is not None
-    assert second.num_marks - first.num_marks == MARKS_PER_STEP * STEPS_PER_BLOCK, "steps() is not what a step does"
+    assert second.num_marks - first.num_marks == MARKS_PER_STEP * STEPS_PER_BLOCK, (
+        "steps() is not what a step does"
+    )
 
 
 def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
@@ -132,7 +147,9 @@ def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
     resume(sidecar)
     if ddp.is_main_process():
         ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
-        print(f"{NAME}, {ddp.world_size} ranks ({ddp.device.type}), n = {pairs} pairs of blocks of {steps} steps")
+        print(
+            f"{NAME}, {ddp.world_size} ranks ({ddp.device.type}), n = {pairs} pairs of blocks of {steps} steps"
+        )
         for name, taken in times.items():
             print(f"  watch {name:<10} {described(taken, 2)} ms a step")
         print(f"  {'on / off':<16} {described(ratios, 4)}")
@@ -147,15 +164,26 @@ def described(values: Sequence[float], digits: int) -> str:
 def print_goal(what: str, values: Sequence[float], goal: float, unit: str) -> None:
     low, middle, high = quartiles(values)
     result = "met" if middle <= goal else "MISSED"
-    doubt = " (by the median; the middle half lies on both sides of it)" if low <= goal < high else ""
-    print(f"the goal for {what}, at most {goal:g}{unit and ' ' + unit}, is {result}{doubt}", flush=True)
+    doubt = (
+        " (by the median; the middle half lies on both sides of it)" if low <= goal < high else ""
+    )
+    print(
+        f"the goal for {what}, at most {goal:g}{unit and ' ' + unit}, is {result}{doubt}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30, help="blocks of heartbeats [30]")
-    parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks; 0: heartbeats alone [100]")
-    parser.add_argument("--steps", type=int, default=10, help="of a block; for about a second of them [10]")
+    parser.add_argument(
+        "--pairs", type=int, default=100, help="pairs of blocks; 0: heartbeats alone [100]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, help="of a block; for about a second of them [10]"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="of this machine [2]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     options = parser.parse_args()
@@ -163,7 +191,9 @@ def main() -> None:
         run_rank(options.rounds, options.pairs, options.steps, options.device)
         return
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    print(f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
+    )
     names = ("rounds", "pairs", "steps", "device")
     start_ranks(
         options.ranks,

@@ -1,11 +1,12 @@
-"""Whether Holistic Trace Analysis finds the same overlap and idle time in the traces of a profile on GPUs.
+"""Whether Holistic Trace Analysis finds the same overlap and idle time in the traces of a profile
+on GPUs.
 
     pip install --target build/hta HolisticTraceAnalysis
     PYTHONPATH=build/hta python -m benchmarks.hta_agreement RUN        (or: make bench-profile RUN=runs/digits)
 
-Overlap: the part of the communication kernels' time in which the device computes. Idle: the part of the time without
-a kernel. docs/profile.md has where the definitions differ. The goal is a difference of at most 3 percentage points
-on every rank; a larger one fails.
+Overlap: the part of the communication kernels' time in which the device computes. Idle: the part of
+the time without a kernel. docs/profile.md has where the definitions differ. The goal is a
+difference of at most 3 percentage points on every rank; a larger one fails.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ GOAL = 3.0
 
 
 def ours(rank: RankSteps) -> tuple[float, float]:
-    """Overlap and idle time of a rank, in percent; an open collective is a kernel that runs, waiting or not."""
+    """Overlap and idle time of a rank, in percent; an open collective is a kernel that runs,
+    waiting or not."""
     hidden = rank.hidden_communication_s
     bare = rank.parts_s["exposed_communication"] + rank.parts_s["waiting_for_rank"]
     step = sum(rank.parts_s.values())
@@ -33,10 +35,14 @@ def ours(rank: RankSteps) -> tuple[float, float]:
 
 def theirs(traces: dict[int, Path]) -> dict[int, tuple[float, float]]:
     """The same by HTA, whose window is from the first kernel to the last one."""
-    os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # otherwise every kernel is up to a microsecond shorter
+    os.environ["HTA_DISABLE_NS_ROUNDING"] = (
+        "1"  # otherwise every kernel is up to a microsecond shorter
+    )
     from hta.trace_analysis import TraceAnalysis
 
-    analysis = TraceAnalysis(trace_files={rank: str(path) for rank, path in traces.items()}, trace_dir="")
+    analysis = TraceAnalysis(
+        trace_files={rank: str(path) for rank, path in traces.items()}, trace_dir=""
+    )
     overlaps = analysis.get_comm_comp_overlap(visualize=False)
     idle = analysis.get_temporal_breakdown(visualize=False)
     overlap_of = dict(zip(overlaps["rank"], overlaps["comp_comm_overlap_pctg"], strict=True))
@@ -45,7 +51,9 @@ def theirs(traces: dict[int, Path]) -> dict[int, tuple[float, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, help="a run folder with a profile on GPUs")
     run = parser.parse_args().run
     result = read_profile(run)

@@ -1,4 +1,5 @@
-"""Small work for the CPU, on samples that were made once, so that ways differ in nothing but themselves."""
+"""Small work for the CPU, on samples that were made once, so that ways differ in nothing but
+themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.work import Batch, Work
-from drumline.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from drumline.data.draws import Draws
 from drumline.training.manager import DDPManager
 from drumline.training.tasks import load_task
@@ -82,7 +90,9 @@ class InMemoryTask(load_task("synthetic")):  # type: ignore[misc]
 def plain_work(config: Config, ddp: DDPManager) -> Work:
     """The same for a loop by hand: an index is shuffled, each rank takes its part."""
     data = InMemoryTask(config).train_data()
-    return Work(config, data.facts, ddp.device, _shuffled(data, (config.train.batch_size or 0), ddp))
+    return Work(
+        config, data.facts, ddp.device, _shuffled(data, (config.train.batch_size or 0), ddp)
+    )
 
 
 def _shuffled(data: InMemory, batch_size: int, ddp: DDPManager) -> Callable[[], Iterator[Batch]]:

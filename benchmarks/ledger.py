@@ -2,9 +2,10 @@
 
     make bench-exact        (or: python -m benchmarks.ledger)
 
-The steps are the engine's (MiniResNet, batch 32, one rank). Blocks of steps alternate with blocks of
-`ledger.add`. Printed are the medians over blocks and their ratio; the goal is below 0.5 %. Besides: what handing in and
-writing down costs each save, on the disk of the folder for temporary files.
+The steps are the engine's (MiniResNet, batch 32, one rank). Blocks of steps alternate with blocks
+of `ledger.add`. Printed are the medians over blocks and their ratio; the goal is below 0.5 %.
+Besides: what handing in and writing down costs each save, on the disk of the folder for temporary
+files.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def time_adds(ledger: Ledger) -> float:
 
 def time_save(ddp: DDPManager, rounds: int) -> float:
     """Seconds to write down one stretch of steps, and to wait until it is on the device."""
-    plan = next(plan_epoch(Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1)))
+    plan = next(
+        plan_epoch(Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1))
+    )
     times = []
     with tempfile.TemporaryDirectory() as folder:
         file = LedgerFile(Path(folder) / "ledger.jsonl")
@@ -67,7 +70,9 @@ def time_save(ddp: DDPManager, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks [10]")
     rounds = parser.parse_args().rounds
     with DDPManager(device="cpu", seed=0) as ddp:
@@ -80,8 +85,12 @@ def main() -> None:
     if not is_main:
         return
     step, add = (statistics.median(column) for column in zip(*times, strict=True))
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} rounds")
-    print(f"{NAME}: step {step * 1e3:.2f} ms, ledger.add {add * 1e6:.2f} us, {add / step:.5%} of a step")
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} rounds"
+    )
+    print(
+        f"{NAME}: step {step * 1e3:.2f} ms, ledger.add {add * 1e6:.2f} us, {add / step:.5%} of a step"
+    )
     print(f"each save: {save * 1e3:.2f} ms")
     print(f"the goal, below {GOAL:.1%}, is {'met' if add / step < GOAL else 'MISSED'}")
 

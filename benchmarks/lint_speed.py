@@ -2,9 +2,10 @@
 
     make bench-lint        (or: python -m benchmarks.lint_speed --files 200 --parts)
 
-The files are generated: about 250 lines each, in projects of ten that import from one another: layers, data, three
-training loops with their saves, and a script that starts it all; right and wrong in places. The goals are below 10 s
-for 1,000 files, and below 0.2 s to start, in CPU seconds. `--parts` shows the time of each rule.
+The files are generated: about 250 lines each, in projects of ten that import from one another:
+layers, data, three training loops with their saves, and a script that starts it all; right and
+wrong in places. The goals are below 10 s for 1,000 files, and below 0.2 s to start, in CPU seconds.
+`--parts` shows the time of each rule.
 """
 
 from __future__ import annotations
@@ -156,7 +157,9 @@ def generate(folder: Path, count: int) -> int:
     for number in range(count):
         project = folder / f"project{number // PROJECT:03}"
         project.mkdir(exist_ok=True)
-        text = "".join(_script() if number % PROJECT == PROJECT - 1 else _module(KINDS[number % PROJECT]))
+        text = "".join(
+            _script() if number % PROJECT == PROJECT - 1 else _module(KINDS[number % PROJECT])
+        )
         (project / f"part{number % PROJECT}.py").write_text(text)
         lines += text.count("\n")
     return lines
@@ -171,7 +174,9 @@ def _module(kind: str) -> Iterator[str]:
     for number, block in enumerate(blocks):
         if left <= 0:
             return
-        yield block.format(number=number) if "{{" in block else block.replace("{number}", str(number))
+        yield (
+            block.format(number=number) if "{{" in block else block.replace("{number}", str(number))
+        )
         left -= block.count("\n")
 
 
@@ -186,7 +191,16 @@ def seconds_of(folder: Path) -> float:
     """CPU seconds of the whole command, which uses one core."""
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "drumline", "lint", str(folder), "--statistics", "--exit-zero", "--no-config"],
+        [
+            sys.executable,
+            "-m",
+            "drumline",
+            "lint",
+            str(folder),
+            "--statistics",
+            "--exit-zero",
+            "--no-config",
+        ],
         stdout=subprocess.DEVNULL,
         check=True,
     )
@@ -224,12 +238,18 @@ def _timed(module: Any, spent: defaultdict[str, float]) -> Any:
 
         return timed
 
-    looks = {name: around(getattr(module, name)) for name in ("check", "check_shell") if hasattr(module, name)}
+    looks = {
+        name: around(getattr(module, name))
+        for name in ("check", "check_shell")
+        if hasattr(module, name)
+    }
     return SimpleNamespace(RULE=module.RULE, **looks)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", action="store_true")

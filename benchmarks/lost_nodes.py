@@ -1,10 +1,11 @@
-"""A node is killed in the middle of a round: steps lost and seconds paused, where the others continue, and where all
-ranks restart.
+"""A node is killed in the middle of a round: steps lost and seconds paused, where the others
+continue, and where all ranks restart.
 
     make bench-lost         (or: python -m benchmarks.lost_nodes --nodes 3 --every 50)
 
-Each node is a `drumline launch` of its own on this machine, with one rank. The rank of the last node is killed with
-SIGKILL after step 3.5 x H; its launcher restarts it. A node's step that is in no weights, or is repeated, is lost.
+Each node is a `drumline launch` of its own on this machine, with one rank. The rank of the last
+node is killed with SIGKILL after step 3.5 x H; its launcher restarts it. A node's step that is in
+no weights, or is repeated, is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ LIMIT_S = 300.0
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
-        return [one for one in read_events(run / "events" / "rank-00000.jsonl") if one["kind"] == kind]
+        return [
+            one for one in read_events(run / "events" / "rank-00000.jsonl") if one["kind"] == kind
+        ]
     return []
 
 
@@ -44,7 +47,9 @@ def wait_for(is_so: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def measure(folder: Path, num_nodes: int, every: int, on_lost: str, flags: Sequence[str]) -> dict[str, Any]:
+def measure(
+    folder: Path, num_nodes: int, every: int, on_lost: str, flags: Sequence[str]
+) -> dict[str, Any]:
     """One run, with one kill."""
     run = folder / "run"
     port = free_port()
@@ -58,18 +63,35 @@ def measure(folder: Path, num_nodes: int, every: int, on_lost: str, flags: Seque
     ]  # fmt: skip
     launchers = []
     for number in range(num_nodes):
-        where = ["--nodes", str(num_nodes), "--node-rank", str(number), "--master", f"127.0.0.1:{port}", "--procs", "1"]
+        where = [
+            "--nodes",
+            str(num_nodes),
+            "--node-rank",
+            str(number),
+            "--master",
+            f"127.0.0.1:{port}",
+            "--procs",
+            "1",
+        ]
         with (folder / f"output-{number}").open("w") as output:
             command = [sys.executable, "-m", "drumline", "launch", *where, *words]
             environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-            launchers.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+            launchers.append(
+                subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            )
     try:
-        wait_for(lambda: [one for one in events(run, "train") if one["step"] >= kill_at], f"step {kill_at}")
+        wait_for(
+            lambda: [one for one in events(run, "train") if one["step"] >= kill_at],
+            f"step {kill_at}",
+        )
         (rank,) = children(launchers[-1].pid, f"RANK={num_nodes - 1}")
         killed_at = time.time()
         os.kill(rank, signal.SIGKILL)
         kind = "regrouped" if on_lost == "continue" else "recovered"
-        wait_for(lambda: len(events(run, kind)) >= (2 if on_lost == "continue" else 1), "all nodes train again")
+        wait_for(
+            lambda: len(events(run, kind)) >= (2 if on_lost == "continue" else 1),
+            "all nodes train again",
+        )
         changes = events(run, kind)
         steps = [(one["time"], one["step"]) for one in events(run, "train")]
     finally:
@@ -101,12 +123,16 @@ def children(pid: int, word: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--every", type=int, default=50, help="steps between two rounds [50]")
     parser.add_argument("--flags", default="", help="more flags")
     options = parser.parse_args()
-    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+    machine = (
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+    )
     print(f"{machine}, torch {torch.__version__}, Python {platform.python_version()}")
     print(
         f"digits, {options.nodes} nodes with one rank each on this machine, diloco:{options.every}, saved every round"
@@ -114,9 +140,14 @@ def main() -> None:
     print("dist.on_lost_node   killed after   node steps lost   the others paused, s", flush=True)
     for on_lost in ("continue", "restart"):
         with tempfile.TemporaryDirectory() as scratch:
-            found = measure(Path(scratch), options.nodes, options.every, on_lost, options.flags.split())
+            found = measure(
+                Path(scratch), options.nodes, options.every, on_lost, options.flags.split()
+            )
         paused = " + ".join(f"{seconds:.1f}" for seconds in found["paused"])
-        print(f"{on_lost:<19} {found['killed after step']:>12} {found['steps lost']:>17}   {paused}", flush=True)
+        print(
+            f"{on_lost:<19} {found['killed after step']:>12} {found['steps lost']:>17}   {paused}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

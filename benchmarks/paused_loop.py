@@ -1,8 +1,9 @@
 """Runs a training loop in its own thread, paused between blocks of steps.
 
-Lightning's `Trainer.fit` and our own `train()` run from the first step to the last and cannot be driven from outside.
-They call `after_step` after each step, which blocks until more steps are wanted. All loops do the same, so that each
-has its own thread state, above all its own current CUDA stream. Only one thread runs at any time.
+Lightning's `Trainer.fit` and our own `train()` run from the first step to the last and cannot be
+driven from outside. They call `after_step` after each step, which blocks until more steps are
+wanted. All loops do the same, so that each has its own thread state, above all its own current CUDA
+stream. Only one thread runs at any time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A dataset of one's own, twice: prepared one sample at a time in workers, as people write it, and as bytes that are
-prepared for the whole batch on the device. Both have the same batches for the same random numbers."""
+"""A dataset of one's own, twice: prepared one sample at a time in workers, as people write it, and
+as bytes that are prepared for the whole batch on the device. Both have the same batches for the
+same random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ CLASSES = 1000
 
 
 class Photos(Dataset[tuple[Tensor, ...]]):
-    """Random images in memory, cropped, mirrored and normalised. A few images are used again and again."""
+    """Random images in memory, cropped, mirrored and normalised. A few images are used again and
+    again."""
 
     def __init__(self, length: int, *, size: int, crop: int, num_images: int = 1024) -> None:
         self.images = torch.randint(0, 256, (num_images, 3, size, size), dtype=torch.uint8)

@@ -14,7 +14,9 @@ OTHERS = "#b8c4cc"
 FONT = 'font-family="sans-serif" font-size="13"'
 
 
-def bars(title: str, unit: str, rows: Sequence[tuple[str, tuple[float, float, float]]], *, foot: str = "") -> str:
+def bars(
+    title: str, unit: str, rows: Sequence[tuple[str, tuple[float, float, float]]], *, foot: str = ""
+) -> str:
     """`rows`: a name, and its (low, median, high)."""
     highest = max((high for _, (_, _, high) in rows), default=1.0) or 1.0
     height = TOP + ROW * len(rows) + 30

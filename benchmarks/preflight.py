@@ -1,11 +1,12 @@
-"""What the preflight costs: all that ranks compare before the first step, in milliseconds and as a share of the start.
+"""What the preflight costs: all that ranks compare before the first step, in milliseconds and as a
+share of the start.
 
     make bench-preflight        (or: python -m benchmarks.preflight --ranks 2,4 --rounds 20)
 
-The parts run as `drumline train` runs them, over and over in a group that is up; each time counts with the slowest
-rank. The first round, in which nothing is in any cache, is shown apart. A start is everything from the first line of a
-rank's program (the import of torch is most of it) to the model under DDP. Weights are hashed, so a larger model takes
-longer: the last line has one.
+The parts run as `drumline train` runs them, over and over in a group that is up; each time counts
+with the slowest rank. The first round, in which nothing is in any cache, is shown apart. A start is
+everything from the first line of a rank's program (the import of torch is most of it) to the model
+under DDP. Weights are hashed, so a larger model takes longer: the last line has one.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
     large = GPT(vocab_size=256, context=128, layers=12, heads=8, width=256).to(ddp.device)
     topology = topology_from(os.environ)
     assert topology is not None
-    store = open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp._connection.store
+    store = (
+        open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp._connection.store
+    )
     assert store is not None
     facts: dict[str, dict[str, object]] = {}
 
     def collect() -> None:
         own = {"seed": 0, "number of ranks": ddp.world_size}
-        found = rank_facts(os.environ, backend=ddp.backend or "", device=ddp.device, own=own, settings=flat(CONFIG))
+        found = rank_facts(
+            os.environ, backend=ddp.backend or "", device=ddp.device, own=own, settings=flat(CONFIG)
+        )
         facts.update(found)
 
     def rendezvous() -> None:
@@ -69,7 +74,9 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
         "rendezvous and comparison": rendezvous,
         "data": compare_data,
         "weights (MiniResNet)": lambda: check_same_weights(small, host=ddp.host, device=ddp.device),
-        "besides: weights of a GPT, 9.5 M": lambda: check_same_weights(large, host=ddp.host, device=ddp.device),
+        "besides: weights of a GPT, 9.5 M": lambda: check_same_weights(
+            large, host=ddp.host, device=ddp.device
+        ),
     }
 
 
@@ -87,27 +94,38 @@ def run_rank(rounds: int) -> None:
     ddp.wrap(load_task("digits")(CONFIG).model())
     start_ms = max(gather_json((time.perf_counter() - BEGUN) * 1e3, device=ddp.device))
     parts = parts_of(ddp)
-    times = {name: [slowest_ms(work, ddp) for _ in range(rounds + 1)] for name, work in parts.items()}
+    times = {
+        name: [slowest_ms(work, ddp) for _ in range(rounds + 1)] for name, work in parts.items()
+    }
     if ddp.is_main_process():
         print(f"{ddp.world_size} ranks, a start takes {start_ms:.0f} ms")
-        *counted, large = [(name, statistics.median(taken[1:]), taken[0]) for name, taken in times.items()]
+        *counted, large = [
+            (name, statistics.median(taken[1:]), taken[0]) for name, taken in times.items()
+        ]
         total = ("all of it", sum(one[1] for one in counted), sum(one[2] for one in counted))
         for name, usual, first in (*counted, total, large):
             share = f"{usual / start_ms:>6.1%} of the start"
-            print(f"  {name:<34} {usual:>8.1f} ms   (the first time {first:.1f} ms) {share}", flush=True)
+            print(
+                f"  {name:<34} {usual:>8.1f} ms   (the first time {first:.1f} ms) {share}",
+                flush=True,
+            )
     ddp.barrier()
     ddp.cleanup()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks to measure on [2,4]")
     parser.add_argument("--rounds", type=int, default=15, help="rounds after the first [15]")
     options = parser.parse_args()
     if "RANK" in os.environ:
         run_rank(options.rounds)
         return
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; goal: {GOAL_MS} ms")
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; goal: {GOAL_MS} ms"
+    )
     for num_ranks in options.ranks.split(","):
         start_ranks(int(num_ranks), "benchmarks.preflight", "--rounds", str(options.rounds))
 

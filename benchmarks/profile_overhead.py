@@ -1,12 +1,14 @@
-"""What a profile costs: the steps that are profiled, and those after them, against the steps before, in one run.
+"""What a profile costs: the steps that are profiled, and those after them, against the steps
+before, in one run.
 
     make bench-overhead        (or: python -m benchmarks.profile_overhead --ranks 2 --runs 5; --device cuda on a GPU)
 
-Each run starts the ranks anew. A loop (DDP, many small layers, AdamW) takes some steps, some with the profiler that
-`drumline profile` and `log.profile` use, and some more. A block of steps is timed until the device has finished its
-last one; the step in which the profiler warms up, and the pause in which the trace is written, are between the blocks.
-On the CPU the ratios are of the processor's time, in which other jobs on the machine show less. Printed are medians
-over runs; the spread is the middle half.
+Each run starts the ranks anew. A loop (DDP, many small layers, AdamW) takes some steps, some with
+the profiler that `drumline profile` and `log.profile` use, and some more. A block of steps is timed
+until the device has finished its last one; the step in which the profiler warms up, and the pause
+in which the trace is written, are between the blocks. On the CPU the ratios are of the processor's
+time, in which other jobs on the machine show less. Printed are medians over runs; the spread is the
+middle half.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Loop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.device = torch.device(options.device)
-        layers = [nn.Sequential(nn.Linear(options.width, options.width), nn.ReLU()) for _ in range(options.layers)]
+        layers = [
+            nn.Sequential(nn.Linear(options.width, options.width), nn.ReLU())
+            for _ in range(options.layers)
+        ]
         self.model = DistributedDataParallel(nn.Sequential(*layers).to(self.device))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.batch = torch.randn(options.batch, options.width, device=self.device)
@@ -57,7 +62,9 @@ class Loop:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def block(self, steps: range, begin_step: Callable[[int], None] | None = None) -> tuple[float, float]:
+    def block(
+        self, steps: range, begin_step: Callable[[int], None] | None = None
+    ) -> tuple[float, float]:
         """Seconds for each of these steps, and what the ratios compare."""
         begun = self.now()
         used = time.process_time()
@@ -104,14 +111,18 @@ def run_rank(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, default=2, help="[%(default)s]")
     parser.add_argument("--runs", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--layers", type=int, default=24, help="[%(default)s]")
     parser.add_argument("--width", type=int, default=256, help="[%(default)s]")
     parser.add_argument("--batch", type=int, default=64, help="of each rank [%(default)s]")
-    parser.add_argument("--control", action="store_true", help="without the profiler: what the order of blocks does")
+    parser.add_argument(
+        "--control", action="store_true", help="without the profiler: what the order of blocks does"
+    )
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -121,19 +132,25 @@ def main() -> int:
     for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "times.json"
-            if code := start_ranks(options.ranks, "benchmarks.profile_overhead", *sys.argv[1:], "--to", str(file)):
+            if code := start_ranks(
+                options.ranks, "benchmarks.profile_overhead", *sys.argv[1:], "--to", str(file)
+            ):
                 return code
             found.append(json.loads(file.read_text()))
     print(
         f"{options.layers} layers of {options.width}, batch {options.batch}, {options.ranks} ranks, {options.device},"
     )
-    print(f"torch {torch.__version__}, n = {options.runs} runs of {BEFORE}, {PROFILED} profiled and {AFTER} steps")
+    print(
+        f"torch {torch.__version__}, n = {options.runs} runs of {BEFORE}, {PROFILED} profiled and {AFTER} steps"
+    )
     for name in ("before", "profiled", "after"):
         print(f"  {name:<18} {described([one[name][0] * 1e3 for one in found], 2)} ms a step")
     for name in ("profiled", "after"):
         ratios = [one[name][1] / one["before"][1] for one in found]
         print(f"  {name + ' / before':<18} {described(ratios, 3)}")
-    print(f"  {'writing the trace':<18} {described([one['writing'] * 1e3 for one in found], 0)} ms, once")
+    print(
+        f"  {'writing the trace':<18} {described([one['writing'] * 1e3 for one in found], 0)} ms, once"
+    )
     return 0
 
 

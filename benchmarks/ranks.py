@@ -13,7 +13,15 @@ def start_ranks(num_ranks: int, module: str, *arguments: str, limit_s: float | N
     """Run a module on this many ranks; returns the exit code, which is not 0 after a timeout."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
-    command = [sys.executable, *torchrun, "--nproc-per-node", str(num_ranks), "-m", module, *arguments]
+    command = [
+        sys.executable,
+        *torchrun,
+        "--nproc-per-node",
+        str(num_ranks),
+        "-m",
+        module,
+        *arguments,
+    ]
     signal.signal(signal.SIGTERM, _leave)
     with subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}) as process:
         try:

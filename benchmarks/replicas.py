@@ -1,9 +1,11 @@
-"""What the replica comparison costs: one comparison of all ranks' tensors against a training step of the same model.
+"""What the replica comparison costs: one comparison of all ranks' tensors against a training step
+of the same model.
 
     make bench-exact        (or: python -m benchmarks.replicas --size 1,10: millions of parameters)
 
-A GPT of that size takes steps with AdamW under DDP; comparisons of its parameters and optimizer state come in between.
-Printed are medians: of a step, of a comparison, and what one comparison in 100 steps (the default) adds to a step.
+A GPT of that size takes steps with AdamW under DDP; comparisons of its parameters and optimizer
+state come in between. Printed are medians: of a step, of a comparison, and what one comparison in
+100 steps (the default) adds to a step.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def run_rank(size: float, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", default="1,10", help="millions of parameters [1,10]")
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks [2]")
     parser.add_argument("--rounds", type=int, default=10, help="comparisons to time [10]")
@@ -97,7 +101,9 @@ def main() -> None:
         flush=True,
     )
     for size in options.size.split(","):
-        start_ranks(options.ranks, "benchmarks.replicas", "--size", size, "--rounds", str(options.rounds))
+        start_ranks(
+            options.ranks, "benchmarks.replicas", "--size", size, "--rounds", str(options.rounds)
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The output of a table: text for the terminal and docs/performance.md, JSON, and a plot.
 
-Values are medians over blocks, with the middle half in parentheses. Medians decide whether a goal is met.
+Values are medians over blocks, with the middle half in parentheses. Medians decide whether a goal
+is met.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ class Goal:
     at_most: float | None = None
 
     def line(self) -> str:
-        wanted = f"at least {self.at_least:,g}" if self.at_least is not None else f"at most {self.at_most:,g}"
+        wanted = (
+            f"at least {self.at_least:,g}"
+            if self.at_least is not None
+            else f"at most {self.at_most:,g}"
+        )
         if self.reached is None:
             return f"{self.text}, {wanted}: not measured"
-        is_met = self.reached >= (self.at_least or 0.0) and self.reached <= (self.at_most or float("inf"))
+        is_met = self.reached >= (self.at_least or 0.0) and self.reached <= (
+            self.at_most or float("inf")
+        )
         return f"{self.text}, {wanted}: {figure(self.reached)}, {'met' if is_met else 'NOT MET'}"
 
 
@@ -73,7 +80,9 @@ class Table:
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The median between the ends of the middle half."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    low, middle, high = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    )
     return low, middle, high
 
 
@@ -98,7 +107,11 @@ def machine() -> str:
     """The machine and the versions."""
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = [*gpu, f"{cores} {platform.machine()} cores", f"{platform.system()} {platform.release()}"]
+    here = [
+        *gpu,
+        f"{cores} {platform.machine()} cores",
+        f"{platform.system()} {platform.release()}",
+    ]
     return ", ".join([*here, f"torch {torch.__version__}", f"Python {platform.python_version()}"])
 
 
@@ -113,7 +126,11 @@ def peer_versions() -> list[str]:
             missing.append(
                 f"{name} is not installed, so its rows are missing: pip install '.[bench]' in a checkout of drumline"
             )
-    one_rank = ["Accelerate leaves DDP out where there is one process"] if "accelerate" in " ".join(found) else []
+    one_rank = (
+        ["Accelerate leaves DDP out where there is one process"]
+        if "accelerate" in " ".join(found)
+        else []
+    )
     return ([f"peers: {', '.join(found)}"] if found else []) + one_rank + missing
 
 

@@ -1,4 +1,5 @@
-"""ResNet-50 as torchvision has it (stride in the 3x3 convolution): its model is not installed everywhere."""
+"""ResNet-50 as torchvision has it (stride in the 3x3 convolution): its model is not installed
+everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class Bottleneck(nn.Module):
             *_normed(width, outputs, 1),
         )
         has_same_shape = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if has_same_shape else nn.Sequential(*_normed(inputs, outputs, 1, stride))
+        self.shortcut = (
+            nn.Identity() if has_same_shape else nn.Sequential(*_normed(inputs, outputs, 1, stride))
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -32,9 +35,15 @@ class Bottleneck(nn.Module):
 class ResNet50(nn.Module):
     """`width` and `blocks` are for small copies of it."""
 
-    def __init__(self, num_classes: int, *, width: int = 64, blocks: tuple[int, ...] = (3, 4, 6, 3)) -> None:
+    def __init__(
+        self, num_classes: int, *, width: int = 64, blocks: tuple[int, ...] = (3, 4, 6, 3)
+    ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [*_normed(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        layers: list[nn.Module] = [
+            *_normed(3, width, 7, 2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        ]
         channels = width
         for stage, count in enumerate(blocks):
             for block in range(count):

@@ -1,12 +1,14 @@
-"""How far `drumline scale predict` is from what is measured: steps of DDP over gloo between hosts with slow links.
+"""How far `drumline scale predict` is from what is measured: steps of DDP over gloo between hosts
+with slow links.
 
     make bench-scale         (or: python -m benchmarks.scale_grid --cells 12 --to results.json)
     python -m benchmarks.scale_grid --again docs/scaling-grid.json
 
-Hosts are network namespaces on this machine (root is needed), with links limited by tc; compute is replayed as timed
-waits (scale_replay.py). For each bandwidth two hosts measure plain all-reduces by size, and one host profiles each
-model alone at one bucket size: all else is predicted. No cell is used to fit anything. `--again` predicts the cells of
-an earlier run once more, from what it measured.
+Hosts are network namespaces on this machine (root is needed), with links limited by tc; compute is
+replayed as timed waits (scale_replay.py). For each bandwidth two hosts measure plain all-reduces by
+size, and one host profiles each model alone at one bucket size: all else is predicted. No cell is
+used to fit anything. `--again` predicts the cells of an earlier run once more, from what it
+measured.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ PROFILE_CAP_MB = 2.0
 COMPUTE_S = 0.3
 MOST_S = 4.0
 MOST_MBIT = 2000
-"""Of all hosts together: that much keeps two cores busy for 65 to 80% of the time, so more would wait for the CPU."""
+"""Of all hosts together: that much keeps two cores busy for 65 to 80% of the time, so more would
+wait for the CPU."""
 SIZES = (4096, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 ROUNDS = 5
 STEPS = 8
@@ -119,7 +122,8 @@ def as_profile(found: Mapping[str, Any]) -> ProfileResult:
             ),
         ),
         buckets=tuple(
-            Bucket(num_bytes=size, ready_s=at, backward_s=at - forward_s, reduce_s=0.0) for size, at in found["buckets"]
+            Bucket(num_bytes=size, ready_s=at, backward_s=at - forward_s, reduce_s=0.0)
+            for size, at in found["buckets"]
         ),
         other_collectives_s=0.0,
         other_collectives=0.0,
@@ -134,7 +138,9 @@ def link_of(mbit: int, points: Sequence[Sequence[float]]) -> Link:
     return link_from_points(f"{mbit}mbit", pairs, world_size=2, backend="gloo")
 
 
-def predicted(profile: Mapping[str, Any], link: Link, hosts: int, cap_mb: float) -> tuple[float, float]:
+def predicted(
+    profile: Mapping[str, Any], link: Link, hosts: int, cap_mb: float
+) -> tuple[float, float]:
     """The step of a cell, and that of a rank alone."""
     shape = shape_of(as_profile(profile)).with_bucket_cap(cap_mb)
     network = Network(backend="gloo", between=link, inside=INSIDE["loopback"])
@@ -146,12 +152,23 @@ def predicted_again(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in kept["cells"]:
         link = link_of(row["mbit"], kept["points"][str(row["mbit"])])
-        found, alone_s = predicted(kept["profiles"][str(row["model_mb"])], link, row["hosts"], row["cap_mb"])
-        rows.append({**row, "predicted_s": found, "alone_s": alone_s, "error": found / row["measured_s"] - 1})
+        found, alone_s = predicted(
+            kept["profiles"][str(row["model_mb"])], link, row["hosts"], row["cap_mb"]
+        )
+        rows.append(
+            {
+                **row,
+                "predicted_s": found,
+                "alone_s": alone_s,
+                "error": found / row["measured_s"] - 1,
+            }
+        )
     return rows
 
 
-def chosen(cells: list[tuple[int, int, float, int]], count: int | None) -> list[tuple[int, int, float, int]]:
+def chosen(
+    cells: list[tuple[int, int, float, int]], count: int | None
+) -> list[tuple[int, int, float, int]]:
     """All, or this many, spread over the grid; by bandwidth, so that a link is set once."""
     if count is not None and count < len(cells):
         cells = random.Random(20).sample(cells, count)
@@ -161,11 +178,17 @@ def chosen(cells: list[tuple[int, int, float, int]], count: int | None) -> list[
 def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     ranks = Ranks(bed, folder)
     alone = {"compute_s": COMPUTE_S, "cap_mb": PROFILE_CAP_MB, "steps": PROFILE_STEPS}
-    raw = {model: ranks.order("profile", 1, model_bytes=model * MIB, **alone) for model in MODELS_MB}
+    raw = {
+        model: ranks.order("profile", 1, model_bytes=model * MIB, **alone) for model in MODELS_MB
+    }
     rows: list[dict[str, Any]] = []
     kept: dict[str, Any] = {"profiles": raw, "points": {}, "cells": rows}
     sizes = [size for size in HOSTS if size <= len(bed.hosts)]
-    grid = [cell for cell in itertools.product(MBITS, sizes, CAPS_MB, MODELS_MB) if cell[0] * cell[1] <= MOST_MBIT]
+    grid = [
+        cell
+        for cell in itertools.product(MBITS, sizes, CAPS_MB, MODELS_MB)
+        if cell[0] * cell[1] <= MOST_MBIT
+    ]
     cells = chosen(grid, options.cells)
     for mbit, group in itertools.groupby(cells, key=lambda cell: cell[0]):
         for host in bed.hosts:
@@ -173,12 +196,20 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
         points = ranks.order("calibrate", 2, sizes=SIZES, rounds=ROUNDS)["points"]
         kept["points"][mbit] = points
         link = link_of(mbit, points)
-        print(f"# {mbit} Mbit/s: measured {link.bytes_per_s * 8e-6:.1f} Mbit/s, {link.latency_s * 1e6:.0f} us", points)
+        print(
+            f"# {mbit} Mbit/s: measured {link.bytes_per_s * 8e-6:.1f} Mbit/s, {link.latency_s * 1e6:.0f} us",
+            points,
+        )
         for _, hosts, cap_mb, model in group:
             found_s, alone_s = predicted(raw[model], link, hosts, cap_mb)
             if found_s > options.most_s:
                 continue
-            values = {"model_bytes": model * MIB, "compute_s": COMPUTE_S, "cap_mb": cap_mb, "steps": STEPS}
+            values = {
+                "model_bytes": model * MIB,
+                "compute_s": COMPUTE_S,
+                "cap_mb": cap_mb,
+                "steps": STEPS,
+            }
             found = ranks.order("cell", hosts, **values)
             row = {
                 "mbit": mbit,
@@ -212,12 +243,20 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", type=int, help="so many cells of the grid, spread over it [all]")
-    parser.add_argument("--hosts", type=int, default=max(HOSTS), help="at most so many hosts [%(default)s]")
-    parser.add_argument("--most-s", type=float, default=MOST_S, help="no cells with longer steps [%(default)s]")
+    parser.add_argument(
+        "--hosts", type=int, default=max(HOSTS), help="at most so many hosts [%(default)s]"
+    )
+    parser.add_argument(
+        "--most-s", type=float, default=MOST_S, help="no cells with longer steps [%(default)s]"
+    )
     parser.add_argument("--to", type=Path, help="a JSON file for the raw results")
-    parser.add_argument("--again", type=Path, help="such a file: measure nothing, predict its cells again")
+    parser.add_argument(
+        "--again", type=Path, help="such a file: measure nothing, predict its cells again"
+    )
     options = parser.parse_args()
     print("| Mbit/s | hosts | model, MiB | bucket, MiB | measured, ms | predicted, ms | error |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

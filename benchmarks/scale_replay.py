@@ -1,7 +1,8 @@
-"""A rank of `benchmarks.scale_grid`: replays a step with timed waits under real DDP and gloo, as ordered by files.
+"""A rank of `benchmarks.scale_grid`: replays a step with timed waits under real DDP and gloo, as
+ordered by files.
 
-Orders are `FOLDER/NNNN.order`, results `FOLDER/NNNN.result`, both JSON; an order without hosts ends the rank. Waits
-take no CPU, so eight hosts fit on two cores.
+Orders are `FOLDER/NNNN.order`, results `FOLDER/NNNN.result`, both JSON; an order without hosts ends
+the rank. Waits take no CPU, so eight hosts fit on two cores.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class Replay:
         self.compute_s = order["compute_s"]
         self.draw = random.Random(1000 * order["number"] + dist.get_rank())
         self.model = DistributedDataParallel(
-            nn.Sequential(*layers), process_group=group, bucket_cap_mb=order["cap_mb"], gradient_as_bucket_view=True
+            nn.Sequential(*layers),
+            process_group=group,
+            bucket_cap_mb=order["cap_mb"],
+            gradient_as_bucket_view=True,
         )
         self.begin = 0.0
 
@@ -95,7 +99,8 @@ def replayed(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def profiled(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
-    """A single rank: the length of each step, and when each bucket was ready, in seconds from the start of a step."""
+    """A single rank: the length of each step, and when each bucket was ready, in seconds from the
+    start of a step."""
     replay = Replay(order, group)
     ready: list[tuple[float, int]] = []
 

@@ -1,11 +1,13 @@
-"""What it costs a script to be observed by `drumline launch --watch`: steps with torch wrapped, against torch as it is.
+"""What it costs a script to be observed by `drumline launch --watch`: steps with torch wrapped,
+against torch as it is.
 
     make bench-watch        (or: python -m benchmarks.script_steps --pairs 20)
 
-Blocks of 100 steps of one loop (DataLoader, DDP, AdamW) alternate in the same processes: on, with the wrapped
-functions, which hash the parameters once in such a block; off, with torch's own. Each goes first in every other pair.
-Times are the processor's, of the main thread: what it waits for others is not in them. Printed are medians over blocks
-and over the ratios of pairs; spread is the middle half.
+Blocks of 100 steps of one loop (DataLoader, DDP, AdamW) alternate in the same processes: on, with
+the wrapped functions, which hash the parameters once in such a block; off, with torch's own. Each
+goes first in every other pair. Times are the processor's, of the main thread: what it waits for
+others is not in them. Printed are medians over blocks and over the ratios of pairs; spread is the
+middle half.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
 
     torch_hooks._wrap_method = recorded
     rank = dist.get_rank()
-    recorder = ScriptRecorder(folder / f"{rank}.script", Topology(rank=rank, world_size=2), node_rank=0)
+    recorder = ScriptRecorder(
+        folder / f"{rank}.script", Topology(rank=rank, world_size=2), node_rank=0
+    )
     torch_hooks.observe_torch(HeartbeatWriter(folder / f"{rank}.activity", rank=rank), recorder)
     return replaced
 
@@ -115,7 +119,9 @@ def run_rank(pairs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=40, help="of blocks [40]")
     options = parser.parse_args()
     if "RANK" in os.environ:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.starts --against ../before --rounds 7
 
-Launches: two nodes on the loopback and two ranks on one, with a script that ends at once. Steps: a small
-model on two ranks, by the log lines of a run.
+Launches: two nodes on the loopback and two ranks on one, with a script that ends at once. Steps: a
+small model on two ranks, by the log lines of a run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def nodes(checkout: Path, folder: Path, secret: str | None) -> float:
         port = probe.getsockname()[1]
     began = time.perf_counter()
     words = f"launch --nodes 2 --master 127.0.0.1:{port} --procs 1"
-    started = [start(checkout, f"{words} --node-rank {rank} {folder}/script.py", secret) for rank in range(2)]
+    started = [
+        start(checkout, f"{words} --node-rank {rank} {folder}/script.py", secret)
+        for rank in range(2)
+    ]
     assert [one.wait() for one in started] == [0, 0]
     return time.perf_counter() - began
 
@@ -60,14 +63,20 @@ def steps(checkout: Path, folder: Path) -> float:
     """Milliseconds of one."""
     run = folder / "run"
     assert start(checkout, f"{TASK} {run}").wait() == 0
-    events = [json.loads(line) for line in (run / "events" / "rank-00000.jsonl").read_text().splitlines()]
-    logged = [(int(event["step"]), float(event["time"])) for event in events if event["kind"] == "train"]
+    events = [
+        json.loads(line) for line in (run / "events" / "rank-00000.jsonl").read_text().splitlines()
+    ]
+    logged = [
+        (int(event["step"]), float(event["time"])) for event in events if event["kind"] == "train"
+    ]
     (first, began), (last, ended) = logged[1], logged[-1]
     return 1000 * (ended - began) / (last - first)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--against", type=Path, required=True, help="the checkout to compare with")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()

@@ -1,7 +1,8 @@
 """Stops processes while another row is measured, and resumes them even if the rank is killed.
 
-If a rank is killed in the middle of a block, the processes that it has stopped would stay stopped forever. So a small
-guard process knows them too, and resumes them when the rank has exited; they then notice that themselves.
+If a rank is killed in the middle of a block, the processes that it has stopped would stay stopped
+forever. So a small guard process knows them too, and resumes them when the rank has exited; they
+then notice that themselves.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import sys
 from contextlib import suppress
 from functools import cache
 
-# It sleeps until the rank writes a pid or exits. Waiting for the end of its input is not enough: workers that were
-# forked from the rank hold the other end too.
+# It sleeps until the rank writes a pid or exits. Waiting for the end of its input is not enough:
+# workers that were forked from the rank hold the other end too.
 PROGRAM = """
 import os, select, signal, sys
 ended, pids = os.pidfd_open(int(sys.argv[1])), b""

@@ -2,10 +2,10 @@
 
     make bench-balance         (or: python -m benchmarks.uneven_ranks --steps 200 --rounds 5)
 
-A GPU is planted: in each forward pass a rank sleeps for 5 ms a sample, the slow one for 10 ms, so that the result
-hardly depends on what else runs on this machine. Runs with equal shards and with shards by speed take turns. The speed
-of a run is the median of its log lines after step 30, when the sizes have been chosen; the loss is that of the
-evaluation at the end.
+A GPU is planted: in each forward pass a rank sleeps for 5 ms a sample, the slow one for 10 ms, so
+that the result hardly depends on what else runs on this machine. Runs with equal shards and with
+shards by speed take turns. The speed of a run is the median of its log lines after step 30, when
+the sizes have been chosen; the loss is that of the evaluation at the end.
 """
 
 from __future__ import annotations
@@ -67,21 +67,41 @@ class HalfSpeedText(LanguageModel):
         return super().loss(model, batch)
 
 
-def train(run: Path, balance: str, *, procs: int, steps: int) -> tuple[float, float, list[int] | None]:
-    """One run: samples a second, the loss at the end, and the sizes of its shards if they were chosen."""
-    words = ["--procs", str(procs), "--train.steps", str(steps), "--data.balance", balance, "--run", str(run)]
+def train(
+    run: Path, balance: str, *, procs: int, steps: int
+) -> tuple[float, float, list[int] | None]:
+    """One run: samples a second, the loss at the end, and the sizes of its shards if they were
+    chosen."""
+    words = [
+        "--procs",
+        str(procs),
+        "--train.steps",
+        str(steps),
+        "--data.balance",
+        balance,
+        "--run",
+        str(run),
+    ]
     task = f"{Path(__file__)}:HalfSpeedText"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "drumline", "train", task, *words], env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "drumline", "train", task, *words], env=environment, check=True
+    )
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
-    speeds = [event["samples_per_s"] for event in events if event["kind"] == "train" and event["step"] > CHOSEN_AT]
+    speeds = [
+        event["samples_per_s"]
+        for event in events
+        if event["kind"] == "train" and event["step"] > CHOSEN_AT
+    ]
     (end,) = (event for event in events if event["kind"] == "end")
     sizes = [event["shard_sizes"] for event in events if "shard_sizes" in event]
     return statistics.median(speeds), end["metrics"]["loss"], sizes[-1] if sizes else None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--procs", type=int, default=2, help="ranks [2]")
     parser.add_argument("--steps", type=int, default=80, help="optimizer steps of each run [80]")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each kind [3]")
@@ -89,7 +109,9 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     machine = f"{platform.machine()}, {cores} cores, Linux {platform.release()}"
     print(f"{machine}, torch {torch.__version__}, Python {platform.python_version()}")
-    print(f"GPT 1 layer of 64 on text, batch 24 x 32, {options.steps} steps, {options.procs} ranks, one at half speed")
+    print(
+        f"GPT 1 layer of 64 on text, batch 24 x 32, {options.steps} steps, {options.procs} ranks, one at half speed"
+    )
     print("data.balance    samples/s     loss   shard sizes", flush=True)
     found: dict[str, list[float]] = {"off": [], "auto": []}
     with tempfile.TemporaryDirectory() as scratch:
@@ -101,7 +123,9 @@ def main() -> None:
                 print(f"{balance:<12} {speed:>12.1f} {loss:>8.4f}   {sizes or 'equal'}", flush=True)
     ratio = statistics.median(found["auto"]) / statistics.median(found["off"])
     best = 2 * (options.procs - 0.5) / options.procs
-    print(f"auto is {ratio:.2f} times as fast; {best:.2f} if all of a step's time were proportional to its samples")
+    print(
+        f"auto is {ratio:.2f} times as fast; {best:.2f} if all of a step's time were proportional to its samples"
+    )
 
 
 if __name__ == "__main__":

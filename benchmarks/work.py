@@ -1,7 +1,9 @@
-"""The work that all ways of a table do: one model with its loss, one optimizer, one source of batches.
+"""The work that all ways of a table do: one model with its loss, one optimizer, one source of
+batches.
 
-All have the same: the model from drumline.training.models with the same seed, a fused optimizer without weight decay
-for biases and norms, bf16 autocast on CUDA, channels_last for images, TF32 and cuDNN's benchmark on.
+All have the same: the model from drumline.training.models with the same seed, a fused optimizer
+without weight decay for biases and norms, bf16 autocast on CUDA, channels_last for images, TF32 and
+cuDNN's benchmark on.
 """
 
 from __future__ import annotations
@@ -83,12 +85,17 @@ def plain_optimizer(module: nn.Module, config: Config) -> torch.optim.Optimizer:
     """As in a careful hand-written script."""
     optim = config.optim
     groups = [
-        {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": optim.weight_decay},
+        {
+            "params": [p for p in module.parameters() if p.ndim > 1],
+            "weight_decay": optim.weight_decay,
+        },
         {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
-    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
+    return torch.optim.SGD(
+        groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True
+    )
 
 
 class Endless:

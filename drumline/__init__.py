@@ -1,6 +1,7 @@
 """Drumline takes a PyTorch training job from one process to many nodes.
 
-Only the public names are here. They are imported when first used, so that `drumline --help` does not load torch.
+Only the public names are here. They are imported when first used, so that `drumline --help` does
+not load torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a node of `drumline aws` finds when it runs its user data in a test: programs that stand in for apt, systemd,
-pip and the mount. They note in FOLDER/log how they were called; the report to the stack goes to FOLDER/report."""
+"""What a node of `drumline aws` finds when it runs its user data in a test: programs that stand in
+for apt, systemd, pip and the mount. They note in FOLDER/log how they were called; the report to the
+stack goes to FOLDER/report."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ case "$*" in
   *-T*) echo "curl $@" >> {folder}/log; cp /run/drumline-report {folder}/report ;;
   *) {metadata} ;;
 esac""",
-    # A venv: its pip fails where there is a file no-index, its Python where there is a file no-boto3. Wheels are
-    # installed by a real pip.
+    # A venv: its pip fails where there is a file no-index, its Python where there is a file
+    # no-boto3. Wheels are installed by a real pip.
     "python3": """
 mkdir -p /opt/drumline/bin
 cp {folder}/bin/pip /opt/drumline/bin/pip
@@ -37,7 +38,13 @@ def write_programs(folder: Path, *, shared: Path, metadata: str, python: str) ->
     programs.mkdir()
     for name, text in PROGRAMS.items():
         pip = f"{sys.executable} -m pip --disable-pip-version-check"
-        given = {"folder": folder, "shared": shared, "metadata": metadata, "python": python, "pip": pip}
+        given = {
+            "folder": folder,
+            "shared": shared,
+            "metadata": metadata,
+            "python": python,
+            "pip": pip,
+        }
         for key, value in given.items():
             text = text.replace(f"{{{key}}}", str(value))
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")

@@ -1,4 +1,5 @@
-"""Debian's chromium, driven over a pipe by the DevTools protocol: one start for many pages and many looks at each."""
+"""Debian's chromium, driven over a pipe by the DevTools protocol: one start for many pages and many
+looks at each."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Browser:
         self.errors: list[str] = []
         self.requested: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
@@ -46,12 +49,18 @@ class Browser:
         assert "error" not in answer, f"{method}: {answer['error']}"
         return answer["result"]
 
-    def open(self, page: Path | str, *, width: int = 1200, dark: bool = False, scripts: bool = True) -> None:
+    def open(
+        self, page: Path | str, *, width: int = 1200, dark: bool = False, scripts: bool = True
+    ) -> None:
         """Open a page, or the same one again, in a window of this width."""
         self.errors.clear()
         self.requested.clear()
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
@@ -77,14 +86,27 @@ class Browser:
             self._mouse("mouseReleased", x, y, count)
 
     def touch(self, *frames: Sequence[tuple[float, float]]) -> None:
-        """Fingers that touch the page at these points, move to those of the further frames, and are lifted."""
+        """Fingers that touch the page at these points, move to those of the further frames, and are
+        lifted."""
         for number, frame in enumerate(frames):
             points = [{"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(frame)]
-            self.call("Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=points)
+            self.call(
+                "Input.dispatchTouchEvent",
+                type="touchMove" if number else "touchStart",
+                touchPoints=points,
+            )
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def _mouse(self, kind: str, x: float, y: float, count: int = 1) -> None:
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=count)
+        self.call(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=y,
+            button="left",
+            buttons=1,
+            clickCount=count,
+        )
 
     def screenshot(self, path: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -129,11 +151,28 @@ def chromium() -> Iterator[Browser]:
     """It talks on the descriptors 3 and 4, and ends when they are closed."""
     theirs, commands = _pipe_above_4()
     answers, ours = _pipe_above_4()
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-extensions"]
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-pipe",
+        "--disable-extensions",
+    ]
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
-        words = [tool("chromium"), *flags, "--disable-background-networking", f"--user-data-dir={folder}"]
+        words = [
+            tool("chromium"),
+            *flags,
+            "--disable-background-networking",
+            f"--user-data-dir={folder}",
+        ]
         process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{ours} {theirs}<&- {ours}>&-', "bash", *words],
+            [
+                "bash",
+                "-c",
+                f'exec "$@" 3<&{theirs} 4>&{ours} {theirs}<&- {ours}>&-',
+                "bash",
+                *words,
+            ],
             pass_fds=(theirs, ours),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

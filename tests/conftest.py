@@ -1,5 +1,5 @@
-"""Guards around every test: no process, no thread and no environment variable is left behind. For tests that ask for
-them: commands that start with torch loaded, and small disks."""
+"""Guards around every test: no process, no thread and no environment variable is left behind. For
+tests that ask for them: commands that start with torch loaded, and small disks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ OWN_VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR",
 }
-HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "tests.fork_server", "execnet")
+HELPERS = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "tests.fork_server",
+    "execnet",
+)
 HAS_LISTS = Path("/proc/thread-self/children").exists()
 
 
@@ -54,14 +59,20 @@ def child_processes() -> set[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             entry = Path("/proc") / pid
             command = (entry / "cmdline").read_bytes().decode(errors="replace")
-            if _state_and_parent(entry)[0] != "Z" and not any(helper in command for helper in HELPERS):
+            if _state_and_parent(entry)[0] != "Z" and not any(
+                helper in command for helper in HELPERS
+            ):
                 children.add(int(pid))
     return children
 
 
 def _new_children(before: set[str]) -> set[int]:
     """Those that run. Most tests have started none, and that is found out quickly."""
-    return child_processes() - {int(pid) for pid in before} if _children_of_any_state() - before else set()
+    return (
+        child_processes() - {int(pid) for pid in before}
+        if _children_of_any_state() - before
+        else set()
+    )
 
 
 def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
@@ -73,7 +84,8 @@ def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
 
 
 def _children_of_any_state() -> set[str]:
-    """By the kernel's own lists: to look at every process of the machine would take longer than most tests do."""
+    """By the kernel's own lists: to look at every process of the machine would take longer than
+    most tests do."""
     found = set()
     parents = [Path("/proc", str(parent), "task") for parent in ("self", *fork_server.attached())]
     for thread in (thread for parent in parents for thread in parent.glob("*")):
@@ -95,11 +107,13 @@ def _state_and_parent(entry: Path) -> list[str]:
     return (entry / "stat").read_text().rpartition(")")[2].split()[:2]
 
 
-# A suite that was started in the background ignores Ctrl-C, and so would all that tests send one to.
+# A suite that was started in the background ignores Ctrl-C, and so would all that tests send one
+# to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Six processes of this suite share two cores: threads of torch would mostly wait for each other, and do so busily.
+# Six processes of this suite share two cores: threads of torch would mostly wait for each other,
+# and do so busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A property is tried with a few examples each time; `make soak-properties` tries many.
@@ -107,10 +121,12 @@ settings.register_profile("suite", max_examples=15, deadline=None)
 settings.register_profile("soak", max_examples=1000, deadline=None)
 settings.load_profile("suite")
 
-# What is loaded for the tests stays to the end: the garbage collector need not look at it, now or later.
+# What is loaded for the tests stays to the end: the garbage collector need not look at it, now or
+# later.
 gc.disable()
 
-# Orphans of a test become children of this process rather than of init, where nobody would see them.
+# Orphans of a test become children of this process rather than of init, where nobody would see
+# them.
 ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 SHARED = pytest.StashKey[tuple[Path, subprocess.Popen[bytes], int]]()
@@ -118,7 +134,8 @@ SHARED = pytest.StashKey[tuple[Path, subprocess.Popen[bytes], int]]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Of pytest-xdist, in the process that starts a worker: all workers have one process to fork servers from."""
+    """Of pytest-xdist, in the process that starts a worker: all workers have one process to fork
+    servers from."""
     if SHARED not in node.config.stash:
         address = Path(tempfile.mkdtemp(prefix="drumline-tests-")) / "fork-server"
         node.config.stash[SHARED] = (address, *fork_server.start(address))
@@ -132,8 +149,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """In a new checkout the first worker makes the bytecode of all tests; the others would make it again, each."""
-    if (collected := _collected(session.config)) and session.config.workerinput["workerid"] != "gw0":  # type: ignore[attr-defined]
+    """In a new checkout the first worker makes the bytecode of all tests; the others would make it
+    again, each."""
+    if (collected := _collected(session.config)) and session.config.workerinput[
+        "workerid"
+    ] != "gw0":  # type: ignore[attr-defined]
         deadline = time.monotonic() + COLLECT_S
         while not collected.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -141,11 +161,14 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-xdist cuts the list into one part for each worker, and who is done takes from the end of another's part.
-    So each part begins with its share of the tests that start processes, and no long one is left for the end. Each
-    worker begins at another place of its share: some wait for a network while others compute."""
+    """pytest-xdist cuts the list into one part for each worker, and who is done takes from the end
+    of another's part. So each part begins with its share of the tests that start processes, and no
+    long one is left for the end. Each worker begins at another place of its share: some wait for a
+    network while others compute."""
     if num_workers := getattr(config, "workerinput", {}).get("workercount"):
-        shares = _shares([item for item in items if STARTS_PROCESSES.intersection(item.path.parts)], num_workers)
+        shares = _shares(
+            [item for item in items if STARTS_PROCESSES.intersection(item.path.parts)], num_workers
+        )
         others = [item for item in items if not STARTS_PROCESSES.intersection(item.path.parts)]
         if max(map(len, shares)) <= len(items) // num_workers:
             sizes = [(len(items) + number) // num_workers for number in range(num_workers)]
@@ -161,7 +184,11 @@ def _shares(items: list[pytest.Item], num_workers: int) -> list[list[pytest.Item
     """The tests, dealt out; those of a module that share a fixture stay together."""
     groups: dict[object, list[pytest.Item]] = {}
     for item in items:
-        scopes = {fixture.scope for fixtures in item._fixtureinfo.name2fixturedefs.values() for fixture in fixtures}  # type: ignore[attr-defined]
+        scopes = {
+            fixture.scope
+            for fixtures in item._fixtureinfo.name2fixturedefs.values()
+            for fixture in fixtures
+        }  # type: ignore[attr-defined]
         groups.setdefault(item.path if "module" in scopes else item, []).append(item)
     shares = []
     for number in range(num_workers):
@@ -200,7 +227,8 @@ def _gone(what: str, leftover: set[object]) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """`small_disk("size=1m")` mounts a tmpfs with these options; it is unmounted whatever happens."""
+    """`small_disk("size=1m")` mounts a tmpfs with these options; it is unmounted whatever
+    happens."""
     mounted: list[Path] = []
 
     def mount(options: str, name: str = "") -> Path:
@@ -219,7 +247,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture
-def warm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def warm(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """From here on, what the test starts with sys.executable has torch loaded."""
     with warm_python(tmp_path_factory.mktemp("warm") / "bin") as program:
         monkeypatch.setattr(sys, "executable", program)
@@ -262,5 +292,7 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.05)
     _gone("processes", set(_new_children(children)))
     _gone("threads", {t.name for t in set(threading.enumerate()) - threads if not t.daemon})
-    changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
+    changed = {
+        k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)
+    }
     _gone("environment variables", set(changed - OWN_VARIABLES))

@@ -1,9 +1,10 @@
-"""Healthy starts of `drumline train digits --procs 2` on a crowded machine: none reports a stall before its first step.
+"""Healthy starts of `drumline train digits --procs 2` on a crowded machine: none reports a stall
+before its first step.
 
     python3 -m tests.crowded_starts --count 12 --busy 6        (make soak-starts)
 
-The processes of a start wait for the CPU most of the time, and each start is slower than on a free machine. The output
-of a start with a `stall:` line, or one that failed, is shown.
+The processes of a start wait for the CPU most of the time, and each start is slower than on a free
+machine. The output of a start with a `stall:` line, or one that failed, is shown.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ START_LIMIT_S = 900.0
 
 def run_start(run: Path) -> subprocess.CompletedProcess[str]:
     """A job of three steps, to its end."""
-    command = [sys.executable, "-m", "drumline", "train", "digits", "--procs", "2", "--run", str(run)]
+    command = [
+        sys.executable,
+        "-m",
+        "drumline",
+        "train",
+        "digits",
+        "--procs",
+        "2",
+        "--run",
+        str(run),
+    ]
     settings = ["--dist.device", "cpu", "--train.steps", "3", "--log.every_steps", "1"]
     return subprocess.run(
         [*command, *settings],
@@ -44,13 +55,22 @@ def stalls_before_first_step(output: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=12, help="how many starts, one after the other [12]")
-    parser.add_argument("--busy", type=int, default=6, help="how many processes compute meanwhile [6]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--count", type=int, default=12, help="how many starts, one after the other [12]"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=6, help="how many processes compute meanwhile [6]"
+    )
     options = parser.parse_args()
     num_stalls = 0
     num_failed = 0
-    with tempfile.TemporaryDirectory(prefix="crowded-starts-") as folder, busy_processes(options.busy):
+    with (
+        tempfile.TemporaryDirectory(prefix="crowded-starts-") as folder,
+        busy_processes(options.busy),
+    ):
         for number in range(1, options.count + 1):
             began_at = time.monotonic()
             start = run_start(Path(folder) / f"start-{number}")

@@ -21,7 +21,9 @@ def make_images(folder: Path) -> None:
     counts: dict[Literal["train", "eval"], int] = {"train": 800, "eval": 200}
     for split, count in counts.items():
         rows = digits(split=split, augment=False).gather(np.arange(count))
-        for number, (image, label) in enumerate(zip(rows.images.numpy() * 15, rows.labels.tolist(), strict=True)):
+        for number, (image, label) in enumerate(
+            zip(rows.images.numpy() * 15, rows.labels.tolist(), strict=True)
+        ):
             file = folder / "images" / split / str(label) / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0]).save(file)

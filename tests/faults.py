@@ -45,11 +45,15 @@ def die_at(fault: Fault, config: Config, task: type[Task], run: Path) -> None:
 
 def _install(fault: Fault) -> None:
     state = {"step": 0, "left": fault.after}
-    steps_done = fault.step - 1 if fault.phase in IN_A_STEP and fault.phase != "stepped" else fault.step
+    steps_done = (
+        fault.step - 1 if fault.phase in IN_A_STEP and fault.phase != "stepped" else fault.step
+    )
 
     def die_if_due() -> None:
         # A checkpoint is written beside the steps that come after it.
-        is_due = state["step"] >= steps_done if fault.phase in BESIDE else state["step"] == steps_done
+        is_due = (
+            state["step"] >= steps_done if fault.phase in BESIDE else state["step"] == steps_done
+        )
         if not is_due:
             return
         if state["left"] == 0:
@@ -86,7 +90,11 @@ def _install(fault: Fault) -> None:
         "data": (delivery, "to_device", before),
         "forward": (TrainStep, "_forward", behind),
         "backward": (TrainStep, "_backward", behind),
-        "exchange": (LiveBuffers, "broadcast", before),  # gradients are there, and nothing has been made of them
+        "exchange": (
+            LiveBuffers,
+            "broadcast",
+            before,
+        ),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
         "gather": (saver, "gather_rng", before),
         "write": (store, "write_file", behind),

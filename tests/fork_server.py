@@ -1,7 +1,7 @@
 """One process with torch loaded, from which the fork server of every pytest-xdist worker is forked.
 
-A fork server that loads torch and its compiler itself takes seconds of a core, in each worker. Its children are as
-before: a server is in the hands of multiprocessing from its first line on.
+A fork server that loads torch and its compiler itself takes seconds of a core, in each worker. Its
+children are as before: a server is in the hands of multiprocessing from its first line on.
 """
 
 from __future__ import annotations
@@ -61,19 +61,27 @@ def attach(address: str) -> None:
 
 
 def attached() -> list[int]:
-    """The fork server of this process, if it has been forked: it gets the orphans of what it has started."""
+    """The fork server of this process, if it has been forked: it gets the orphans of what it has
+    started."""
     server = forkserver._forkserver
-    return [server._forkserver_pid] if "ensure_running" in vars(server) and server._forkserver_pid else []
+    return (
+        [server._forkserver_pid]
+        if "ensure_running" in vars(server) and server._forkserver_pid
+        else []
+    )
 
 
 def _fork(address: str, program: str, words: list[str], files: list[int]) -> int:
-    """In place of the program itself: its last word is Python code, which uses these files. Returns the pid."""
+    """In place of the program itself: its last word is Python code, which uses these files. Returns
+    the pid."""
     text = json.dumps({"code": words[-1], "files": files}).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         socket.send_fds(connection, [text], files)
         answer = connection.recv(4)
-    assert answer, f"the process of tests/fork_server.py has ended: {log_of(Path(address)).read_text()}"
+    assert answer, (
+        f"the process of tests/fork_server.py has ended: {log_of(Path(address)).read_text()}"
+    )
     return int.from_bytes(answer, "little")
 
 

@@ -1,9 +1,10 @@
-"""The soak of worker starts: two ranks fork DataLoader workers right after broadcasts, thousands of times.
+"""The soak of worker starts: two ranks fork DataLoader workers right after broadcasts, thousands of
+times.
 
     python -m tests.forks --count 5000
 
-On Python 3.11 about one child in 10,000 hangs in `fork` there (drumline/data/workers.py). `--press` makes it one in
-seven: a thread keeps taking the lock that is fought over.
+On Python 3.11 about one child in 10,000 hangs in `fork` there (drumline/data/workers.py). `--press`
+makes it one in seven: a thread keeps taking the lock that is fought over.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ ROUND_WITHIN_S = 90.0
 
 @contextmanager
 def interpreter_lock_taken() -> Iterator[None]:
-    """A thread takes and releases, without the GIL, the lock that `PyThreadState_New` takes in a thread of gloo."""
+    """A thread takes and releases, without the GIL, the lock that `PyThreadState_New` takes in a
+    thread of gloo."""
     libc = ctypes.CDLL(None)
     is_over = threading.Event()
     libc.lfind.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t, ctypes.c_void_p]
@@ -45,7 +47,8 @@ def interpreter_lock_taken() -> Iterator[None]:
 
     def take_and_release() -> None:
         while not is_over.is_set():
-            # A search whose "is this it?" is the look-up of interpreter 0: many calls in a row, all in C.
+            # A search whose "is this it?" is the look-up of interpreter 0: many calls in a row, all
+            # in C.
             libc.lfind(None, element, ctypes.byref(ctypes.c_size_t(200_000)), 0, look_up)
 
     thread = threading.Thread(target=take_and_release)
@@ -60,7 +63,9 @@ def interpreter_lock_taken() -> Iterator[None]:
 def load_in_new_workers(count: int = 1) -> list[list[int]]:
     """The batches that workers make which were forked for it, and end with it."""
     loading = LoadingOptions(workers=count, persistent_workers=False)
-    with closing(BatchProducer(BatchMaker(range(8), seed=0), loading, torch.device("cpu"))) as server:
+    with closing(
+        BatchProducer(BatchMaker(range(8), seed=0), loading, torch.device("cpu"))
+    ) as server:
         return [batch.tolist() for batch in server.batches(REQUESTS)]
 
 
@@ -71,7 +76,9 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
     counter.emit = hung.append  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(counter)
     workers.FORK_ATTEMPTS = 50 if press else workers.FORK_ATTEMPTS
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of forks in a process with threads
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # Python 3.12: of forks in a process with threads
     unwatched = DDPManager(watch=WatchConfig(sidecar="off"), device="cpu", same_code=False)
     with unwatched, interpreter_lock_taken() if press else nullcontext():
         for _ in range(rounds):
@@ -81,14 +88,18 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=5000, help="how many forks [5000]")
     parser.add_argument("--press", action="store_true", help="make the race likely")
     options = parser.parse_args()
     # two ranks with two workers each
     rounds = -(-options.count // 4)
     begun = time.monotonic()
-    hung = run_ranks(2, fork_after_broadcasts, rounds, options.press, timeout_s=ROUND_WITHIN_S * rounds)
+    hung = run_ranks(
+        2, fork_after_broadcasts, rounds, options.press, timeout_s=ROUND_WITHIN_S * rounds
+    )
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}: {4 * rounds} workers forked, {sum(hung)} hung "
         f"in fork and were forked again, none lost; {time.monotonic() - begun:.0f} s"

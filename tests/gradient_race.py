@@ -1,12 +1,13 @@
-"""Shows why no other thread may read a `.grad`: one that does ends the process by SIGSEGV, or mixes up gradients.
+"""Shows why no other thread may read a `.grad`: one that does ends the process by SIGSEGV, or mixes
+up gradients.
 
     python3 -m tests.gradient_race --seconds 60
 
-A backward pass replaces `parameter.grad` without the GIL. A thread that reads it meanwhile, with the GIL, may take a
-reference to a gradient that is being freed. From then on two tensors have the same memory: the process ends in
-`zero_grad` (SIGSEGV, `free(): corrupted unsorted chunks`), or an optimizer step gets the gradient of another parameter
-(`Attempting to broadcast a dimension of length ...`). `--reads version` reads the version counter of the parameter
-instead, which is safe.
+A backward pass replaces `parameter.grad` without the GIL. A thread that reads it meanwhile, with
+the GIL, may take a reference to a gradient that is being freed. From then on two tensors have the
+same memory: the process ends in `zero_grad` (SIGSEGV, `free(): corrupted unsorted chunks`), or an
+optimizer step gets the gradient of another parameter (`Attempting to broadcast a dimension of
+length ...`). `--reads version` reads the version counter of the parameter instead, which is safe.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def read_for_ever(parameter: nn.Parameter, attribute: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--reads", choices=("grad", "version"), default="grad")
     options = parser.parse_args()

@@ -18,8 +18,9 @@ DECAY = 0.75
 
 
 class ByHand(Hook):
-    """The average of the weights, as one would write it down, how many steps are in it, and the loss of the latest
-    evaluation at each of them. It draws random numbers where a whole run and a resumed one differ."""
+    """The average of the weights, as one would write it down, how many steps are in it, and the
+    loss of the latest evaluation at each of them. It draws random numbers where a whole run and a
+    resumed one differ."""
 
     def __init__(self) -> None:
         self.average: dict[str, Tensor] = {}
@@ -36,7 +37,9 @@ class ByHand(Hook):
         self.losses += run.metrics.get("loss", 0.0)
         for name, now in run.model.state_dict().items():
             before = self.average[name]
-            self.average[name] = DECAY * before + (1 - DECAY) * now if now.is_floating_point() else now.clone()
+            self.average[name] = (
+                DECAY * before + (1 - DECAY) * now if now.is_floating_point() else now.clone()
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"average": self.average, "num_steps": self.num_steps, "losses": self.losses}
@@ -108,7 +111,9 @@ class Hears(Hook):
     """Has no other moment."""
 
     def failure(self, run: Run, error: BaseException) -> None:
-        run.task.log("failure", f"{error} at {run.step} of epoch {run.epoch} with {list(run.metrics)}")
+        run.task.log(
+            "failure", f"{error} at {run.step} of epoch {run.epoch} with {list(run.metrics)}"
+        )
 
 
 class FailsInASchedule(Classify):

@@ -1,12 +1,14 @@
-"""Many starts of one healthy hsdp job: four ranks on two nodes, SGD with momentum, parameters of uneven rows.
+"""Many starts of one healthy hsdp job: four ranks on two nodes, SGD with momentum, parameters of
+uneven rows.
 
     python3 -m tests.hsdp_starts --count 200 --jobs 4        (make soak-hsdp)
 
-About one start in 200 crashed (`Attempting to broadcast a dimension` in SGD's momentum, or SIGSEGV in `zero_grad`): the
-thread of the progress monitor read a gradient, once a second (tests/gradient_race.py). `--press` makes that thread look
-a thousand times as often, and nearly every start crash. A rank is forked
-from this process, which has torch loaded, and runs `drumline train`; a crash leaves the stacks of all of its threads.
-The output of a start that failed is kept and shown.
+About one start in 200 crashed (`Attempting to broadcast a dimension` in SGD's momentum, or SIGSEGV
+in `zero_grad`): the thread of the progress monitor read a gradient, once a second
+(tests/gradient_race.py). `--press` makes that thread look a thousand times as often, and nearly
+every start crash. A rank is forked from this process, which has torch loaded, and runs `drumline
+train`; a crash leaves the stacks of all of its threads. The output of a start that failed is kept
+and shown.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ class UnevenRows(Task):
     def model(self) -> nn.Module:
         blocks = nn.ModuleList(Block() for _ in range(2))
         return nn.Sequential(
-            nn.Linear(NUM_FEATURES, NUM_HIDDEN), nn.Sequential(*blocks), nn.Linear(NUM_HIDDEN, NUM_CLASSES)
+            nn.Linear(NUM_FEATURES, NUM_HIDDEN),
+            nn.Sequential(*blocks),
+            nn.Linear(NUM_HIDDEN, NUM_CLASSES),
         )
 
     def train_data(self) -> Dataset[Any]:
@@ -152,7 +156,9 @@ class Start:
             if self.is_pressed:
                 ProgressMonitor.__init__.__kwdefaults__["every_s"] = 0.001
             run = self.folder / "run"
-            code = drumline_main(["train", f"{__file__}:UnevenRows", "--run", str(run), *self.arguments])
+            code = drumline_main(
+                ["train", f"{__file__}:UnevenRows", "--run", str(run), *self.arguments]
+            )
         except BaseException:
             traceback.print_exc()
         finally:
@@ -177,7 +183,10 @@ class Start:
 
     def output(self) -> str:
         texts = []
-        for path in [*sorted(self.folder.glob("output-*")), *sorted(self.folder.glob("run/logs/*.log"))]:
+        for path in [
+            *sorted(self.folder.glob("output-*")),
+            *sorted(self.folder.glob("run/logs/*.log")),
+        ]:
             texts.append(f"--- {path.name} ---\n{path.read_text(errors='replace')}")
         return "\n".join(texts)
 
@@ -201,7 +210,9 @@ def busy_processes(count: int) -> Iterator[None]:
             os.waitpid(pid, 0)
 
 
-def run_starts(count: int, jobs: int, folder: Path, arguments: list[str], *, is_pressed: bool) -> list[Start]:
+def run_starts(
+    count: int, jobs: int, folder: Path, arguments: list[str], *, is_pressed: bool
+) -> list[Start]:
     """Returns those that failed."""
     failed: list[Start] = []
     active: list[Start] = []
@@ -218,7 +229,10 @@ def run_starts(count: int, jobs: int, folder: Path, arguments: list[str], *, is_
             active.remove(start)
             if start.failures:
                 failed.append(start)
-                print(f"start {start.number}: {'; '.join(start.failures)}\n{start.output()}", flush=True)
+                print(
+                    f"start {start.number}: {'; '.join(start.failures)}\n{start.output()}",
+                    flush=True,
+                )
             else:
                 shutil.rmtree(start.folder, ignore_errors=True)
             if start.number % 10 == 0:
@@ -237,11 +251,17 @@ def _reap(active: list[Start]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=200, help="how many starts [200]")
     parser.add_argument("--jobs", type=int, default=2, help="how many of them at a time [2]")
-    parser.add_argument("--busy", type=int, default=0, help="how many processes compute meanwhile [0]")
-    parser.add_argument("--press", action="store_true", help="make a race of the progress monitor likely")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="how many processes compute meanwhile [0]"
+    )
+    parser.add_argument(
+        "--press", action="store_true", help="make a race of the progress monitor likely"
+    )
     parser.add_argument("arguments", nargs="*", help="more arguments of drumline train, after --")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -252,7 +272,9 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # a collection in a rank would copy the pages of all that is loaded
     with busy_processes(options.busy):
-        failed = run_starts(options.count, options.jobs, folder, options.arguments, is_pressed=options.press)
+        failed = run_starts(
+            options.count, options.jobs, folder, options.arguments, is_pressed=options.press
+        )
     kinds = Counter("; ".join(start.failures) for start in failed)
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}: {options.count} starts of {WORLD_SIZE} ranks, "

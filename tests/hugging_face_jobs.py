@@ -1,5 +1,5 @@
-"""Jobs on the examples that use Hugging Face's libraries, in a process that has these loaded: to import them takes
-longer than all that is done here. In the folder of the data:
+"""Jobs on the examples that use Hugging Face's libraries, in a process that has these loaded: to
+import them takes longer than all that is done here. In the folder of the data:
 
     python -m tests.hugging_face_jobs make      writes tiny models and their data
     python -m tests.hugging_face_jobs check     looks at what the examples' own commands have trained, and trains more
@@ -54,12 +54,27 @@ LM = f"{ROOT}/examples/finetune_lm.py:FineTune"
 CLASSIFIER = f"{ROOT}/examples/finetune_classifier.py:Classifier"
 LORA = f"{ROOT}/examples/lora.py:Lora"
 TABLE, ROWS = (f"{ROOT}/examples/hf_dataset.py:{name}" for name in ("Table", "Rows"))
-NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NUMBERS = [
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 JUDGEMENTS = {"lovely": "good", "great": "good", "awful": "bad", "boring": "bad"}
 OTHER_WORDS = ["the", "film", "and", "its", "music", "were", "this", "time", "really"]
 # Such a step takes away the gradient itself.
 PLAIN_SGD = OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant")
-with suppress(ImportError):  # of transformers' own: hundreds of patterns, which every process would compile again
+with suppress(
+    ImportError
+):  # of transformers' own: hundreds of patterns, which every process would compile again
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("gpt2")
@@ -70,12 +85,24 @@ def make() -> None:
     """Everything that the commands name, in the current folder."""
     torch.manual_seed(0)
     draw = random.Random(0)
-    sizes = {"vocab_size": save_tokenizer(NUMBERS, Path("base")), "n_positions": 32, "n_embd": 64, "n_layer": 1}
+    sizes = {
+        "vocab_size": save_tokenizer(NUMBERS, Path("base")),
+        "n_positions": 32,
+        "n_embd": 64,
+        "n_layer": 1,
+    }
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     base = transformers.GPT2Config(**sizes, n_head=2, **no_dropout, bos_token_id=2, eos_token_id=2)
     modeling_gpt2.GPT2LMHeadModel(base).save_pretrained("base")
-    sizes = {"vocab_size": save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")}
-    sizes |= {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "vocab_size": save_tokenizer([*JUDGEMENTS, *OTHER_WORDS], Path("encoder"), first="[CLS]")
+    }
+    sizes |= {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     encoder = transformers.BertConfig(**sizes, **no_dropout, max_position_embeddings=32)
     modeling_bert.BertModel(encoder).save_pretrained("encoder")
@@ -89,20 +116,28 @@ def make() -> None:
 def make_table(folder: str, counts: dict[str, int]) -> None:
     spirals = runpy.run_path(f"{ROOT}/examples/spirals.py")["spirals"]
     points = {split: spirals(count, seed=count).tensors for split, count in counts.items()}
-    rows = {split: {"point": one.numpy(), "arm": arm.numpy()} for split, (one, arm) in points.items()}
+    rows = {
+        split: {"point": one.numpy(), "arm": arm.numpy()} for split, (one, arm) in points.items()
+    }
     tables = {split: datasets.Dataset.from_dict(columns) for split, columns in rows.items()}
     datasets.DatasetDict(tables).save_to_disk(folder)
 
 
 def save_tokenizer(words: list[str], folder: Path, *, first: str = "") -> int:
     """One token a word; the size of the vocabulary."""
-    numbers = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[EOS]", "[CLS]", *words])}
+    numbers = {
+        word: number for number, word in enumerate(["[PAD]", "[UNK]", "[EOS]", "[CLS]", *words])
+    }
     tokenizer = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     if first:
-        tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, numbers[first])])
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, numbers[first])]
+        )
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
+        folder
+    )
     return len(numbers)
 
 
@@ -129,7 +164,9 @@ def write_lines(file: Path, lines: list[dict[str, str]]) -> None:
 def check() -> None:
     """On ranks that are forked from here first: a process that has trained must not be forked."""
     for spec, data, base in ((LM, "answers", "base"), (CLASSIFIER, "reviews", "encoder")):
-        gradients_do_not_depend_on_the_number_of_ranks(spec, job_config(data, {"base": base}, optim=PLAIN_SGD))
+        gradients_do_not_depend_on_the_number_of_ranks(
+            spec, job_config(data, {"base": base}, optim=PLAIN_SGD)
+        )
     resumed_runs_have_the_same_bits()
     a_dataset_is_read_by_index_as_it_is()
     only_adapters_are_trained()
@@ -138,14 +175,20 @@ def check() -> None:
     labels_are_predicted()
 
 
-def job_config(data: str, settings: dict[str, Any], *, batch_size: int = 10, **others: Any) -> Config:
-    return replace(make_config(batch_size=batch_size, **others), data=DataConfig(dir=data), task=settings)
+def job_config(
+    data: str, settings: dict[str, Any], *, batch_size: int = 10, **others: Any
+) -> Config:
+    return replace(
+        make_config(batch_size=batch_size, **others), data=DataConfig(dir=data), task=settings
+    )
 
 
 def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) -> None:
     [(alone, by_hand, _)] = run_ranks(1, gradient, spec, config, context=FORK)
     assert np.abs(by_hand).max() > 1e-3
-    np.testing.assert_allclose(alone, by_hand, rtol=1e-4, atol=1e-6)  # transformers' own loss is in single precision
+    np.testing.assert_allclose(
+        alone, by_hand, rtol=1e-4, atol=1e-6
+    )  # transformers' own loss is in single precision
     both = run_ranks(2, gradient, spec, config, context=FORK)
     for found, _, _ in both:
         np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
@@ -153,8 +196,8 @@ def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) ->
 
 
 def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
-    """Of the first global batch, in double precision; of the loss that transformers itself computes of this rank's
-    part, a mean over its tokens or texts; and the shape of that part."""
+    """Of the first global batch, in double precision; of the loss that transformers itself computes
+    of this rank's part, a mean over its tokens or texts; and the shape of that part."""
     task = load_task(spec)(config)
     model_of = task.model
     task.model = lambda: model_of().double()  # type: ignore[method-assign]
@@ -172,10 +215,12 @@ def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
 
 
 def resumed_runs_have_the_same_bits() -> None:
-    """Dropout in the adapters; rows by index; a stream that begins its second round in step 4, the step that is resumed
-    from."""
+    """Dropout in the adapters; rows by index; a stream that begins its second round in step 4, the
+    step that is resumed from."""
     every_four = CheckpointConfig(every_steps=4)
-    adapters = job_config("answers", {"base": "base", "adapter_dropout": 0.2}, steps=6, checkpoint=every_four)
+    adapters = job_config(
+        "answers", {"base": "base", "adapter_dropout": 0.2}, steps=6, checkpoint=every_four
+    )
     rows = job_config("short", {"streaming": True}, steps=6, checkpoint=every_four, batch_size=36)
     jobs = [(adapters, load_task(LORA), Path("lora")), (rows, load_task(TABLE), Path("rows"))]
     jobs.append((*rows_by_index(), Path("indexed")))
@@ -203,7 +248,9 @@ def rows_by_index() -> tuple[Config, type[drumline.Task]]:
             return datasets.load_from_disk(self.config.data.dir)["train"].with_format("torch")
 
     every_four = CheckpointConfig(every_steps=4)
-    return job_config("short", {"streaming": False}, steps=6, checkpoint=every_four, batch_size=36), AsItIs
+    return job_config(
+        "short", {"streaming": False}, steps=6, checkpoint=every_four, batch_size=36
+    ), AsItIs
 
 
 def a_dataset_is_read_by_index_as_it_is() -> None:
@@ -224,29 +271,40 @@ def only_adapters_are_trained() -> None:
     frozen = {name: one for name, one in weights.items() if "lora_" not in name}
     assert len(frozen) == len(base)
     for name, one in frozen.items():
-        assert torch.equal(one, base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]), name
+        assert torch.equal(
+            one, base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]
+        ), name
     adapters = [one for name, one in weights.items() if "lora_B" in name]
     assert adapters
     assert all(one.abs().max() > 0 for one in adapters)  # they begin with zeros
 
 
 def weights_go_in_and_out() -> None:
-    for folder, model in (("base", transformers.AutoModelForCausalLM), ("encoder", transformers.AutoModel)):
+    for folder, model in (
+        ("base", transformers.AutoModelForCausalLM),
+        ("encoder", transformers.AutoModel),
+    ):
         new = model.from_config(transformers.AutoConfig.from_pretrained(folder))
-        assert list(fit_weights(read_weights(Path(folder)).tensors, new).problems()) == []  # for --model.init FOLDER
+        assert (
+            list(fit_weights(read_weights(Path(folder)).tensors, new).problems()) == []
+        )  # for --model.init FOLDER
     assert main(["export", "runs/FineTune", "--to", "tuned/model.safetensors"]) == 0
     shutil.copy("base/config.json", "tuned/config.json")
     tuned = transformers.AutoModelForCausalLM.from_pretrained("tuned").state_dict()
     trained = drumline.load("runs/FineTune").state_dict()
     assert tuned.keys() == trained.keys()
     assert all(torch.equal(one, trained[name]) for name, one in tuned.items())
-    assert not torch.equal(tuned["lm_head.weight"], read_weights(Path("base")).tensors["transformer.wte.weight"])
+    assert not torch.equal(
+        tuned["lm_head.weight"], read_weights(Path("base")).tensors["transformer.wte.weight"]
+    )
 
 
 def adapters_are_saved_as_the_docs_say() -> None:
     tokens = {"input_ids": torch.tensor([[4, 5, 6]])}
     scores = drumline.load("runs/Lora")(**tokens).logits
-    block = re.search(r"```python no-run\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)
+    block = re.search(
+        r"```python no-run\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL
+    )
     assert block is not None
     exec(block[1], {})
     assert "model.safetensors" not in {file.name for file in Path("adapters").iterdir()}
@@ -260,7 +318,9 @@ def adapters_are_saved_as_the_docs_say() -> None:
 def labels_are_predicted() -> None:
     assert main(["predict", "runs/Classifier", "--to", "labels.jsonl"]) == 0
     predicted = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
-    expected = [json.loads(line)["label"] for line in Path("reviews", "eval.jsonl").read_text().splitlines()]
+    expected = [
+        json.loads(line)["label"] for line in Path("reviews", "eval.jsonl").read_text().splitlines()
+    ]
     assert sum(map(str.__eq__, predicted, expected)) > 0.9 * len(expected)
 
 

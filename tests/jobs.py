@@ -31,12 +31,14 @@ from drumline.training.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
 NUM_SAMPLES = 37
-# To start a sidecar takes longer than most of these jobs train; jobs of real commands (tests/cli) have theirs.
+# To start a sidecar takes longer than most of these jobs train; jobs of real commands (tests/cli)
+# have theirs.
 NO_SIDECAR = WatchConfig(sidecar="off")
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
-    """Points with a target that a small network can learn; `jitter` adds augmentation of the naive kind."""
+    """Points with a target that a small network can learn; `jitter` adds augmentation of the naive
+    kind."""
 
     def __init__(self, length: int = NUM_SAMPLES, *, jitter: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -105,7 +107,9 @@ class WeighTokens(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         inputs, targets = batch
         scores = model(inputs).flatten(0, 1)
-        total = functional.cross_entropy(scores, targets.flatten(), ignore_index=-1, reduction="sum")
+        total = functional.cross_entropy(
+            scores, targets.flatten(), ignore_index=-1, reduction="sum"
+        )
         return Loss(total, weight=(targets >= 0).sum())
 
 
@@ -113,15 +117,20 @@ class Normalised(Classify):
     """With BatchNorm, whose statistics differ between ranks until they are made the same."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).double()
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
+        ).double()
 
 
 class Everything(Classify):
-    """BatchNorm, dropout, single precision and memory in an odd order: whatever could differ in the last bit."""
+    """BatchNorm, dropout, single precision and memory in an odd order: whatever could differ in the
+    last bit."""
 
     def model(self) -> nn.Module:
         dropout = nn.Dropout(self.config.model.dropout)
-        model = nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), dropout, nn.Linear(24, 2))
+        model = nn.Sequential(
+            nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), dropout, nn.Linear(24, 2)
+        )
         model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
         return model
 
@@ -134,7 +143,11 @@ class Strided(Classify):
 
     def model(self) -> nn.Module:
         model = nn.Sequential(
-            nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2)
+            nn.Unflatten(1, (6, 1, 1)),
+            nn.Conv2d(6, 8, 3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(8, 2),
         ).double()
         model[4].weight = nn.Parameter(model[4].weight.detach().t().contiguous().t())
         return model.to(memory_format=torch.channels_last)
@@ -160,17 +173,22 @@ def make_config(
         model=type(base.model)(dropout=dropout),
         data=DataConfig(samples=samples, augment=augment, workers=workers),
         optim=optim or OptimConfig(lr=0.1, weight_decay=0.0, schedule="constant", clip_norm=0.5),
-        train=TrainConfig(accumulate=accumulate, eval_batch_size=5, **sized, **lasting, **train_settings),
+        train=TrainConfig(
+            accumulate=accumulate, eval_batch_size=5, **sized, **lasting, **train_settings
+        ),
         checkpoint=checkpoint or CheckpointConfig(),
         log=LogConfig(every_steps=2, display="none"),
         watch=NO_SIDECAR,
     )
 
 
-def train_here(config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test") -> Progress:
+def train_here(
+    config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test"
+) -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
-    # To read and hash all code that is loaded here takes a while; tests/multiproc/test_preflight.py compares it.
+    # To read and hash all code that is loaded here takes a while; tests/multiproc/test_preflight.py
+    # compares it.
     dist = replace(config.dist, start_timeout_s=60, train_timeout_s=30, same_code=False)
     ddp = make_manager(replace(config, dist=dist))
     ddp.setup()

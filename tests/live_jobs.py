@@ -1,4 +1,5 @@
-"""Nodes of one rank each that train with `--dist.on_lost_node continue`, and can be held, killed and started again.
+"""Nodes of one rank each that train with `--dist.on_lost_node continue`, and can be held, killed
+and started again.
 
 Each is a process that runs `drumline train`, forked from the server of tests/ranks.py.
 """
@@ -74,10 +75,13 @@ class Held(Classify):
 
 
 class HeldNormalised(Held):
-    """With BatchNorm and dropout: a forward pass changes buffers, and the state of random numbers."""
+    """With BatchNorm and dropout: a forward pass changes buffers, and the state of random
+    numbers."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)).double()
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)
+        ).double()
 
 
 def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -89,7 +93,9 @@ def wait_here(file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
 
 
 class Nodes:
-    def __init__(self, folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held) -> None:
+    def __init__(
+        self, folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held
+    ) -> None:
         self.task = task
         self.run = folder / "run"
         self.count = count
@@ -115,7 +121,13 @@ class Nodes:
                     "DRUMLINE_RESTARTED": "1" if was_there else "", "DRUMLINE_NODE_START": f"start-{self._starts}",
                     **self.variables,
                 }  # fmt: skip
-                words = ["train", f"{__file__}:{self.task.__name__}", "--run", str(self.run), *self.arguments]
+                words = [
+                    "train",
+                    f"{__file__}:{self.task.__name__}",
+                    "--run",
+                    str(self.run),
+                    *self.arguments,
+                ]
                 output = self.folder / f"output-{self._starts}-{number}-{local_rank}"
                 one = server_context.Process(target=_train, args=(environment, words, str(output)))
                 one.start()
@@ -129,7 +141,10 @@ class Nodes:
 
     def held(self, number: int, where: int | str) -> None:
         """Wait until it is there."""
-        self.until(lambda: (self.run / f"hold-{number}-{where}-reached").exists(), f"node {number} held at {where}")
+        self.until(
+            lambda: (self.run / f"hold-{number}-{where}-reached").exists(),
+            f"node {number} held at {where}",
+        )
 
     def kill(self, *numbers: int) -> None:
         for one in [one for number in numbers for one in self.processes[number]]:
@@ -154,19 +169,27 @@ class Nodes:
 
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
-            return [one for one in read_events(self.run / f"events/rank-{rank:05d}.jsonl") if one["kind"] == kind]
+            return [
+                one
+                for one in read_events(self.run / f"events/rank-{rank:05d}.jsonl")
+                if one["kind"] == kind
+            ]
         return []
 
     def output(self) -> str:
         texts = [path.read_text() for path in sorted(self.folder.glob("output-*"))]
-        return "\n".join([*texts, *(path.read_text() for path in sorted(self.run.glob("logs/*.log")))])
+        return "\n".join(
+            [*texts, *(path.read_text() for path in sorted(self.run.glob("logs/*.log")))]
+        )
 
     def finish(self, *numbers: int) -> None:
         """All of them end well, and what they leave is right."""
         for number in numbers:
             for one in self.processes[number]:
                 one.join(LIMIT_S)
-                assert one.exitcode == 0, f"node {number} ended with {one.exitcode}\n{self.output()}"
+                assert one.exitcode == 0, (
+                    f"node {number} ended with {one.exitcode}\n{self.output()}"
+                )
         report = verify_run(self.run, lambda *_: None)
         assert report.problems == [], report.problems
 
@@ -178,7 +201,9 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held) -> Iterator[Nodes]:
+def nodes(
+    folder: Path, count: int, *arguments: str, per_node: int = 1, task: type[Held] = Held
+) -> Iterator[Nodes]:
     made = Nodes(folder, count, *arguments, per_node=per_node, task=task)
     try:
         yield made

@@ -20,7 +20,8 @@ from tests.ranks import free_port
 
 
 def lose(job: Nodes, number: int, *others: int) -> list[Callable[[], None]]:
-    """Start three nodes, and kill one after step 13; the others wait after step 22. Returns what lets them go."""
+    """Start three nodes, and kill one after step 13; the others wait after step 22. Returns what
+    lets them go."""
     first = number * job.per_node
     job.hold(first, 13)
     go = [job.hold(rank, 22) for rank in others]
@@ -44,7 +45,9 @@ def start_again(job: Nodes, number: int, go: list[Callable[[], None]]) -> None:
 STREAMED = ("--dist.sync", "diloco:6", "--dist.sync_parts", "2", "--dist.sync_overlap", "2")
 
 
-@pytest.mark.parametrize("arguments", [(), STREAMED, ("--dist.outer_dtype", "int8")], ids=["plain", "parts", "int8"])
+@pytest.mark.parametrize(
+    "arguments", [(), STREAMED, ("--dist.outer_dtype", "int8")], ids=["plain", "parts", "int8"]
+)
 def test_killed_between_the_halves_of_a_round(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with nodes(tmp_path, 3, *arguments) as job:
         job.hold(2, "exchange")
@@ -89,7 +92,8 @@ def test_killed_while_it_joins(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_node_that_differs_does_not_join(tmp_path: Path) -> None:
-    """Another setting is seen before the others pause, other data after that; its launcher would not start it again."""
+    """Another setting is seen before the others pause, other data after that; its launcher would
+    not start it again."""
     with nodes(tmp_path, 3, "--train.steps", "200") as job:
         go = lose(job, 2, 0, 1)
         same = job.arguments
@@ -113,7 +117,11 @@ def test_data_of_unknown_length(tmp_path: Path) -> None:
         job.variables = {"STREAM": "1"}
         start_again(job, 2, lose(job, 2, 0, 1))
         job.finish(0, 1, 2)  # the ledger has the steps of the lost node, over the ends of epochs
-    starts = [json.loads(line) for line in (job.run / "ledger.jsonl").read_text().splitlines() if '"start"' in line]
+    starts = [
+        json.loads(line)
+        for line in (job.run / "ledger.jsonl").read_text().splitlines()
+        if '"start"' in line
+    ]
     assert [(one["samples"], one["step"], one.get("lost")) for one in starts[:2]] == [
         (None, 0, None),
         (None, 15, [[2, 11, 15]]),
@@ -131,14 +139,21 @@ def test_a_first_node_that_is_stopped_keeps_the_lock(tmp_path: Path) -> None:
             release()
         job.finish(1, 2)
         assert f"another job (process {job.pid(0)} on " in job.output()
-        assert ": it was lost, and this run continues without the lock; end that process" in job.output()
+        assert (
+            ": it was lost, and this run continues without the lock; end that process"
+            in job.output()
+        )
         os.kill(job.pid(0), signal.SIGCONT)
         job.processes[0][0].join(LIMIT_S)
         assert job.processes[0][0].exitcode == ExitCode.TRAINING_FAILED, job.output()
 
 
-@pytest.mark.parametrize("order", [([2], [0, 1]), ([0, 1], [2])], ids=["the last one first", "two first"])
-def test_a_preempted_node_leaves_and_all_of_them_save(tmp_path: Path, order: tuple[list[int], ...]) -> None:
+@pytest.mark.parametrize(
+    "order", [([2], [0, 1]), ([0, 1], [2])], ids=["the last one first", "two first"]
+)
+def test_a_preempted_node_leaves_and_all_of_them_save(
+    tmp_path: Path, order: tuple[list[int], ...]
+) -> None:
     with nodes(tmp_path, 3, "--train.steps", "1000000") as job:
         job.start(0, 1, 2)
         job.until(lambda: bool(job.events("train")), "the first log line")
@@ -176,8 +191,18 @@ def test_random_kills(tmp_path: Path, seed: int) -> None:
 
 
 def test_replicas_of_sharded_models(tmp_path: Path) -> None:
-    """hsdp: the step that fails is repeated by the others, and a node that joins gets the shards of another."""
-    flags = ("--dist.mode", "hsdp", "--dist.sync", "step", "--optim.name", "adamw", "--train.steps", "300")
+    """hsdp: the step that fails is repeated by the others, and a node that joins gets the shards of
+    another."""
+    flags = (
+        "--dist.mode",
+        "hsdp",
+        "--dist.sync",
+        "step",
+        "--optim.name",
+        "adamw",
+        "--train.steps",
+        "300",
+    )
     with nodes(tmp_path, 3, *flags, per_node=2) as job:
         start_again(job, 2, lose(job, 2, 0, 1, 2, 3))
         job.finish(0, 1, 2)
@@ -189,7 +214,8 @@ def test_replicas_of_sharded_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["exchange", 13], ids=["in a round", "between rounds"])
 def test_buffers_of_replicas_of_two_ranks(tmp_path: Path, place: int | str) -> None:
-    """BatchNorm in replicas that are nodes; those that are left have the same shared buffers, which are compared."""
+    """BatchNorm in replicas that are nodes; those that are left have the same shared buffers, which
+    are compared."""
     flags = ("--dist.sync_within", "node", "--data.samples", "60")
     with nodes(tmp_path, 3, *flags, per_node=2, task=HeldNormalised) as job:
         job.hold(4, place)
@@ -203,7 +229,8 @@ def test_buffers_of_replicas_of_two_ranks(tmp_path: Path, place: int | str) -> N
 
 
 def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
-    """kill -9 of a rank: its launcher restarts the ranks of that node alone, and they join the others."""
+    """kill -9 of a rank: its launcher restarts the ranks of that node alone, and they join the
+    others."""
     job = Nodes(tmp_path, 3)
     port = free_port()
     words = ["--dist.sync_within", "node", "--train.steps", "400", "--watch.sidecar", "auto"]
@@ -216,8 +243,14 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
             "--dist.on_lost_node", "continue",
         ]  # fmt: skip
         with (tmp_path / f"output-{number}").open("w") as output:
-            environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "DRUMLINE_SECRET": "0123456789abcdef" * 2}
-            launchers.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+            environment = {
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "DRUMLINE_SECRET": "0123456789abcdef" * 2,
+            }
+            launchers.append(
+                subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            )
     try:
         job.until(lambda: bool(job.events("train")), "the first log line")
         before = {rank: job.pid(rank) for rank in range(6)}
@@ -226,11 +259,16 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
         job.until_joiner_is_known()
         for release in go:
             release()
-        job.until(lambda: any(one["joined"] for one in job.events("regrouped")), "the node joins again")
+        job.until(
+            lambda: any(one["joined"] for one in job.events("regrouped")), "the node joins again"
+        )
         assert [launcher.wait(LIMIT_S) for launcher in launchers] == [0, 0, 0], job.output()
     finally:
         for launcher in launchers:
             launcher.kill()
     after = {rank: job.pid(rank) for rank in range(6)}
     assert [rank for rank in before if before[rank] != after[rank]] == [2, 3]
-    assert "restarting the ranks (restart 1 of 3); they join the other nodes after a round" in job.output()
+    assert (
+        "restarting the ranks (restart 1 of 3); they join the other nodes after a round"
+        in job.output()
+    )

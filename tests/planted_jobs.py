@@ -1,4 +1,5 @@
-"""Jobs with one planted bottleneck each, which a profile must name first. It dominates clearly, also on slow cores."""
+"""Jobs with one planted bottleneck each, which a profile must name first. It dominates clearly,
+also on slow cores."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class HalfSpeed(Planted):
 
 
 class ItemEachStep(Planted):
-    """`.item()` after every layer, again and again: the host waits for the device, which then waits for the host."""
+    """`.item()` after every layer, again and again: the host waits for the device, which then waits
+    for the host."""
 
     layers: int = 12
     reads: int = 40
@@ -122,4 +124,6 @@ class SyncedNorms(Planted):
     layers: int = 30
 
     def layer(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(self.width, self.width), nn.BatchNorm1d(self.width), nn.ReLU())
+        return nn.Sequential(
+            nn.Linear(self.width, self.width), nn.BatchNorm1d(self.width), nn.ReLU()
+        )

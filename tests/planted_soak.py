@@ -1,9 +1,10 @@
-"""Profiles of jobs with one planted bottleneck each: is it named first, and do changes bring what was predicted?
+"""Profiles of jobs with one planted bottleneck each: is it named first, and do changes bring what
+was predicted?
 
     make soak-profile        (or: python -m tests.planted_soak --count 3 --only SlowData,TinyBuckets)
 
-On gloo. The slow link is that between two hosts of a testbed (root; left out otherwise). SyncBatchNorm and waits for a
-device exist on GPUs only: tests/gpu/test_profile_cuda.py.
+On gloo. The slow link is that between two hosts of a testbed (root; left out otherwise).
+SyncBatchNorm and waits for a device exist on GPUs only: tests/gpu/test_profile_cuda.py.
 """
 
 from __future__ import annotations
@@ -29,8 +30,20 @@ MBIT = 200
 
 
 def profile(task: str, folder: Path, *words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "drumline", "profile", f"{TASKS}:{task}", "--procs", "2", "--run", str(folder)]
-    done = subprocess.run([*command, "--json", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "drumline",
+        "profile",
+        f"{TASKS}:{task}",
+        "--procs",
+        "2",
+        "--run",
+        str(folder),
+    ]
+    done = subprocess.run(
+        [*command, "--json", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -41,7 +54,10 @@ def check_here(task: str, folder: Path) -> bool:
     document = profile(task, folder, *(["--try"] if task in TRIED else []))
     named = [one["bottleneck"] for one in document["advice"]]
     is_right = named[:1] == [HERE[task]]
-    print(f"{task}: named {', '.join(named) or 'nothing'}: {'right' if is_right else 'WRONG'}", flush=True)
+    print(
+        f"{task}: named {', '.join(named) or 'nothing'}: {'right' if is_right else 'WRONG'}",
+        flush=True,
+    )
     for trial in document.get("trials", []):
         if TRIED[task] in trial["settings"]:
             low, high = trial["band"]
@@ -87,13 +103,16 @@ def check_slow_link(folder: Path) -> bool:
     named = [one.bottleneck for one in advise(result)]
     is_right = named[:1] == ["network"]
     print(
-        f"LargeGradients over {MBIT} Mbit/s: named {', '.join(named)}: {'right' if is_right else 'WRONG'}", flush=True
+        f"LargeGradients over {MBIT} Mbit/s: named {', '.join(named)}: {'right' if is_right else 'WRONG'}",
+        flush=True,
     )
     return is_right
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1, help="how often each job is profiled")
     parser.add_argument("--only", default="", help="these jobs, separated by commas")
     options = parser.parse_args()
@@ -108,7 +127,9 @@ def main() -> int:
                 continue
             with tempfile.TemporaryDirectory(prefix="planted-") as folder:
                 run = Path(folder) / "profile"
-                results.append(check_here(task, run) if task in HERE else check_slow_link(Path(folder)))
+                results.append(
+                    check_here(task, run) if task in HERE else check_slow_link(Path(folder))
+                )
     print(f"{sum(results)} of {len(results)} are right")
     return int(not all(results))
 

@@ -10,7 +10,8 @@ LISTENS = "0A"
 
 
 def listening(pid: int | str = "self") -> set[tuple[str, int]]:
-    """All that listen in the network of that process: address and port. `0.0.0.0` and `::` are all addresses."""
+    """All that listen in the network of that process: address and port. `0.0.0.0` and `::` are all
+    addresses."""
     lines = [
         line.split()
         for table in ("tcp", "tcp6")

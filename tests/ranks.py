@@ -1,6 +1,8 @@
-"""Runs a function on several real ranks: processes with torchrun's variables, from a server that has torch loaded.
+"""Runs a function on several real ranks: processes with torchrun's variables, from a server that
+has torch loaded.
 
-A rank forked from that server starts in milliseconds; a rank that imports torch itself would take seconds.
+A rank forked from that server starts in milliseconds; a rank that imports torch itself would take
+seconds.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ class RanksFailed(AssertionError):
 
     def __init__(self, errors: dict[int, str]) -> None:
         self.errors = errors
-        super().__init__("\n".join(f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items())))
+        super().__init__(
+            "\n".join(f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items()))
+        )
 
 
 def free_port() -> int:
-    """One that nobody listens on, below those that the system hands out: it may not give this one away meanwhile."""
+    """One that nobody listens on, below those that the system hands out: it may not give this one
+    away meanwhile."""
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -50,10 +55,14 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 150.0, context: Any = server_context
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 150.0,
+    context: Any = server_context,
 ) -> list[Any]:
-    """`function(*args)` on every rank of a world; what each returned, by rank. `context`: how processes start, if not
-    from the server."""
+    """`function(*args)` on every rank of a world; what each returned, by rank. `context`: how
+    processes start, if not from the server."""
     port = free_port()
     pipes: dict[int, Connection] = {}
     processes = []
@@ -77,8 +86,8 @@ def run_ranks(
 
 
 def _collect(pipes: dict[int, Connection], sentinels: list[int], timeout_s: float) -> list[Any]:
-    """What ranks send. Workers that a killed rank has forked hold its end of the pipe for seconds; its sentinel they do
-    not."""
+    """What ranks send. Workers that a killed rank has forked hold its end of the pipe for seconds;
+    its sentinel they do not."""
     results: dict[int, Any] = {}
     errors: dict[int, str] = {}
     deadline = time.monotonic() + timeout_s
@@ -103,7 +112,10 @@ def _collect(pipes: dict[int, Connection], sentinels: list[int], timeout_s: floa
 
 
 def _run_rank(
-    pipe: Connection, environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
+    pipe: Connection,
+    environment: dict[str, str],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     import torch
 

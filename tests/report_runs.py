@@ -1,4 +1,5 @@
-"""Writes a run folder as a run leaves it, in milliseconds: for tests of what reads run folders only."""
+"""Writes a run folder as a run leaves it, in milliseconds: for tests of what reads run folders
+only."""
 
 from __future__ import annotations
 
@@ -34,13 +35,20 @@ def write_run(
     settings: Mapping[str, str] | None = None,
     ended: bool = True,
 ) -> Path:
-    """A run that saved every 50 steps; a slow rank was slow from the middle on; after a fault it was restarted from the
-    newest save."""
+    """A run that saved every 50 steps; a slow rank was slow from the middle on; after a fault it
+    was restarted from the newest save."""
     (folder / "events").mkdir(parents=True)
-    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in (settings or {"lr": "0.1"}).items())
+    lines = "".join(
+        f"{name} = {json.dumps(value)}\n" for name, value in (settings or {"lr": "0.1"}).items()
+    )
     (folder / "config.toml").write_text(f"[optim]\n{lines}")
     where = [{"rank": rank, "host": HOST, "pid": 1, "device": "cpu"} for rank in range(ranks)]
-    environment = {"command": ["drumline", "train", task], "python": "3.11.7", "torch": "2.13.0", "ranks": where}
+    environment = {
+        "command": ["drumline", "train", task],
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "ranks": where,
+    }
     (folder / "environment.json").write_text(json.dumps(environment))
     for rank in range(ranks):
         events: list[dict[str, Any]] = []
@@ -51,16 +59,29 @@ def write_run(
             moment += START_S if number == 0 else RESTART_S
             attempt = [{"kind": "start", "step": low, "time": moment, **_start(task, ranks, steps)}]
             if number:
-                attempt.append({"kind": "resume", "step": low, "time": moment, "path": "x", "epoch": 1})
-            attempt.append({"kind": "first_step", "step": low + 1, "time": moment, **_first_step(number)})
+                attempt.append(
+                    {"kind": "resume", "step": low, "time": moment, "path": "x", "epoch": 1}
+                )
+            attempt.append(
+                {"kind": "first_step", "step": low + 1, "time": moment, **_first_step(number)}
+            )
             if number:
-                attempt.append({"kind": "recovered", "step": low + 1, "time": moment, **_recovered(high)})
-            attempt += _steps(range(low, high), moment, is_slow=rank == slow_rank, half=steps // 2, metric=metric)
+                attempt.append(
+                    {"kind": "recovered", "step": low + 1, "time": moment, **_recovered(high)}
+                )
+            attempt += _steps(
+                range(low, high), moment, is_slow=rank == slow_rank, half=steps // 2, metric=metric
+            )
             moment = attempt[-1]["time"]
             if number == len(spans) - 1 and ended:
-                attempt.append({"kind": "straggler", "step": high, "time": moment, "message": message})
+                attempt.append(
+                    {"kind": "straggler", "step": high, "time": moment, "message": message}
+                )
                 attempt.append({"kind": "end", "step": high, "time": moment, **_end(metric)})
-            events += [{"number": place, "rank": rank, "host": HOST, **one} for place, one in enumerate(attempt)]
+            events += [
+                {"number": place, "rank": rank, "host": HOST, **one}
+                for place, one in enumerate(attempt)
+            ]
         append(folder, rank, *events)
     return folder
 
@@ -88,13 +109,18 @@ def write_run_of_many_metrics(folder: Path, scale: float = 1.0) -> Path:
     events = []
     for line in (folder / "events" / "rank-00000.jsonl").read_text().splitlines():
         event = json.loads(line)
-        values = {name: scale * place / max(1, event["step"]) for place, name in enumerate(METRICS, start=1)}
+        values = {
+            name: scale * place / max(1, event["step"])
+            for place, name in enumerate(METRICS, start=1)
+        }
         if event["kind"] == "train":
             event |= values
         elif event["kind"] == "evaluation":
             del event["loss"], event["accuracy"]
             for shift, name in enumerate(SETS, start=1):
-                event |= {f"{name}/{metric}": value + 0.1 * shift for metric, value in values.items()}
+                event |= {
+                    f"{name}/{metric}": value + 0.1 * shift for metric, value in values.items()
+                }
         events.append(event)
     (folder / "events" / "rank-00000.jsonl").unlink()
     append(folder, 0, *events)
@@ -116,20 +142,48 @@ def append(folder: Path, rank: int, *events: Any) -> None:
         file.writelines(f"{json.dumps(event)}\n" for event in events)
 
 
-def _steps(steps: range, moment: float, *, is_slow: bool, half: int, metric: str) -> Iterator[dict[str, Any]]:
+def _steps(
+    steps: range, moment: float, *, is_slow: bool, half: int, metric: str
+) -> Iterator[dict[str, Any]]:
     for step in range(steps.start + LOG_EVERY, steps.stop + 1, LOG_EVERY):
         moment += LOG_EVERY * STEP_S
         at: dict[str, Any] = {"step": step, "time": moment}
-        numbers = {"loss": 2 / step, metric: 1 - 1 / step, "lr": 0.1, "samples_per_s": 1000.0, "data_share": 0.01}
+        numbers = {
+            "loss": 2 / step,
+            metric: 1 - 1 / step,
+            "lr": 0.1,
+            "samples_per_s": 1000.0,
+            "data_share": 0.01,
+        }
         yield {"kind": "train", **at, "epoch": 1, "seconds_left": 1.0, **numbers}
         own = 0.07 if is_slow and step > half else 0.02
         seconds = {"data": 0.01, "forward": own, "backward": STEP_S - own - 0.02, "optimizer": 0.01}
-        yield {"kind": "phases", **at, "phases_s": {name: LOG_EVERY * one for name, one in seconds.items()}}
+        yield {
+            "kind": "phases",
+            **at,
+            "phases_s": {name: LOG_EVERY * one for name, one in seconds.items()},
+        }
         if step % SAVE_EVERY == 0:
             moment += 1.5
             at["time"] = moment
-            yield {"kind": "evaluation", **at, "epoch": 1, "samples": 9, "seconds": 1.0, "loss": 3 / step, metric: 0.9}
-            yield {"kind": "checkpoint", **at, "path": "x", "bytes": 10, "seconds": 1, "copy": "host", "blocked_s": 0.5}
+            yield {
+                "kind": "evaluation",
+                **at,
+                "epoch": 1,
+                "samples": 9,
+                "seconds": 1.0,
+                "loss": 3 / step,
+                metric: 0.9,
+            }
+            yield {
+                "kind": "checkpoint",
+                **at,
+                "path": "x",
+                "bytes": 10,
+                "seconds": 1,
+                "copy": "host",
+                "blocked_s": 0.5,
+            }
 
 
 def _start(task: str, ranks: int, steps: int) -> dict[str, Any]:
@@ -140,7 +194,11 @@ def _start(task: str, ranks: int, steps: int) -> dict[str, Any]:
 
 def _first_step(number: int) -> dict[str, Any]:
     seconds = RESTART_S - 1 if number else START_S
-    return {"seconds": seconds, "since": "rank" if number else "command", "parts": {"python and torch": seconds}}
+    return {
+        "seconds": seconds,
+        "since": "rank" if number else "command",
+        "parts": {"python and torch": seconds},
+    }
 
 
 def _recovered(step: int) -> dict[str, Any]:
@@ -149,4 +207,10 @@ def _recovered(step: int) -> dict[str, Any]:
 
 
 def _end(metric: str) -> dict[str, Any]:
-    return {"epoch": 1, "seconds": 30.0, "samples_per_s": 990.0, "metrics": {"loss": 0.1, metric: 0.9}, "best_step": 50}
+    return {
+        "epoch": 1,
+        "seconds": 30.0,
+        "samples_per_s": 990.0,
+        "metrics": {"loss": 0.1, metric: 0.9},
+        "best_step": 50,
+    }

@@ -2,8 +2,8 @@
 
     python -m tests.schedules --count 300        (make soak-exact)
 
-A schedule is decided by its number alone. In the elastic mode the numbers of ranks differ from leg to leg and the
-uninterrupted run has one rank; in the default mode all have the same number.
+A schedule is decided by its number alone. In the elastic mode the numbers of ranks differ from leg
+to leg and the uninterrupted run has one rank; in the default mode all have the same number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ EPOCHS = 3
 STEPS_PER_EPOCH = 3  # of 48, 48 and 6 samples: of these 6 the last of four ranks gets none
 STEPS = EPOCHS * STEPS_PER_EPOCH
 FILES_OF_A_CHECKPOINT = 7
-CUTS = ({"accumulate": 1}, {"accumulate": 2}, {"accumulate": 3}, {"accumulate": 4}, {"micro_batch_size": 3})
+CUTS = (
+    {"accumulate": 1},
+    {"accumulate": 2},
+    {"accumulate": 3},
+    {"accumulate": 4},
+    {"micro_batch_size": 3},
+)
 
 
 @dataclass(frozen=True)
@@ -65,13 +71,17 @@ class Setup:
             workers=workers,
             exact=self.exact,
             shards=self.shards,
-            optim=OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=0.7),
+            optim=OptimConfig(
+                name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=0.7
+            ),
             checkpoint=CheckpointConfig(every_steps=every_steps),
             **length,
             **CUTS[self.cut],
         )
         # Buckets small enough that there are several.
-        return replace(config, dist=DistConfig(static_graph=self.static_graph, bucket_cap_mb=0.0005))
+        return replace(
+            config, dist=DistConfig(static_graph=self.static_graph, bucket_cap_mb=0.0005)
+        )
 
 
 @dataclass(frozen=True)
@@ -106,11 +116,17 @@ def make_schedule(number: int, *, legs: int | None = None) -> Schedule:
     phases = [PHASES[(number // 2 + leg) % len(PHASES)] for leg in range(legs - 1)]
     faults = _faults(phases, worlds, setup, every_steps, chance)
     while any(later.step <= earlier.step for earlier, later in pairwise(faults)):
-        faults = _faults(phases, worlds, setup, every_steps, chance)  # one that the leg before has left behind
-    return Schedule(number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps)
+        faults = _faults(
+            phases, worlds, setup, every_steps, chance
+        )  # one that the leg before has left behind
+    return Schedule(
+        number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps
+    )
 
 
-def _faults(phases: list[str], worlds: list[int], setup: Setup, every_steps: int, chance: random.Random) -> list[Fault]:
+def _faults(
+    phases: list[str], worlds: list[int], setup: Setup, every_steps: int, chance: random.Random
+) -> list[Fault]:
     steps = sorted(chance.sample(range(1, STEPS), len(phases)))
     return [
         _fault(phase, step, world, setup, every_steps, chance)
@@ -118,7 +134,9 @@ def _faults(phases: list[str], worlds: list[int], setup: Setup, every_steps: int
     ]
 
 
-def _fault(phase: str, step: int, world_size: int, setup: Setup, every_steps: int, chance: random.Random) -> Fault:
+def _fault(
+    phase: str, step: int, world_size: int, setup: Setup, every_steps: int, chance: random.Random
+) -> Fault:
     rank = chance.randrange(world_size)
     if phase in AT_AN_EPOCH_END:
         return Fault(phase, -(-step // STEPS_PER_EPOCH) * STEPS_PER_EPOCH, rank)
@@ -151,8 +169,9 @@ def run_schedule(schedule: Schedule, run: Path) -> str:
 
 
 def digest(run: Path, *, with_rng: bool = False) -> str:
-    """SHA-256 of weights, optimizer, scaler and progress of a run's last checkpoint, and of its ledger; the run is
-    verified. The random state of ranks has a meaning on the same number of them only."""
+    """SHA-256 of weights, optimizer, scaler and progress of a run's last checkpoint, and of its
+    ledger; the run is verified. The random state of ranks has a meaning on the same number of them
+    only."""
     found = newest(run)
     whole = hashlib.sha256(covered(run).encode())
     for file in ("model", "optimizer", *(["rng"] if with_rng else [])):
@@ -166,7 +185,8 @@ def digest(run: Path, *, with_rng: bool = False) -> str:
 
 
 def covered(run: Path) -> str:
-    """What a run trained on, by the ledger: which positions of which epoch in which steps, whoever had them."""
+    """What a run trained on, by the ledger: which positions of which epoch in which steps, whoever
+    had them."""
     report = verify_run(run, progress=lambda line: None)
     assert not report.problems, report.problems
     history = read_history(run / "ledger.jsonl", Section("samples"))
@@ -198,7 +218,9 @@ class References:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=300, help="how many schedules [300]")
     parser.add_argument("--first", type=int, default=0, help="the number of the first [0]")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time [2]")
@@ -206,7 +228,10 @@ def main() -> int:
     schedules = [make_schedule(options.first + number) for number in range(options.count)]
     started = time.monotonic()
     results = Counter[tuple[str, bool]]()
-    with tempfile.TemporaryDirectory(prefix="drumline-soak-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="drumline-soak-") as folder,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
         references = References(Path(folder))
 
         def is_same(schedule: Schedule) -> bool:
@@ -223,7 +248,9 @@ def main() -> int:
                 print(f"{results.total()} of {options.count}", flush=True)
     kills = Counter(fault.phase for schedule in schedules for fault in schedule.faults)
     for exact in ("elastic", "world"):
-        print(f"{exact:<8} {results[exact, True]:>4} schedules the same, {results[exact, False]} different")
+        print(
+            f"{exact:<8} {results[exact, True]:>4} schedules the same, {results[exact, False]} different"
+        )
     print(f"kills    {', '.join(f'{phase} {kills[phase]}' for phase in PHASES)}")
     print(f"time     {(time.monotonic() - started) / 60:.0f} min")
     return int(any(not same for _, same in results))

@@ -1,4 +1,5 @@
-"""Every mode against ddp, with faults in every mode, and resumed from every mode in every other (`make soak-modes`)."""
+"""Every mode against ddp, with faults in every mode, and resumed from every mode in every other
+(`make soak-modes`)."""
 
 from __future__ import annotations
 
@@ -36,14 +37,18 @@ def test_every_mode_compiles_its_blocks(tmp_path: Path, policy: bool | str) -> N
     assert_compiles(tmp_path, MODES[1:], policy)
 
 
-@pytest.mark.parametrize(("mode", "world_size"), [*product(("zero1", "fsdp"), (2, 3, 4)), ("hsdp", 2), ("hsdp", 4)])
+@pytest.mark.parametrize(
+    ("mode", "world_size"), [*product(("zero1", "fsdp"), (2, 3, 4)), ("hsdp", 2), ("hsdp", 4)]
+)
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, mode: str, world_size: int) -> None:
     assert_resumes(world_size, mode, tmp_path)
 
 
 @pytest.mark.parametrize(("one", "other"), list(product(MODES, MODES)))
 def test_every_mode_resumes_from_every_other(tmp_path: Path, one: str, other: str) -> None:
-    assert_legs_train_on([(one, WORLDS[one]), (other, OTHER_WORLDS[other]), (one, OTHER_WORLDS[one])], tmp_path)
+    assert_legs_train_on(
+        [(one, WORLDS[one]), (other, OTHER_WORLDS[other]), (one, OTHER_WORLDS[one])], tmp_path
+    )
 
 
 @pytest.mark.usefixtures("warm")

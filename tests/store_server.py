@@ -1,5 +1,5 @@
-"""A real S3 endpoint for tests: a moto server with a bucket for each test (fixtures `aws_server`, `bucket`), and a
-proxy in front of it that delays, refuses and cuts connections."""
+"""A real S3 endpoint for tests: a moto server with a bucket for each test (fixtures `aws_server`,
+`bucket`), and a proxy in front of it that delays, refuses and cuts connections."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ import pytest
 
 NUMBERS = count(1)
 HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive"}
-# What a proxy does with a request: None passes it on, a float waits so long first, an int is the status of the
-# answer, "close" closes the connection without an answer and "cut" in the middle of it.
+# What a proxy does with a request: None passes it on, a float waits so long first, an int is the
+# status of the answer, "close" closes the connection without an answer and "cut" in the middle of
+# it.
 Fault = float | int | str | None
 
 
 @contextmanager
 def moto_server() -> Iterator[str]:
-    server = pytest.importorskip("moto.server", reason="pip install 'drumline[dev]' brings it").ThreadedMotoServer(
-        "127.0.0.1", 0, verbose=False
-    )
+    server = pytest.importorskip(
+        "moto.server", reason="pip install 'drumline[dev]' brings it"
+    ).ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
@@ -68,7 +69,8 @@ def client_of(server: str) -> Any:
 
 @cache
 def shared_loader(*path: Any) -> Any:
-    """Of botocore's large files: to read them again takes most of the time that it takes to make a client."""
+    """Of botocore's large files: to read them again takes most of the time that it takes to make a
+    client."""
     from botocore.loaders import create_loader
 
     return create_loader(*path)
@@ -127,13 +129,17 @@ def new_bucket(server: str) -> Iterator[Bucket]:
 
 def forget_all(server: str) -> None:
     """moto deletes everything of every service."""
-    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST")).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"{server}/moto-api/reset", method="POST")
+    ).close()
 
 
 class Proxy:
     """`fault(method, path)` says what to do with a request: see Fault."""
 
-    def __init__(self, target: str, fault: Callable[[str, str], Fault] = lambda method, path: None) -> None:
+    def __init__(
+        self, target: str, fault: Callable[[str, str], Fault] = lambda method, path: None
+    ) -> None:
         self.fault = fault
         self.requests: list[tuple[str, str]] = []
         self._is_closed = False

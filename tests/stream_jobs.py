@@ -1,4 +1,5 @@
-"""Jobs that train on streams: a plain one, the same on every rank, and one of each rank's own that keeps its place."""
+"""Jobs that train on streams: a plain one, the same on every rank, and one of each rank's own that
+keeps its place."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Plain(IterableDataset[Sample]):
 
 
 class OwnPlace(IterableDataset[Sample]):
-    """Every rank reads the points of its own number and so on; how often each was seen is kept too."""
+    """Every rank reads the points of its own number and so on; how often each was seen is kept
+    too."""
 
     def __init__(self, length: int, *, jitter: float) -> None:
         self.points = Points(length, jitter=jitter)
@@ -45,7 +47,9 @@ class OwnPlace(IterableDataset[Sample]):
         self.seen = state["seen"]
 
     def __iter__(self) -> Iterator[Sample]:
-        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, world_size = (
+            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        )
         mine = range(rank, len(self.points), world_size)
         if self.seen is None:
             self.seen = torch.zeros(len(mine), dtype=torch.int16)  # of another size on each rank

@@ -1,10 +1,11 @@
-"""Python processes that have torch already: forked from the server of tests/ranks.py, behind a program to be called.
+"""Python processes that have torch already: forked from the server of tests/ranks.py, behind a
+program to be called.
 
-For tests of what commands do and say, which would spend nearly all their time on importing torch. The program takes
-what `python` takes: `-m MODULE`, a script, or `-P -c CODE`, as a sidecar is started. For anything
-else, and for a sidecar that is given a socket, it becomes the real Python. The processes that are started by it in turn
-are warm too, since it is their `sys.executable`. That cold ones start is shown elsewhere, with the real Python:
-tests/cli/test_command.py.
+For tests of what commands do and say, which would spend nearly all their time on importing torch.
+The program takes what `python` takes: `-m MODULE`, a script, or `-P -c CODE`, as a sidecar is
+started. For anything else, and for a sidecar that is given a socket, it becomes the real Python.
+The processes that are started by it in turn are warm too, since it is their `sys.executable`. That
+cold ones start is shown elsewhere, with the real Python: tests/cli/test_command.py.
 """
 
 from __future__ import annotations
@@ -53,10 +54,13 @@ esac
 
 @contextmanager
 def warm_python(
-    folder: Path, *modules: str, environment: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+    folder: Path,
+    *modules: str,
+    environment: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> Iterator[str]:
-    """The program, in a folder of its own. In the end nothing that it started may still run. `modules`: what it has
-    loaded beside torch, in that environment."""
+    """The program, in a folder of its own. In the end nothing that it started may still run.
+    `modules`: what it has loaded beside torch, in that environment."""
     folder.mkdir()
     program = folder / "python"
     address = folder / "server"
@@ -123,7 +127,9 @@ def serve(
 def _start(connection: socket.socket, selector: selectors.BaseSelector, program: str) -> None:
     length, files, *_ = socket.recv_fds(connection, 8, MOST_FILES)
     text = b""
-    while len(text) < int.from_bytes(length, "little") and (piece := _received(connection, 1 << 16)):
+    while len(text) < int.from_bytes(length, "little") and (
+        piece := _received(connection, 1 << 16)
+    ):
         text += piece
     pid = os.fork() if length and len(text) == int.from_bytes(length, "little") else None
     if pid == 0:
@@ -146,7 +152,8 @@ def _start(connection: socket.socket, selector: selectors.BaseSelector, program:
 
 
 def _attend(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
-    """Report the exit of a process to its client, and pass signals and the client's exit on to the process."""
+    """Report the exit of a process to its client, and pass signals and the client's exit on to the
+    process."""
     served: _Served = key.data
     if isinstance(key.fileobj, int):
         selector.unregister(key.fileobj)
@@ -172,7 +179,9 @@ def _received(connection: socket.socket, most: int) -> bytes:
         return b""
 
 
-def _end(control: Connection, door: socket.socket, selector: selectors.BaseSelector, patience_s: float) -> None:
+def _end(
+    control: Connection, door: socket.socket, selector: selectors.BaseSelector, patience_s: float
+) -> None:
     """Wait a moment for those that are about to end, and end and name the others."""
     for file in (control, door):
         selector.unregister(file)
@@ -200,7 +209,9 @@ def _become(request: dict[str, Any], files: list[int], program: str) -> NoReturn
 
     place(files, request["files"])
     os.getppid = lambda: request["parent"]  # that of the client; the kernel's is the server
-    if request["words"][0] == "-P":  # a sidecar kills all that its ranks have started, its client too, but not itself
+    if (
+        request["words"][0] == "-P"
+    ):  # a sidecar kills all that its ranks have started, its client too, but not itself
         os.getpid = lambda: request["pid"]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     encoding = request["environment"].get("PYTHONIOENCODING")
@@ -234,7 +245,8 @@ def _forget() -> None:
 def _run(words: list[str]) -> int:
     """The exit code."""
     code = 1
-    # For good, as in Python: `runpy.run_module` would let go of what a script left there, while its threads run.
+    # For good, as in Python: `runpy.run_module` would let go of what a script left there, while its
+    # threads run.
     sys.modules["__main__"] = module = ModuleType("__main__")
     try:
         if words[0] == "-P":  # and -c
@@ -249,7 +261,10 @@ def _run(words: list[str]) -> int:
             sys.argv = words
             sys.path.insert(0, str(Path(words[0]).parent.absolute()))
             module.__dict__["__file__"] = words[0]
-            exec(compile(Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True), module.__dict__)
+            exec(
+                compile(Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True),
+                module.__dict__,
+            )
         code = 0
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):

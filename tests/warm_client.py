@@ -1,7 +1,8 @@
-"""Stands for a Python process of tests/warm.py: same files, folder, environment, parent, signals, and the same end.
+"""Stands for a Python process of tests/warm.py: same files, folder, environment, parent, signals,
+and the same end.
 
-Run with `-I -S`, and without `socket`, `signal` and `json`, whose imports would take two thirds of its time: there is
-one such process for each that a test starts.
+Run with `-I -S`, and without `socket`, `signal` and `json`, whose imports would take two thirds of
+its time: there is one such process for each that a test starts.
 """
 
 import _signal
@@ -19,7 +20,12 @@ def main(server: str, *words: str) -> None:
         os.execv(sys.executable, [sys.executable, *words])
     connection = _socket.socket(_socket.AF_UNIX)
     connection.connect(server)
-    request = {"words": list(words), "cwd": os.getcwd(), "environment": dict(os.environ), "files": files}  # noqa: PTH109
+    request = {
+        "words": list(words),
+        "cwd": os.getcwd(),  # noqa: PTH109
+        "environment": dict(os.environ),
+        "files": files,
+    }
     text = marshal.dumps(request | {"pid": os.getpid(), "parent": os.getppid()})
     numbers = b"".join(file.to_bytes(4, sys.byteorder) for file in files)
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)

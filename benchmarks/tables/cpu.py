@@ -1,9 +1,10 @@
-"""What the engine costs over a loop by hand, with everything on: watch, ledger, events, and a checkpoint in each block.
+"""What the engine costs over a loop by hand, with everything on: watch, ledger, events, and a
+checkpoint in each block.
 
-Ours is `drumline train` itself with its run folder. The save comes in the middle of the block, so that the steps after
-it bear what it does in the background. Both run in the main thread, as a training does: between two of its steps ours
-lets the loop by hand take its block. In threads of their own, as the ways of the other tables are, both are slower
-here, and ours more so.
+Ours is `drumline train` itself with its run folder. The save comes in the middle of the block, so
+that the steps after it bear what it does in the background. Both run in the main thread, as a
+training does: between two of its steps ours lets the loop by hand take its block. In threads of
+their own, as the ways of the other tables are, both are slower here, and ours more so.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
     """Collective: blocks of both in turn; the first of each is for warming up."""
     hand, ours = (Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours"))
     by_hand = steps_by_hand(plain_work(config, ddp))
-    way = whole_run(ours.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples)
-    # The save is due after every SAVE_EVERY steps: half a block more, and it comes in the middle of each.
+    way = whole_run(
+        ours.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples
+    )
+    # The save is due after every SAVE_EVERY steps: half a block more, and it comes in the middle of
+    # each.
     left = SAVE_EVERY // 2
     begun = time.perf_counter()
     num_blocks = -1
@@ -76,16 +80,23 @@ def ranks_text(ddp: DDPManager) -> str:
     return f"{ddp.world_size} rank{'s' if ddp.world_size > 1 else ''}"
 
 
-def pairs_table(name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None) -> Table:
+def pairs_table(
+    name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None
+) -> Table:
     """Two ways for each work, and their ratio block by block."""
     rows = []
     notes = []
     goals = []
     for work, (first, second) in pairs.items():
-        rows += [Row(one.name, [value * 1e3 for value in one.per_step()], one.failure) for one in (first, second)]
+        rows += [
+            Row(one.name, [value * 1e3 for value in one.per_step()], one.failure)
+            for one in (first, second)
+        ]
         if first.failure or second.failure:
             continue
-        ratios = [after / before for before, after in zip(first.seconds, second.seconds, strict=True)]
+        ratios = [
+            after / before for before, after in zip(first.seconds, second.seconds, strict=True)
+        ]
         notes.append(f"{work}: ratio of pairs {described(ratios).strip()}")
         if goal is not None:
             goals.append(Goal(f"{work}: ratio", statistics.median(ratios), at_most=goal))

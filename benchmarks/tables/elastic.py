@@ -23,12 +23,20 @@ def make(options: Options, ddp: DDPManager) -> Table:
     rounds = options.rounds_or(20)
     pairs = {}
     for name, config in (TINY_WORK if options.tiny else WORK).items():
-        elastic = replace(config, train=replace(config.train, exact="elastic", shards=ddp.world_size))
-        ways = [Way(f"{name}: ordinary", _steps(ddp, config)), Way(f"{name}: elastic", _steps(ddp, elastic))]
+        elastic = replace(
+            config, train=replace(config.train, exact="elastic", shards=ddp.world_size)
+        )
+        ways = [
+            Way(f"{name}: ordinary", _steps(ddp, config)),
+            Way(f"{name}: elastic", _steps(ddp, elastic)),
+        ]
         pairs[name] = measure(ways, rounds=rounds, steps=STEPS, warm_up=STEPS)
     how = f"n = {rounds} pairs of blocks of {STEPS} steps, in turn in the same processes; medians"
     return pairs_table(
-        f"elastic-{ddp.world_size}", f"elastic: steps for any number of ranks, {ranks_text(ddp)}", pairs, how
+        f"elastic-{ddp.world_size}",
+        f"elastic: steps for any number of ranks, {ranks_text(ddp)}",
+        pairs,
+        how,
     )
 
 

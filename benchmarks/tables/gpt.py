@@ -1,6 +1,8 @@
-"""A model that fills the card: GPT-2 124M on random tokens from an array in memory, compiled by everyone.
+"""A model that fills the card: GPT-2 124M on random tokens from an array in memory, compiled by
+everyone.
 
-Ours is a whole run with everything on: watch, ledger, events, and a checkpoint in every block, in the background.
+Ours is a whole run with everything on: watch, ledger, events, and a checkpoint in every block, in
+the background.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from benchmarks.ways.by_hand import by_hand
 from benchmarks.ways.ours import run_folder, steps_of, whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Work
-from drumline.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
 from drumline.training.manager import DDPManager
@@ -43,9 +52,12 @@ BY_HAND = "by hand, compiled"
 
 
 class Windows:
-    """Batches without end, each of windows at random places; pinned, so that the copy does not stop the step."""
+    """Batches without end, each of windows at random places; pinned, so that the copy does not stop
+    the step."""
 
-    def __init__(self, tokens: NDArray[np.uint16], *, size: int, context: int, pinned: bool) -> None:
+    def __init__(
+        self, tokens: NDArray[np.uint16], *, size: int, context: int, pinned: bool
+    ) -> None:
         self._tokens = tokens
         self._size = size
         self._context = context
@@ -66,7 +78,9 @@ def make(options: Options, ddp: DDPManager) -> Table:
     folder = options.folder
     size = 4 if options.tiny else options.micro_batch
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
-    tokens = write_tokens(folder, windows=256 if options.tiny else 8192, config=config, tiny=options.tiny)
+    tokens = write_tokens(
+        folder, windows=256 if options.tiny else 8192, config=config, tiny=options.tiny
+    )
     vocabulary = TINY_VOCABULARY if options.tiny else VOCABULARY
     context = config.model.context
     supply = Windows(tokens, size=size, context=context, pinned=ddp.device.type == "cuda")
@@ -92,9 +106,13 @@ def gpt_config(folder: Path, *, size: int, is_cuda: bool, tiny: bool) -> Config:
     return Config(
         model=TINY if tiny else GPT2,
         data=DataConfig(name="tokens", dir=str(folder)),
-        optim=OptimConfig(name="adamw", lr=6e-4, weight_decay=0.1, clip_norm=1.0, schedule="constant"),
+        optim=OptimConfig(
+            name="adamw", lr=6e-4, weight_decay=0.1, clip_norm=1.0, schedule="constant"
+        ),
         train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32"),
-        checkpoint=CheckpointConfig(every_steps=TINY_SAVE_EVERY if tiny else SAVE_EVERY, keep_last=1, keep_best=0),
+        checkpoint=CheckpointConfig(
+            every_steps=TINY_SAVE_EVERY if tiny else SAVE_EVERY, keep_last=1, keep_best=0
+        ),
     )
 
 
@@ -115,7 +133,8 @@ def _ours(ddp: DDPManager, config: Config, folder: Path, samples: int) -> Way:
 
 
 def flops_per_token(model: ModelConfig, parameters: int) -> int:
-    """6 for each parameter, and 12 x layers x width x context for attention (heads x size of a head is the width)."""
+    """6 for each parameter, and 12 x layers x width x context for attention (heads x size of a head
+    is the width)."""
     return 6 * parameters + 12 * model.layers * model.width * model.context
 
 
@@ -125,7 +144,9 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
     for way in taken:
         log = RunFolder(run_folder(folder, way.name)).event_file(0)
         found = read_events(log) if log.exists() else []
-        stopped = [e["blocked_s"] * 1e3 for e in found if e["kind"] == "checkpoint" and e["step"] > after]
+        stopped = [
+            e["blocked_s"] * 1e3 for e in found if e["kind"] == "checkpoint" and e["step"] > after
+        ]
         if stopped:
             lines.append(
                 f"{way.name}: {len(stopped)} saves in {len(way.seconds)} blocks; by the run's own events each stopped "
@@ -134,9 +155,14 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
     return lines
 
 
-def _table(taken: list[Taken], config: Config, parameters: int, how: str, *, saves: list[str]) -> Table:
+def _table(
+    taken: list[Taken], config: Config, parameters: int, how: str, *, saves: list[str]
+) -> Table:
     model = config.model
-    rows = [Row(way.name, [samples * model.context for samples in way.per_second()], way.failure) for way in taken]
+    rows = [
+        Row(way.name, [samples * model.context for samples in way.per_second()], way.failure)
+        for way in taken
+    ]
     title = f"gpt: {parameters / 1e6:.0f}M parameters, context {model.context}, micro-batch {config.train.batch_size}"
     table = Table("gpt", title, "tokens/s", rows, how)
     ours = [row for row in rows if row.way.startswith("ours") and row.values]

@@ -1,8 +1,9 @@
-"""From bytes in memory to weights: a larger MiniResNet on as many images as CIFAR-10 has, shuffled, cropped, mirrored
-and normalised.
+"""From bytes in memory to weights: a larger MiniResNet on as many images as CIFAR-10 has, shuffled,
+cropped, mirrored and normalised.
 
-The others have the usual Dataset that makes one sample at a time, in the workers of a DataLoader. Ours reads the same
-images as `--data.name cifar10`, and is a whole run with events, ledger and exact sampling.
+The others have the usual Dataset that makes one sample at a time, in the workers of a DataLoader.
+Ours reads the same images as `--data.name cifar10`, and is a whole run with events, ledger and
+exact sampling.
 """
 
 from __future__ import annotations
@@ -128,10 +129,14 @@ def _ours(ddp: DDPManager, config: Config, folder: Path, count: int, *, warm_up:
 def _config(options: Options, device: torch.device, folder: Path, size: int) -> Config:
     is_cuda = device.type == "cuda"
     return Config(
-        model=ModelConfig(widths=(4, 8), blocks=1) if options.tiny else ModelConfig(widths=(64, 128, 256), blocks=2),
+        model=ModelConfig(widths=(4, 8), blocks=1)
+        if options.tiny
+        else ModelConfig(widths=(64, 128, 256), blocks=2),
         data=DataConfig(name="cifar10", dir=str(folder), augment=True),
         optim=OptimConfig(name="sgd", lr=0.1, schedule="constant"),
-        train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32", cudnn_benchmark=is_cuda),
+        train=TrainConfig(
+            batch_size=size, precision="bf16" if is_cuda else "fp32", cudnn_benchmark=is_cuda
+        ),
     )
 
 

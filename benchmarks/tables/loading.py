@@ -1,6 +1,7 @@
 """From workers to the training process, without a model: what a batch costs on its way.
 
-Each batch is copied once more here, into memory that is used again, as a GPU's pinned memory would be.
+Each batch is copied once more here, into memory that is used again, as a GPU's pinned memory would
+be.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Rows(TwoPartDataset):
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> list[Tensor]:
         chosen = indices % len(self._images)
         return [
-            torch.from_numpy(self._images.take(chosen, axis=0)) if self._copies else gather_rows(self._images, chosen)
+            torch.from_numpy(self._images.take(chosen, axis=0))
+            if self._copies
+            else gather_rows(self._images, chosen)
         ]
 
     def finish(self, rows: list[Tensor], choices: None) -> list[Tensor]:
@@ -60,7 +63,11 @@ def make(options: Options, ddp: DDPManager) -> Table:
     size, crop, batch_size = (40, 32, 4) if options.tiny else (256, 224, 128)
     workers = 1 if options.tiny else options.workers or 2
     length = batch_size * 100
-    settings: dict[str, int] = {"size": size, "crop": crop, "num_images": 8 if options.tiny else 256}
+    settings: dict[str, int] = {
+        "size": size,
+        "crop": crop,
+        "num_images": 8 if options.tiny else 256,
+    }
     photos = Photos(length, **settings)
     photo_bytes = PhotoBytes(length, **settings)
     by_hand: DataLoader[Any] = DataLoader(
@@ -76,7 +83,9 @@ def make(options: Options, ddp: DDPManager) -> Table:
     ]
     rounds = options.rounds_or(9)
     steps = 8 * workers
-    taken = measure([way for way in ways if options.wants(way.name)], rounds=rounds, steps=steps, warm_up=steps)
+    taken = measure(
+        [way for way in ways if options.wants(way.name)], rounds=rounds, steps=steps, warm_up=steps
+    )
     how = f"n = {rounds} blocks of {steps} batches of {batch_size}, in turn in one process; medians; {workers} workers"
     return _table(taken, size, crop, how)
 
@@ -108,7 +117,15 @@ def _table(taken: list[Taken], size: int, crop: int, how: str) -> Table:
     title = f"loading: samples of {size}x{size} from memory, as float32 crops of {crop}x{crop} or as they are"
     table = Table("loading", title, "images/s", rows, how)
     goals = [
-        Goal("uint8 / float32 samples", ratio(table.row(BYTES), table.row(FLOATS)), at_least=GOAL_BYTES),
-        Goal("whole batches / copied again", ratio(table.row(SHARED), table.row(COPIED)), at_least=GOAL_SHARED),
+        Goal(
+            "uint8 / float32 samples",
+            ratio(table.row(BYTES), table.row(FLOATS)),
+            at_least=GOAL_BYTES,
+        ),
+        Goal(
+            "whole batches / copied again",
+            ratio(table.row(SHARED), table.row(COPIED)),
+            at_least=GOAL_SHARED,
+        ),
     ]
     return replace(table, goals=goals)

@@ -1,7 +1,8 @@
-"""A dataset of one's own: ResNet-50 on images that a plain Dataset crops, mirrors and normalises one by one.
+"""A dataset of one's own: ResNet-50 on images that a plain Dataset crops, mirrors and normalises
+one by one.
 
-All have the same Dataset in as many workers. Then ours has bytes as samples, and does the rest in `on_device`. The card
-alone, with batches that are on it already, is the limit.
+All have the same Dataset in as many workers. Then ours has bytes as samples, and does the rest in
+`on_device`. The card alone, with batches that are on it already, is the limit.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
         Way(CARD, partial(by_hand, replace(compiled, batches=lambda: Endless(on_card)))),
     ]
     chosen = [way for way in ways if options.wants(way.name)]
-    # Workers finish their batches at about the same time: blocks of as many batches as that are alike.
+    # Workers finish their batches at about the same time: blocks of as many batches as that are
+    # alike.
     rounds = options.rounds_or(3)
     steps = 2 * workers
     how = (
@@ -137,7 +139,11 @@ def _table(taken: list[Taken], batch_size: int, crop: int, how: str) -> Table:
     table = Table("resnet", title, "images/s", rows, how)
     card = table.row(CARD)
     ours = table.row(BYTES)
-    shares = [f"{row.way} {row.median / card.median:.0%}" for row in rows if card and row.values and row is not card]
+    shares = [
+        f"{row.way} {row.median / card.median:.0%}"
+        for row in rows
+        if card and row.values and row is not card
+    ]
     goals = [
         Goal(f"{BYTES}, images/s", ours.median if ours else None, at_least=GOAL_IMAGES),
         Goal(f"{BYTES} / {CARD}", ratio(ours, card), at_least=GOAL_SHARE),

@@ -1,8 +1,10 @@
-"""What a save costs a run: GPT-2 124M with AdamW, 1.49 GB of state, saved in the middle of a block of steps.
+"""What a save costs a run: GPT-2 124M with AdamW, 1.49 GB of state, saved in the middle of a block
+of steps.
 
-The end of every step is marked on the device. The step that follows the save ends later than usual by as much as it was
-stopped; what the steps after it lose while the state is written is counted apart. Besides: the time from the call until
-the state is on disk, which is that of the folder for temporary files (TMPDIR).
+The end of every step is marked on the device. The step that follows the save ends later than usual
+by as much as it was stopped; what the steps after it lose while the state is written is counted
+apart. Besides: the time from the call until the state is on disk, which is that of the folder for
+temporary files (TMPDIR).
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def make(options: Options, ddp: DDPManager) -> Table:
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
     config = replace(config, checkpoint=replace(config.checkpoint, every_steps=every))
     tokens = write_tokens(folder, windows=2048, config=config, tiny=options.tiny)
-    supply = Windows(tokens, size=size, context=config.model.context, pinned=ddp.device.type == "cuda")
+    supply = Windows(
+        tokens, size=size, context=config.model.context, pinned=ddp.device.type == "cuda"
+    )
     work = Work(config, {"vocab_size": 64 if options.tiny else 50304}, ddp.device, lambda: supply)
     samples = len(tokens) // (config.model.context + 1)
     ours = whole_run(OURS, ddp, config, load_task("text"), folder, samples=samples)
@@ -89,7 +93,10 @@ def make(options: Options, ddp: DDPManager) -> Table:
         _by_hand(TORCH, work, folder, _torch_save),
         _by_hand("torch.save, then fsync", work, folder, _torch_save_and_flush),
         _by_hand("DCP async_save", work, folder, _dcp_saver()),
-        Saving(ours, lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done)),
+        Saving(
+            ours,
+            lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done),
+        ),
     ]
     savings = [saving for saving in savings if options.wants(saving.way.name)]
     rounds = options.rounds_or(5)
@@ -165,7 +172,10 @@ def _ends_in_ms(marks: list[Any]) -> list[float]:
 
 
 def _by_hand(
-    name: str, work: Work, folder: Path, write: Callable[[nn.Module, Any, Path, Callable[[], None]], None]
+    name: str,
+    work: Work,
+    folder: Path,
+    write: Callable[[nn.Module, Any, Path, Callable[[], None]], None],
 ) -> Saving:
     """Plain steps, whose state the driver of the steps saves in between."""
     held: dict[str, Any] = {}
@@ -195,11 +205,15 @@ def _by_hand(
 
 
 def _torch_save(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:
-    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, target / "state.pt")
+    torch.save(
+        {"model": module.state_dict(), "optimizer": optimizer.state_dict()}, target / "state.pt"
+    )
     done()
 
 
-def _torch_save_and_flush(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:
+def _torch_save_and_flush(
+    module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]
+) -> None:
     _torch_save(module, optimizer, target, lambda: None)
     with (target / "state.pt").open("rb") as file:
         os.fsync(file.fileno())
@@ -241,11 +255,19 @@ def _watch_for(folder: Path, done: Callable[[], None]) -> None:
 def _table(savings: list[Saving], state: int, how: str) -> Table:
     rows = [Row(saving.way.name, saving.stopped_ms, saving.failure) for saving in savings]
     table = Table("save", f"save: {state / 1e9:.2f} GB of training state", "ms stopped", rows, how)
-    totals = {saving.way.name: Row(saving.way.name, saving.total_s) for saving in savings if saving.total_s}
+    totals = {
+        saving.way.name: Row(saving.way.name, saving.total_s)
+        for saving in savings
+        if saving.total_s
+    }
     ours = table.row(OURS)
     goals = [
         Goal("ours, ms stopped", ours.median if ours else None, at_most=GOAL_MS),
-        Goal("ours / torch.save, until on disk", ratio(totals.get(OURS), totals.get(TORCH)), at_most=GOAL_TOTAL),
+        Goal(
+            "ours / torch.save, until on disk",
+            ratio(totals.get(OURS), totals.get(TORCH)),
+            at_most=GOAL_TOTAL,
+        ),
     ]
     measured = [saving for saving in savings if saving.total_s]
     notes = [

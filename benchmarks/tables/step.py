@@ -1,4 +1,5 @@
-"""The step alone: a small model, so that what is not arithmetic shows. Batches are on the device for everyone."""
+"""The step alone: a small model, so that what is not arithmetic shows. Batches are on the device
+for everyone."""
 
 from __future__ import annotations
 
@@ -61,7 +62,11 @@ def make(options: Options, ddp: DDPManager) -> Table:
     rounds = options.rounds_or(7)
     steps = 3 if options.tiny else 100
     taken = measure(chosen, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
-    return _table(taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians")
+    return _table(
+        taken,
+        config,
+        f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians",
+    )
 
 
 def _config(size: int, widths: tuple[int, ...], device: torch.device) -> Config:
@@ -70,7 +75,10 @@ def _config(size: int, widths: tuple[int, ...], device: torch.device) -> Config:
         model=ModelConfig(name="mini_resnet", widths=widths, blocks=1),
         optim=OptimConfig(name="sgd", lr=0.1, schedule="constant"),
         train=TrainConfig(
-            batch_size=size, epochs=10**6, precision="bf16" if is_cuda else "fp32", cudnn_benchmark=is_cuda
+            batch_size=size,
+            epochs=10**6,
+            precision="bf16" if is_cuda else "fp32",
+            cudnn_benchmark=is_cuda,
         ),
     )
 

@@ -34,9 +34,11 @@ ENDLESS = 10**7
 QUIET_S = 120.0
 
 
-def engine_steps(ddp: DDPManager, config: Config, task: Task, batches: list[Batch] | None = None) -> Iterator[int]:
-    """The training loop as `drumline train` runs it, one step at a time, without a run folder. `batches`: to be taken
-    instead of what the loader makes; they are on the device already."""
+def engine_steps(
+    ddp: DDPManager, config: Config, task: Task, batches: list[Batch] | None = None
+) -> Iterator[int]:
+    """The training loop as `drumline train` runs it, one step at a time, without a run folder.
+    `batches`: to be taken instead of what the loader makes; they are on the device already."""
     seed_shared(config.train.seed)
     job = build_job(config, task, ddp)
     reporter = Reporter([], rank=ddp.rank, host=ddp.host)
@@ -53,7 +55,9 @@ def _steps_of(job: Job, batches: list[Batch]) -> Iterator[Step]:
     """Steps as the loader plans them, on batches that it did not make."""
     for epoch in count():
         for number, plan in enumerate(
-            plan_epoch(Cursor(epoch), length=job.loader.num_samples or 0, sharding=job.loader.sharding)
+            plan_epoch(
+                Cursor(epoch), length=job.loader.num_samples or 0, sharding=job.loader.sharding
+            )
         ):
             data = batches[number % len(batches)]
             yield Step(plan, iter([MicroBatch(data, len(data[0]), True, 0, True)]))
@@ -69,9 +73,11 @@ def whole_run(
     samples: int,
     warm_up: int | None = None,
 ) -> Way:
-    """`drumline train` itself with its run folder: events, ledger, checkpoints, and the watch where ddp has it."""
+    """`drumline train` itself with its run folder: events, ledger, checkpoints, and the watch where
+    ddp has it."""
     run = run_folder(folder, name)
-    # Its length is in steps; what is due at the end of an epoch only would come in some blocks and not in others.
+    # Its length is in steps; what is due at the end of an epoch only would come in some blocks and
+    # not in others.
     config = replace(
         config,
         train=replace(config.train, epochs=None, steps=ENDLESS, eval_every_epochs=0),
@@ -84,7 +90,13 @@ def whole_run(
         progress = _Followed(after_step, samples)
         train(RunRequest(name, config, run, False, ()), task, ddp, progress)
 
-    return Way(name, go, wake=partial(_with_sidecar, ddp, resume), rest=partial(_rest, ddp, run), warm_up=warm_up)
+    return Way(
+        name,
+        go,
+        wake=partial(_with_sidecar, ddp, resume),
+        rest=partial(_rest, ddp, run),
+        warm_up=warm_up,
+    )
 
 
 def run_folder(folder: Path, name: str) -> Path:
@@ -93,7 +105,8 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 class _Followed(Progress):
-    """The progress of a run, which calls back after each step: the loop moves the cursor once a step."""
+    """The progress of a run, which calls back after each step: the loop moves the cursor once a
+    step."""
 
     def __init__(self, after_step: AfterStep, samples: int) -> None:
         super().__init__()
@@ -108,8 +121,8 @@ class _Followed(Progress):
 
 
 def _rest(ddp: DDPManager, run: Path) -> None:
-    """Wait until no checkpoint is being written. The heartbeat must not show a step that has begun: it would be
-    reported as a stall."""
+    """Wait until no checkpoint is being written. The heartbeat must not show a step that has begun:
+    it would be reported as a stall."""
     ddp._connection.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then
@@ -120,7 +133,10 @@ def _rest(ddp: DDPManager, run: Path) -> None:
 
 def _with_sidecar(ddp: DDPManager, act: Callable[[int], None]) -> None:
     """Only our own rows have a sidecar."""
-    if ddp._connection.watch_folder is not None and (ddp._connection.watch_folder / "sidecar.pid").exists():
+    if (
+        ddp._connection.watch_folder is not None
+        and (ddp._connection.watch_folder / "sidecar.pid").exists()
+    ):
         act(int((ddp._connection.watch_folder / "sidecar.pid").read_text()))
 
 

@@ -1,7 +1,7 @@
 """Lightning's Trainer, Lightning Fabric and Accelerate, each as its own documentation shows it.
 
-They are imported when they are asked for, and only if they are installed. The process group is there already; all
-three take it as it is.
+They are imported when they are asked for, and only if they are installed. The process group is
+there already; all three take it as it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def lightning(work: Work, after_step: AfterStep) -> None:
                 nn.utils.clip_grad_norm_(self.plain[0].parameters(), work.clip_norm)
 
     class HandOver(Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Batch, index: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Batch, index: int
+        ) -> None:
             after_step(len(batch[0]))
 
     trainer = Trainer(

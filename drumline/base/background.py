@@ -1,4 +1,5 @@
-"""Runs calls that may never return, to a server of files, objects or names that is down, in daemon threads."""
+"""Runs calls that may never return, to a server of files, objects or names that is down, in daemon
+threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Errors with their exit codes, and warnings.
 
-A message answers three questions: what happened (with values), where (host, rank, step) and what to do next.
-The code that raises an error knows what and what next; the code that reports it adds where with `located`.
+A message answers three questions: what happened (with values), where (host, rank, step) and what to
+do next. The code that raises an error knows what and what next; the code that reports it adds where
+with `located`.
 """
 
 from __future__ import annotations
@@ -62,13 +63,17 @@ class DrumlineError(Exception):
 
     exit_code = ExitCode.TRAINING_FAILED
 
-    def __init__(self, what: str, *, next_step: str | None = None, place: Place | None = None) -> None:
+    def __init__(
+        self, what: str, *, next_step: str | None = None, place: Place | None = None
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.next_step = next_step
         self.place = place or Place()
 
-    def located(self, *, host: str | None = None, rank: int | None = None, step: int | None = None) -> Self:
+    def located(
+        self, *, host: str | None = None, rank: int | None = None, step: int | None = None
+    ) -> Self:
         """Add where it happened; what the error already knows about its place is kept."""
         given = {"host": host, "rank": rank, "step": step}
         known = {name: value for name, value in vars(self.place).items() if value is not None}
@@ -103,7 +108,8 @@ class ConfigError(UsageError):
 
 
 class PreflightError(DrumlineError):
-    """The run was stopped before its first step because the ranks differ or cannot reach each other."""
+    """The run was stopped before its first step because the ranks differ or cannot reach each
+    other."""
 
     exit_code = ExitCode.PREFLIGHT_FAILED
 
@@ -116,7 +122,8 @@ class MissingExtraError(UsageError):
     """A feature needs a package that is not part of the core install."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
-        # Not 'drumline[extra]': no package index has drumline, and whoever took the name there could run code here.
+        # Not 'drumline[extra]': no package index has drumline, and whoever took the name there
+        # could run code here.
         packages = [
             requirement.partition(";")[0].strip()
             for requirement in requires("drumline") or ()
@@ -131,7 +138,8 @@ class CheckpointError(DrumlineError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint does not fit the model or optimizer that it is loaded into: a restart would not help."""
+    """A checkpoint does not fit the model or optimizer that it is loaded into: a restart would not
+    help."""
 
     exit_code = ExitCode.USAGE
 
@@ -149,15 +157,18 @@ class NonFiniteError(TrainingError):
 
 
 class UnusedParametersError(TrainingError):
-    """A step leaves out parameters that other ranks may wait for: after a restart the same batch would lead to it."""
+    """A step leaves out parameters that other ranks may wait for: after a restart the same batch
+    would lead to it."""
 
 
 class TrialError(TrainingError):
-    """A kind of step ran out of memory while `--train.step auto` tried it: a restart does not try it again."""
+    """A kind of step ran out of memory while `--train.step auto` tried it: a restart does not try
+    it again."""
 
 
 class HangError(DrumlineError):
-    """The run was stopped because it hangs, or fails repeatedly at the same step: a restart would not help."""
+    """The run was stopped because it hangs, or fails repeatedly at the same step: a restart would
+    not help."""
 
     exit_code = ExitCode.HANG
 
@@ -180,7 +191,9 @@ def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") 
 
 
 class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
         if isinstance(msg, DrumlineError):
             msg = f"{msg.what}. Try: {msg.next_step}" if msg.next_step else msg.what
         below = traceback.format_exc().splitlines() if kwargs.pop("exc_info", None) else []
@@ -188,8 +201,8 @@ class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
 
 
 log = _HarmlessLog(logging.getLogger("drumline"), {})
-"""For warnings: `log.warning(...)` goes to the logger `drumline`, with control characters escaped. In a user's own
-loop logging may not be configured; Python then prints the lines as they are."""
+"""For warnings: `log.warning(...)` goes to the logger `drumline`, with control characters escaped.
+In a user's own loop logging may not be configured; Python then prints the lines as they are."""
 
 
 class _AsMessage(logging.Handler):
@@ -198,7 +211,8 @@ class _AsMessage(logging.Handler):
 
 
 def report_uncaught_errors() -> None:
-    """For a command: report exceptions of threads and asyncio tasks, which Python would print without escaping."""
+    """For a command: report exceptions of threads and asyncio tasks, which Python would print
+    without escaping."""
 
     def report(failed: threading.ExceptHookArgs) -> None:
         lines = traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)

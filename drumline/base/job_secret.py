@@ -1,7 +1,8 @@
 """The shared secret of all processes of a job, so that no other process can forge their messages.
 
-It is passed in the environment of processes and through ssh's stdin, never on a command line, in a log or unencrypted
-over a network. The launcher that starts all nodes makes it; users who start nodes one by one set DRUMLINE_SECRET.
+It is passed in the environment of processes and through ssh's stdin, never on a command line, in a
+log or unencrypted over a network. The launcher that starts all nodes makes it; users who start
+nodes one by one set DRUMLINE_SECRET.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def secret_from(environment: Mapping[str, str]) -> str | None:
 
 
 def derived(secret: str, *purpose: str) -> str:
-    """The secret for one purpose, which reveals neither the original nor any other derived secret."""
+    """The secret for one purpose, which reveals neither the original nor any other derived
+    secret."""
     return keyed_hash(secret.encode(), "drumline job", *purpose).hex()
 
 
 def keyed_hash(secret: bytes, *texts: str) -> bytes:
-    """HMAC over texts that contain no zero byte, so characters cannot be moved from one text to the next."""
+    """HMAC over texts that contain no zero byte, so characters cannot be moved from one text to the
+    next."""
     return hmac.digest(secret, "\0".join(texts).encode(), hashlib.sha256)

@@ -1,8 +1,8 @@
 """Processes in /proc: their state, their limits, their tree, and how to end a whole tree.
 
-Only the standard library, because guards and sidecars start with every job. Reads never wait for the process, whatever
-it is blocked in. So files that need the lock of its memory (cmdline, environ, maps) are not read, except in
-`processes_with_variable`.
+Only the standard library, because guards and sidecars start with every job. Reads never wait for
+the process, whatever it is blocked in. So files that need the lock of its memory (cmdline, environ,
+maps) are not read, except in `processes_with_variable`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def state_of(pid: int) -> str:
 
 
 def has_signal(status: dict[str, str], kind: str, number: int) -> bool:
-    """Whether a field of `read_status` contains this signal: SigCgt (caught), SigBlk, SigPnd, ShdPnd."""
+    """Whether a field of `read_status` contains this signal: SigCgt (caught), SigBlk, SigPnd,
+    ShdPnd."""
     return bool(int(status.get(kind, "0"), 16) >> (number - 1) & 1)
 
 
@@ -84,7 +85,8 @@ def threads(pid: int) -> list[int]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Bytes that it has read and written so far, by calls and on disks; None without permission to read them."""
+    """Bytes that it has read and written so far, by calls and on disks; None without permission to
+    read them."""
     words = _read(f"/proc/{pid}/io").split()
     # rchar, wchar, read_bytes, write_bytes; the fields between them count calls.
     return sum(int(words[place]) for place in (1, 3, 9, 11)) if len(words) > 11 else None
@@ -110,7 +112,8 @@ def thread_times(pid: int) -> dict[int, ThreadTimes]:
 
 
 class ProcessHandle:
-    """One process, held by descriptors, so that a later process with the same pid is not mistaken for it."""
+    """One process, held by descriptors, so that a later process with the same pid is not mistaken
+    for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -137,7 +140,8 @@ class ProcessHandle:
 
 
 def cgroup_values(name: str) -> list[str]:
-    """The contents of this file for the root that this process sees and for its own control group, where they exist."""
+    """The contents of this file for the root that this process sees and for its own control group,
+    where they exist."""
     own = os.fsdecode(_read("/proc/self/cgroup")).rpartition("::/")[2].strip()
     texts = (_read(f"{CGROUPS}/{folder}/{name}").decode().strip() for folder in ("", own))
     return [text for text in texts if text]
@@ -146,7 +150,9 @@ def cgroup_values(name: str) -> list[str]:
 def cpu_quota() -> float | None:
     """How many CPUs' time the container gets; None: no limit."""
     limits = (text.split() for text in cgroup_values("cpu.max"))
-    return min((float(quota) / float(period) for quota, period in limits if quota != "max"), default=None)
+    return min(
+        (float(quota) / float(period) for quota, period in limits if quota != "max"), default=None
+    )
 
 
 def usable_cpus() -> float:
@@ -165,14 +171,16 @@ def parent_of(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process. Fast, but may miss one that starts or exits now; some kernels lack these lists."""
+    """The children of a process. Fast, but may miss one that starts or exits now; some kernels lack
+    these lists."""
     # Each thread has its own list.
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
     return [int(child) for found in lists for child in found.split()]
 
 
 def descendants(pid: int) -> list[int]:
-    """The living children of a process, their children, and so on. Reads the state of every process on the machine."""
+    """The living children of a process, their children, and so on. Reads the state of every process
+    on the machine."""
     parents = {other: parent_of(other) for other in _numbers_in("/proc")}
     found = []
     new = [pid]
@@ -182,10 +190,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_with_variable(*assignments: str) -> list[int]:
-    """The processes that were started with one of these `NAME=value` in their environment, except this one. A process
-    that hangs with the lock of its memory held blocks this call."""
+    """The processes that were started with one of these `NAME=value` in their environment, except
+    this one. A process that hangs with the lock of its memory held blocks this call."""
     wanted = {assignment.encode() for assignment in assignments}
-    found = (pid for pid in _numbers_in("/proc") if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0")))
+    found = (
+        pid
+        for pid in _numbers_in("/proc")
+        if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0"))
+    )
     return [pid for pid in found if pid != os.getpid()]
 
 
@@ -206,7 +218,8 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 class Termination:
-    """Ends processes: SIGTERM to the topmost, which end their children; after the grace period SIGKILL to all."""
+    """Ends processes: SIGTERM to the topmost, which end their children; after the grace period
+    SIGKILL to all."""
 
     def __init__(self, find: Callable[[], Iterable[int]], grace_s: float) -> None:
         """`find`: the pids that are left."""
@@ -228,7 +241,10 @@ class Termination:
             # Children of a process that has exited are then topmost.
             topmost = {pid for pid in left if parent_of(pid) not in left} - self._signalled
             self._signalled |= topmost
-            for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process receives SIGTERM only after SIGCONT
+            for number in (
+                signal.SIGTERM,
+                signal.SIGCONT,
+            ):  # a stopped process receives SIGTERM only after SIGCONT
                 send_signal(topmost, number)
         return not left or now >= self._deadline + KILL_WAIT_S
 
@@ -238,8 +254,8 @@ class Termination:
 
 
 def end_with_parent(parent: int) -> bool:
-    """The kernel sends this process a SIGTERM when its parent dies, even if that is killed with -9. Linux only. False:
-    it has died already."""
+    """The kernel sends this process a SIGTERM when its parent dies, even if that is killed with -9.
+    Linux only. False: it has died already."""
     import ctypes  # not before: most processes do without
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -247,8 +263,8 @@ def end_with_parent(parent: int) -> bool:
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """The command that does the same and gets a SIGTERM when this process dies: this file, run as a program, becomes
-    it. torchrun's agent ends its ranks on a SIGTERM; a rank alone ends at once."""
+    """The command that does the same and gets a SIGTERM when this process dies: this file, run as a
+    program, becomes it. torchrun's agent ends its ranks on a SIGTERM; a rank alone ends at once."""
     if sys.platform != "linux":
         return list(command)
     # Without site-packages and the user's own paths: it starts in milliseconds.

@@ -1,7 +1,9 @@
-"""What our launcher gives each rank in its environment, and the failure record that a rank leaves for its launcher.
+"""What our launcher gives each rank in its environment, and the failure record that a rank leaves
+for its launcher.
 
-When the user's command began, a file for each rank of each start (what a rank prints is for people, what it writes
-there is for the launcher), a folder for the watchdog, and the settings of a script's watchdog.
+When the user's command began, a file for each rank of each start (what a rank prints is for people,
+what it writes there is for the launcher), a folder for the watchdog, and the settings of a script's
+watchdog.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ SAVED_FILE = "DRUMLINE_SAVED_FILE"
 GRACE_S = "DRUMLINE_GRACE_S"
 ERROR_FILE = "DRUMLINE_ERROR_FILE"
 RANK_FILE = "DRUMLINE_RANK_FILE"
-"""Where a rank writes its number when the group of nodes has changed; the launcher marks its lines with that."""
+"""Where a rank writes its number when the group of nodes has changed; the launcher marks its lines
+with that."""
 COMMAND_START = "DRUMLINE_COMMAND_START"
 WATCH_FOLDER = "DRUMLINE_WATCH_DIR"
 WATCH_NODES = "DRUMLINE_WATCH_NODES"
@@ -37,7 +40,8 @@ ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
 LOST_S = "DRUMLINE_WATCH_LOST_S"
 LAUNCHER_LINK = "DRUMLINE_LAUNCHER_LINK"
-"""A file in which the supervisor of a host writes from which hosts the launcher gets heartbeats (LauncherLink)."""
+"""A file in which the supervisor of a host writes from which hosts the launcher gets heartbeats
+(LauncherLink)."""
 DEFAULT_ON_HANG = "restart"
 LOST_AFTER_S = 20
 """How long a host may be cut off before it is lost, as in `WatchConfig.lost_s`."""
@@ -108,13 +112,15 @@ def read_rank(path: Path) -> int | None:
 
 
 def grace_from(environment: Mapping[str, str]) -> float | None:
-    """How many seconds after a SIGTERM the launcher kills this rank; None: another launcher, which does not say."""
+    """How many seconds after a SIGTERM the launcher kills this rank; None: another launcher, which
+    does not say."""
     text = environment.get(GRACE_S)
     return float(text) if text else None
 
 
 def note_saved(environment: Mapping[str, str]) -> None:
-    """Report to the launcher that the preempted run has saved: the same command resumes it, whatever ends this rank."""
+    """Report to the launcher that the preempted run has saved: the same command resumes it,
+    whatever ends this rank."""
     if path := environment.get(SAVED_FILE):
         with contextlib.suppress(OSError):
             Path(path).touch()
@@ -135,7 +141,8 @@ class ErrorRecord:
 
 
 def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
-    """Does nothing in a command that a user has typed. A later failure, after a restart, replaces an earlier one."""
+    """Does nothing in a command that a user has typed. A later failure, after a restart, replaces
+    an earlier one."""
     if path := environment.get(ERROR_FILE):
         with contextlib.suppress(OSError):
             replace_text(Path(path), json.dumps(asdict(record)))
@@ -172,7 +179,8 @@ class ScriptWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherLink:
-    """Which hosts of a job the launcher reaches: with it, the end of a cut link that is cut off is known."""
+    """Which hosts of a job the launcher reaches: with it, the end of a cut link that is cut off is
+    known."""
 
     is_cut_off: bool = False
     """Whether this host gets no heartbeat from the launcher."""
@@ -207,7 +215,8 @@ class WatchSettings:
     """The watch folder of this node and this start."""
     secret: str | None = field(default=None, repr=False)
     nodes: tuple[tuple[str, int], ...] = ()
-    """By node: the address, and the port that is reserved for its sidecar; empty on a single node."""
+    """By node: the address, and the port that is reserved for its sidecar; empty on a single
+    node."""
     run: Path | None = None
     """Only for a script: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG
@@ -220,7 +229,8 @@ class WatchSettings:
 
 
 def sidecar_secret(secret: str | None, *start: str) -> str | None:
-    """The secret of the sidecars of one start; `start` identifies it, where all starts share one secret."""
+    """The secret of the sidecars of one start; `start` identifies it, where all starts share one
+    secret."""
     return None if secret is None else derived(secret, "sidecars", *start)
 
 

@@ -12,14 +12,17 @@ NUM_PORTS = 20_000
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK and the other variables for a task of an srun step; empty elsewhere (a batch script is not an srun step)."""
+    """RANK and the other variables for a task of an srun step; empty elsewhere (a batch script is
+    not an srun step)."""
     is_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
     if not is_step or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return {}
     node_list = environment["SLURM_STEP_NODELIST"]
     per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
     # Hosts are in the order of their ranks only if each has the same number of ranks, in blocks.
-    in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
+    in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith(
+        "block"
+    )
     return {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],

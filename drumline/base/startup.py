@@ -1,8 +1,10 @@
-"""How a command starts: when it began, what Ctrl-C does until its ranks run, and how torch is imported.
+"""How a command starts: when it began, what Ctrl-C does until its ranks run, and how torch is
+imported.
 
-Until ranks run, a signal handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch loads its compiler
-(torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time to the first step; a
-placeholder answers calls while nothing is compiled, and any other use loads the real module.
+Until ranks run, a signal handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch
+loads its compiler (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third
+of the time to the first step; a placeholder answers calls while nothing is compiled, and any other
+use loads the real module.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from drumline.base.terminal import paragraph
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a launcher and its ranks."""
 SAME_SIGNAL_S = 2.0
-"""A scheduler, a shell or `timeout` may signal a process and its parent, which passes it on: within this many seconds
-they count as one signal."""
+"""A scheduler, a shell or `timeout` may signal a process and its parent, which passes it on: within
+this many seconds they count as one signal."""
 INTERRUPTED_EARLY = "interrupted before the first step; rerun the same command"
 COMPILER = "torch._dynamo"
 # Where torch keeps the result of `disable` for a function.
 DISABLED = "__dynamo_disable"
-# torch's rules for tensors without data (meta tensors) take a third of its import, and are for compilers.
+# torch's rules for tensors without data (meta tensors) take a third of its import, and are for
+# compilers.
 TENSOR_RULES = "torch._meta_registrations"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # Programs that search all modules ask each for dunder names; only these two mean that it is used.
@@ -68,13 +71,15 @@ def process_start() -> float:
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:
-    """When the launcher of this rank began; None for restarted ranks, and if it runs on another host."""
+    """When the launcher of this rank began; None for restarted ranks, and if it runs on another
+    host."""
     start = environment.get(COMMAND_START)
     return float(start) if start else None
 
 
 def launch_start(environment: Mapping[str, str]) -> float:
-    """When the launcher of this node began, in Unix seconds, for restarted ranks too; infinity: unknown."""
+    """When the launcher of this node began, in Unix seconds, for restarted ranks too; infinity:
+    unknown."""
     start = environment.get(LAUNCH_START)
     return float(start) if start else math.inf
 
@@ -83,7 +88,8 @@ def launch_start(environment: Mapping[str, str]) -> float:
 
 
 def set_handler(number: signal.Signals, handler: Handler | signal.Handlers) -> None:
-    """Set it, unless the signal was ignored when the command began (nohup, a shell's `&`): then it stays ignored."""
+    """Set it, unless the signal was ignored when the command began (nohup, a shell's `&`): then it
+    stays ignored."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, handler)
 
@@ -111,8 +117,13 @@ def interruptible(message: str) -> Iterator[None]:
 
 
 def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
-    """The last line after Ctrl-C. `run`: the run folder, if known here; `arguments`: those of `drumline train`."""
-    again = "rerun the same command without --fresh" if "--fresh" in arguments else "rerun the same command"
+    """The last line after Ctrl-C. `run`: the run folder, if known here; `arguments`: those of
+    `drumline train`."""
+    again = (
+        "rerun the same command without --fresh"
+        if "--fresh" in arguments
+        else "rerun the same command"
+    )
     if run is None:
         return f"interrupted; {again} to resume from the newest checkpoint, if one was saved"
     if any((run / "checkpoints").glob("step-*")):
@@ -125,7 +136,8 @@ def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Imports inside this block are never scanned by the garbage collector: they create some 100,000 objects."""
+    """Imports inside this block are never scanned by the garbage collector: they create some
+    100,000 objects."""
     gc.disable()
     try:
         yield
@@ -135,8 +147,9 @@ def loading() -> Iterator[None]:
 
 
 def load_torch_quietly(*, computes: bool) -> None:
-    """Import torch without its C++ logs: its store logs a lost connection with a stack, we print one line. The ranks'
-    log level does not change. `computes`: whether this process may use tensors."""
+    """Import torch without its C++ logs: its store logs a lost connection with a stack, we print
+    one line. The ranks' log level does not change. `computes`: whether this process may use
+    tensors."""
     if "torch" in sys.modules:
         return
     if not computes:
@@ -151,7 +164,8 @@ def load_torch_quietly(*, computes: bool) -> None:
 
 
 def quiet_profiler() -> None:
-    """Before torch's profiler is used for the first time: without this it prints when it starts and stops."""
+    """Before torch's profiler is used for the first time: without this it prints when it starts and
+    stops."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 
@@ -194,11 +208,14 @@ class LateModule(ModuleType):
 
 
 class LoadedMeanwhile(Loader):
-    """Finds a module that was loaded while Python was importing it: to import `late.part`, Python checks
-    `sys.modules`, then asks `late` for its path, which loads both, and would create a second `late.part`."""
+    """Finds a module that was loaded while Python was importing it: to import `late.part`, Python
+    checks `sys.modules`, then asks `late` for its path, which loads both, and would create a second
+    `late.part`."""
 
     @classmethod
-    def find_spec(cls, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        cls, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if target is not None or name not in sys.modules:  # a target is to be reloaded
             return None
         return importlib.util.spec_from_loader(name, cls(sys.modules[name]))
@@ -217,7 +234,8 @@ class LoadedMeanwhile(Loader):
 
 
 def load_compiler_late() -> None:
-    """Install the placeholder. Not before the process group exists: torch clears the compiler's caches there."""
+    """Install the placeholder. Not before the process group exists: torch clears the compiler's
+    caches there."""
     if COMPILER not in sys.modules:
         import torch
 
@@ -236,7 +254,8 @@ class _LateCompiler(LateModule):
         self.trace_rules = _LatePart(self, "trace_rules", clear_lru_cache=lambda: None)
 
     def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
-        """torch's own functions ask with `wrapping=False`, and keep the answer where it can be corrected later."""
+        """torch's own functions ask with `wrapping=False`, and keep the answer where it can be
+        corrected later."""
         if more != {"wrapping": False} or not self.is_placeholder:
             return self.load().disable(function, recursive, **more)
         self.left_out.append((function, recursive))

@@ -1,7 +1,7 @@
 """The only place that writes to a terminal.
 
-Text may come from another process, user, host or file. Control characters are printed as escapes, and such text never
-begins a line that looks like Drumline's own: SECURITY.md.
+Text may come from another process, user, host or file. Control characters are printed as escapes,
+and such text never begins a line that looks like Drumline's own: SECURITY.md.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 PREFIX = "drumline: "
 CLEAR_LINE = "\r\x1b[K"
 RESET = "\x1b[0m"
-# Colours, newlines, control characters except tab (C0, DEL, C1), rare line endings, characters that change the text
-# direction or are invisible, and lone surrogates, which stand for raw bytes. Colours have digits only: `ESC [ > 4 m`
-# changes what keys send. Joiners (200c, 200d) are not in it: some scripts need them.
+# Colours, newlines, control characters except tab (C0, DEL, C1), rare line endings, characters that
+# change the text direction or are invisible, and lone surrogates, which stand for raw bytes.
+# Colours have digits only: `ESC [ > 4 m` changes what keys send. Joiners (200c, 200d) are not in
+# it: some scripts need them.
 _SPECIAL = re.compile(
     "\x1b\\[[0-9;:]{0,40}m|\n|"
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -55,18 +56,25 @@ def paragraph(text: object, *more: object) -> str:
 
 
 def print_message(text: object, *more: object, stream: TextIO | None = None) -> None:
-    """Print such a message on stderr in one write, since several threads may print. It replaces a progress line."""
+    """Print such a message on stderr in one write, since several threads may print. It replaces a
+    progress line."""
     stream = stream or sys.stderr
     _write(f"{CLEAR_LINE if _is_terminal(stream) else ''}{paragraph(text, *more)}", stream)
 
 
 def show(
-    text: str, *, end: str = "\n", stream: TextIO | None = None, is_painted: bool = False, is_data: bool = False
+    text: str,
+    *,
+    end: str = "\n",
+    stream: TextIO | None = None,
+    is_painted: bool = False,
+    is_data: bool = False,
 ) -> None:
-    """Print a page, a table or a help text on stdout. The caller has passed values in it through `one_line`.
+    """Print a page, a table or a help text on stdout. The caller has passed values in it through
+    `one_line`.
 
-    `is_painted`: the caller has added colours, and escaped the values before. `is_data`: output for programs, unchanged
-    unless it goes to a terminal.
+    `is_painted`: the caller has added colours, and escaped the values before. `is_data`: output for
+    programs, unchanged unless it goes to a terminal.
     """
     stream = stream or sys.stdout
     if is_painted:
@@ -95,10 +103,15 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
     from rich.text import Text
 
     class SafeConsole(Console):
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
             if isinstance(renderable, str):
                 renderable = shown(renderable)
-            elif isinstance(renderable, Text) and (text := shown(renderable.plain)) != renderable.plain:
+            elif (
+                isinstance(renderable, Text)
+                and (text := shown(renderable.plain)) != renderable.plain
+            ):
                 renderable = renderable.copy()
                 renderable.plain = text
             return super().render(renderable, options)
@@ -107,7 +120,8 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
 
 
 def is_read() -> bool:
-    """Whether stdout may still have a reader. A command that only shows something ends when there is none."""
+    """Whether stdout may still have a reader. A command that only shows something ends when there
+    is none."""
     return sys.stdout is not None and not (_left and sys.stdout.fileno() in _left)
 
 

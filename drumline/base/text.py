@@ -15,21 +15,24 @@ GIB = 1 << 30
 MAX_NAMES = 4
 MAX_VALUE = 200
 CREDENTIALS = re.compile(r"://([^/]*@|[^/\[]*:(?!\d+/).*@|.*\?)|\b(s3|gs|gcs|az)://[^/]*:.*@")
-"""In an address: a user, a password (a key of AWS may contain slashes) or options. A bucket has no port: what looks
-like one before an `@` is the beginning of a password."""
+"""In an address: a user, a password (a key of AWS may contain slashes) or options. A bucket has no
+port: what looks like one before an `@` is the beginning of a password."""
 # To the last `@` before a quotation mark, as a password may contain spaces; then to the next space.
 _ADDRESS = re.compile(r"://(?:[^`'\"\n]*@)?\S*")
 _OPTIONS = re.compile(r"\?[^\s`'\"]*")
 
 
 def without_credentials(text: str) -> str:
-    """Text of a library, in which an address may hold a user, a password or options; its host stays."""
+    """Text of a library, in which an address may hold a user, a password or options; its host
+    stays."""
     return _ADDRESS.sub(_hide_secrets, text)
 
 
 def _hide_secrets(address: re.Match[str]) -> str:
     login, separator, place = address[0].rpartition("@")
-    if "?" in login:  # a password with a question mark, or options with an `@`: where the host begins is unknown
+    if (
+        "?" in login
+    ):  # a password with a question mark, or options with an `@`: where the host begins is unknown
         return "://***"
     if separator:
         place = f"://***@{place}"
@@ -47,7 +50,8 @@ def span(first: int, last: int, noun: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """A line for each row, with columns as wide as their longest value; those in `right` end in line."""
+    """A line for each row, with columns as wide as their longest value; those in `right` end in
+    line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     formats = [f"{'>' if column in right else '<'}{width}" for column, width in enumerate(widths)]
     return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
@@ -69,7 +73,9 @@ def number_ranges(numbers: Iterable[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
@@ -78,7 +84,8 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None) -> str:
-    """`ranks 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults to all."""
+    """`ranks 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults
+    to all."""
     host_of = dict(zip(range(len(hosts)) if ranks is None else ranks, hosts, strict=True))
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, value in zip(host_of, values, strict=True):
@@ -100,7 +107,11 @@ def duration(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for size, unit, small_size, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    for size, unit, small_size, small_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // small_size:02d} {small_unit}"
     return f"{whole} s"

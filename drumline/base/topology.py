@@ -1,7 +1,7 @@
 """Which rank this process is, from the variables of its launcher; nothing else reads those.
 
-torchrun sets RANK and the rest, and so do most other launchers. Slurm's srun has other names, which are translated
-here, so that no other module depends on the launcher.
+torchrun sets RANK and the rest, and so do most other launchers. Slurm's srun has other names, which
+are translated here, so that no other module depends on the launcher.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Topology:
     agent_hosts_store: bool = False
     """torchrun's agent runs the store; otherwise rank 0 does."""
     node_names: tuple[str, ...] = ()
-    """The hosts in the order of their ranks, if the launcher sets them and all have the same number of ranks."""
+    """The hosts in the order of their ranks, if the launcher sets them and all have the same number
+    of ranks."""
     node_start: str = ""
     """Tells this start of the node's ranks from any other, if the launcher sets it."""
     secret: str | None = field(default=None, repr=False)
@@ -70,20 +71,26 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         given = ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
         raise PreflightError(
             f"the launcher set {given} but not {', '.join(missing)}",
-            next_step="start with torchrun or `drumline train --procs N`, or set all of " + ", ".join(NEEDED),
+            next_step="start with torchrun or `drumline train --procs N`, or set all of "
+            + ", ".join(NEEDED),
         )
     rank = _integer(variables, "RANK")
     world_size = _integer(variables, "WORLD_SIZE")
     if not 0 <= rank < world_size:
-        raise PreflightError(f"RANK is {rank}, but WORLD_SIZE is {world_size}: ranks are 0 to {world_size - 1}")
+        raise PreflightError(
+            f"RANK is {rank}, but WORLD_SIZE is {world_size}: ranks are 0 to {world_size - 1}"
+        )
     return Topology(
         rank=rank,
         world_size=world_size,
         local_rank=_integer(variables, "LOCAL_RANK"),
-        local_world_size=_integer({"LOCAL_WORLD_SIZE": str(world_size), **variables}, "LOCAL_WORLD_SIZE"),
+        local_world_size=_integer(
+            {"LOCAL_WORLD_SIZE": str(world_size), **variables}, "LOCAL_WORLD_SIZE"
+        ),
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
-        is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or variables.get(RESTARTED) == "1",
+        is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        or variables.get(RESTARTED) == "1",
         agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         secret=secret_from(variables),
         node_start=variables.get(NODE_START, ""),
@@ -92,8 +99,9 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
 
 
 def let_first_rank_report(topology: Topology | None) -> None:
-    """Wait, on a rank that fails before the rendezvous: all ranks of a host have the same command, and most likely fail
-    for the same reason. The first reports it and exits, and the launcher ends the others; otherwise they report it."""
+    """Wait, on a rank that fails before the rendezvous: all ranks of a host have the same command,
+    and most likely fail for the same reason. The first reports it and exits, and the launcher ends
+    the others; otherwise they report it."""
     if topology is not None and topology.local_rank > 0:
         time.sleep(FIRST_REPORT_S)
 

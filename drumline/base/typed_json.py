@@ -1,4 +1,5 @@
-"""Reads JSON that another process wrote as dataclasses and TypedDicts: every value must have its declared type."""
+"""Reads JSON that another process wrote as dataclasses and TypedDicts: every value must have its
+declared type."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _fields = cache(get_type_hints)
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """A dataclass, from `asdict` of one, or a TypedDict. Raises TypeError, KeyError, ValueError or AttributeError for
-    anything else."""
+    """A dataclass, from `asdict` of one, or a TypedDict. Raises TypeError, KeyError, ValueError or
+    AttributeError for anything else."""
     return cast(T, _read(kind, value))
 
 
@@ -30,7 +31,9 @@ def _read(kind: Any, value: Any) -> Any:
         return kind(**{name: _read(hints[name], one) for name, one in value.items()})
     if (origin := get_origin(kind)) is not None:
         return _read_parts(kind, origin, get_args(kind), value)
-    return value if kind is Any else kind(value) if issubclass(kind, Enum) else _checked(kind, value)
+    return (
+        value if kind is Any else kind(value) if issubclass(kind, Enum) else _checked(kind, value)
+    )
 
 
 def _read_parts(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) -> Any:
@@ -39,7 +42,10 @@ def _read_parts(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) 
         return None if value is None else _read(arguments[0], value)
     if origin is Mapping:
         of_key, of_value = arguments
-        return {int(key) if of_key is int else _read(of_key, key): _read(of_value, one) for key, one in value.items()}
+        return {
+            int(key) if of_key is int else _read(of_key, key): _read(of_value, one)
+            for key, one in value.items()
+        }
     if origin is list or arguments[1:] == (...,):
         return origin(_read(arguments[0], one) for one in _checked(list | tuple, value))
     assert origin is tuple, kind

@@ -1,7 +1,8 @@
-"""Files and text that another user, another process or a bad disk may have written: opened and decoded within limits.
+"""Files and text that another user, another process or a bad disk may have written: opened and
+decoded within limits.
 
-A refused file raises the same errors as a missing or damaged one: OSError for the file, ValueError for its content. So
-a reader needs no extra case for it. No torch here.
+A refused file raises the same errors as a missing or damaged one: OSError for the file, ValueError
+for its content. So a reader needs no extra case for it. No torch here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MAX_DEPTH = 200
 """How deep objects and lists may be nested: far below Python's recursion limit."""
 MAX_DIGITS = 300
 MAX_BITS = 990
-"""How long an integer may be: any such number can be printed, converted to a float, and read again."""
+"""How long an integer may be: any such number can be printed, converted to a float, and read
+again."""
 TEXT_BYTES = 1 << 19
 """The most for a file that people write: settings, hostfiles, env files."""
 DOCUMENT_BYTES = 8 << 20
@@ -40,15 +42,18 @@ _KINDS = {
 }
 _HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 # A dotted key of more than a hundred parts: tomllib takes quadratic time over them.
-_LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
+_LONG_KEY = re.compile(
+    r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}"""
+)
 
 
 # Files
 
 
 def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
-    """Open a regular file to read; anything else is refused without blocking. A link in the last part of the path is
-    followed only with `follow_links`, which is for a file that the user named."""
+    """Open a regular file to read; anything else is refused without blocking. A link in the last
+    part of the path is followed only with `follow_links`, which is for a file that the user
+    named."""
     return os.fdopen(descriptor_of(path, os.O_RDONLY, follow_links=follow_links), "rb")
 
 
@@ -74,18 +79,21 @@ def size_of(path: Path) -> int:
 
 
 def open_append(path: Path) -> BinaryIO:
-    """Open a regular file of this user to append to, without a buffer; it is created if it does not exist."""
+    """Open a regular file of this user to append to, without a buffer; it is created if it does not
+    exist."""
     return os.fdopen(descriptor_of(path, APPEND), "ab", buffering=0)
 
 
 def open_log(path: Path) -> TextIO:
     """The same for text, line by line; invalid characters are escaped."""
-    return os.fdopen(descriptor_of(path, APPEND), "a", 1, encoding="utf-8", errors="backslashreplace")
+    return os.fdopen(
+        descriptor_of(path, APPEND), "a", 1, encoding="utf-8", errors="backslashreplace"
+    )
 
 
 def replace_text(path: Path, text: str, *, writer: str = "") -> None:
-    """Replace a file atomically, so that a full disk never leaves a part of it, or no file. `writer`: as of
-    `replacing`."""
+    """Replace a file atomically, so that a full disk never leaves a part of it, or no file.
+    `writer`: as of `replacing`."""
     with replacing(path, writer=writer) as file:
         file.write(text.encode())
 
@@ -98,8 +106,9 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path, *, writer: str = "") -> Iterator[BinaryIO]:
-    """A new file under a hidden name, which takes the place of this one when it is complete. `writer`: a part of the
-    hidden name, where several processes may replace the file at the same time."""
+    """A new file under a hidden name, which takes the place of this one when it is complete.
+    `writer`: a part of the hidden name, where several processes may replace the file at the same
+    time."""
     beside = path.with_name(f".{path.name}.{writer}.partial" if writer else f".{path.name}.partial")
     try:
         beside.unlink(missing_ok=True)  # a link placed there would be followed, or block us
@@ -113,8 +122,8 @@ def replacing(path: Path, *, writer: str = "") -> Iterator[BinaryIO]:
 
 
 def make_own_folder(folder: Path, *, follow_links: bool = False) -> None:
-    """Create a folder and its parents if needed; an OSError if it is not a folder, or belongs to another user, who
-    could redirect what is written."""
+    """Create a folder and its parents if needed; an OSError if it is not a folder, or belongs to
+    another user, who could redirect what is written."""
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder, follow_links=follow_links)
 
@@ -132,8 +141,8 @@ def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
 
 
 def check_own_file(path: Path) -> None:
-    """An OSError if it is a link, a FIFO or the like, or belongs to another user. A missing file is fine, and so is a
-    folder, which cannot be written to as a file."""
+    """An OSError if it is a link, a FIFO or the like, or belongs to another user. A missing file is
+    fine, and so is a folder, which cannot be written to as a file."""
     with suppress(FileNotFoundError, IsADirectoryError):
         found = path.lstat()
         _check_regular(found, path)
@@ -141,7 +150,8 @@ def check_own_file(path: Path) -> None:
 
 
 def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
-    """Like `os.open`, for regular files only; to be written, the file must not belong to another user."""
+    """Like `os.open`, for regular files only; to be written, the file must not belong to another
+    user."""
     try:
         # Before it is opened: opening a FIFO or a device has side effects.
         _check_regular(path.stat(follow_symlinks=follow_links), path)
@@ -175,8 +185,9 @@ _owners: set[tuple[int, int]] = set()
 
 
 def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
-    """Root is accepted, as it can do anything. A network file system may give all files one owner, whoever writes them
-    (root, nobody, the owner of the mount): there the owner of a new file in the folder counts as this user."""
+    """Root is accepted, as it can do anything. A network file system may give all files one owner,
+    whoever writes them (root, nobody, the owner of the mount): there the owner of a new file in the
+    folder counts as this user."""
     if found.st_uid in (os.geteuid(), 0) or (found.st_dev, found.st_uid) in _owners:
         return
     import tempfile
@@ -186,7 +197,9 @@ def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
             _owners.add((found.st_dev, found.st_uid))
             return
     raise PermissionError(
-        errno.EPERM, f"it belongs to user id {found.st_uid}, and this is user id {os.geteuid()}", str(path)
+        errno.EPERM,
+        f"it belongs to user id {found.st_uid}, and this is user id {os.geteuid()}",
+        str(path),
     )
 
 
@@ -194,7 +207,8 @@ def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text in UTF-8; a ValueError if it is malformed, nested too deeply or has a huge number."""
+    """The value of a JSON text in UTF-8; a ValueError if it is malformed, nested too deeply or has
+    a huge number."""
     plain = text if isinstance(text, str) else text.decode("utf-8-sig")
     if _HUGE.search(plain):
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
@@ -234,7 +248,11 @@ def _levels(document: Any) -> Iterator[list[Any]]:
     level = [document]
     while level:
         yield level
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        inner = [
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        ]
         level = [value for values in inner for value in values]
 
 

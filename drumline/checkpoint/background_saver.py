@@ -1,7 +1,8 @@
-"""Saves checkpoints into a folder beside the steps: training pauses for a copy of the state, and a thread writes it.
+"""Saves checkpoints into a folder beside the steps: training pauses for a copy of the state, and a
+thread writes it.
 
-Rank 0 writes, or several ranks do, each a part. Only rank 0 reports and fails. The engine's `Saver` and the
-`Checkpoint` of a user's own loop are built on this.
+Rank 0 writes, or several ranks do, each a part. Only rank 0 reports and fails. The engine's `Saver`
+and the `Checkpoint` of a user's own loop are built on this.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from drumline.checkpoint.store import WritingRank
 from drumline.rank.collectives import gather_json
 from drumline.rank.sealed_store import SealedStore
 
-# When a run fails, the remaining ranks finish the save in progress; how long they wait for a rank that has exited.
+# When a run fails, the remaining ranks finish the save in progress; how long they wait for a rank
+# that has exited.
 LAST_PARTS_S = 10.0
 
 
@@ -61,7 +63,9 @@ def is_writer(who: Writers, local_rank: int) -> bool:
 class BackgroundSaver:
     """Writes the checkpoints of one folder, one at a time."""
 
-    def __init__(self, root: Path, me: WritingRank, device: torch.device, *, prune: Callable[[Path], object]) -> None:
+    def __init__(
+        self, root: Path, me: WritingRank, device: torch.device, *, prune: Callable[[Path], object]
+    ) -> None:
         """`prune(newest)` removes what is not to be kept once a checkpoint is complete."""
         self.writer: Writer[dict[str, Any] | None] = Writer()
         self.step = 0
@@ -81,9 +85,11 @@ class BackgroundSaver:
     def is_writer(self) -> bool:
         return self._me.rank in [writer.rank for writer in self._writers]
 
-    def choose_writers(self, who: Writers, store: SealedStore, *, local_rank: int, num_shards: int = 1) -> None:
-        """Collective: let several ranks write, rank 0 first. `num_shards`: of a sharded model, whose first replica
-        writes."""
+    def choose_writers(
+        self, who: Writers, store: SealedStore, *, local_rank: int, num_shards: int = 1
+    ) -> None:
+        """Collective: let several ranks write, rank 0 first. `num_shards`: of a sharded model,
+        whose first replica writes."""
         self._store = store.clone()
         self._num_shards = num_shards
         ranks = gather_json([self._me.host, local_rank], device=self._device)
@@ -98,18 +104,24 @@ class BackgroundSaver:
         if self.is_writer:
             self._copier.rehearse()
 
-    def start(self, step: int, state: GatheredState, *, copies: bool, about: Mapping[str, Any]) -> Kind:
-        """On a writing rank: copy what is to be saved, and start to write it; returns where the copy is. Without one
-        (`copies` is False, or there is no memory for it) the save is complete when this returns. `about`: the metrics
-        and `non_finite` of the manifest."""
+    def start(
+        self, step: int, state: GatheredState, *, copies: bool, about: Mapping[str, Any]
+    ) -> Kind:
+        """On a writing rank: copy what is to be saved, and start to write it; returns where the
+        copy is. Without one (`copies` is False, or there is no memory for it) the save is complete
+        when this returns. `about`: the metrics and `non_finite` of the manifest."""
         began = time.perf_counter()
         self._num_saves += 1
         self.step = step
         rank = self._me.rank
-        parts: Mapping[int, Mapping[str, Any]] = {0: state.live}  # a rank that writes alone writes whole files
+        parts: Mapping[int, Mapping[str, Any]] = {
+            0: state.live
+        }  # a rank that writes alone writes whole files
         if self._num_shards > 1:
             parts = assign_shards(state.live, rank, self._num_shards)
-            state = replace(state, documents={**state.documents, SHARDS_FILE: shapes_of(state.live)})
+            state = replace(
+                state, documents={**state.documents, SHARDS_FILE: shapes_of(state.live)}
+            )
         elif len(self._writers) > 1:
             parts = assign(state.live, [writer.rank for writer in self._writers])
         for group in parts[rank].values():
@@ -124,7 +136,8 @@ class BackgroundSaver:
         return copied.kind
 
     def wait_after_failure(self) -> None:
-        """Finish the checkpoint that is being written, but do not wait for ranks that have exited."""
+        """Finish the checkpoint that is being written, but do not wait for ranks that have
+        exited."""
         if not self.writer.wait(None if len(self._writers) == 1 else LAST_PARTS_S):
             self._end.set()
 
@@ -142,7 +155,8 @@ class BackgroundSaver:
         state.complete()
         me, *others = self._writers
         expected = {
-            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()} for writer in others
+            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
+            for writer in others
         }
         path = store.write(
             self._root,
@@ -165,7 +179,14 @@ class BackgroundSaver:
     def _write_part(self, copied: Copy, step: int) -> None:
         """On another writing rank, in the writer's thread."""
         copied.wait()
-        write_own_part(self._messages(), self._me, self._root, step, tensors=copied.tensors, stream=copied.stream)
+        write_own_part(
+            self._messages(),
+            self._me,
+            self._root,
+            step,
+            tensors=copied.tensors,
+            stream=copied.stream,
+        )
 
     def _messages(self) -> SaveMessages:
         assert self._store is not None

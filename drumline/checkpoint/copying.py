@@ -3,7 +3,8 @@
 The tensors that the next step changes are copied. Where the copy goes depends on the free memory:
 
 - `device`: on the GPU. The copy is queued like other work of the step, without a wait;
-- `pinned`: in pinned host memory, which the GPU writes to; it is allocated once, and reused by later saves;
+- `pinned`: in pinned host memory, which the GPU writes to; it is allocated once, and reused by
+  later saves;
 - `host`: in pageable host memory, as always for a model on the CPU;
 - `none`: no copy. The live tensors are written at once, and the step waits for that.
 """
@@ -28,8 +29,8 @@ Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
 Result = TypeVar("Result")
 _ALIGNMENT = 512
-# Tensors are copied as integers of their size: so every type has a kernel, and there are few groups. float32, the most
-# common type, needs no view.
+# Tensors are copied as integers of their size: so every type has a kernel, and there are few
+# groups. float32, the most common type, needs no view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED_AS = (torch.float32, *_INTEGERS.values())
 _DEVICE_MARGIN = 1 << 29
@@ -38,15 +39,19 @@ _UNKNOWN = 1 << 62
 _GROUPS = Path("/sys/fs/cgroup")
 
 
-# The next step must never run out of memory because of a copy. So the free memory of a GPU is what is left at the run's
-# own peak, and on the host what the system and the limit of a container or a Slurm job leave.
+# The next step must never run out of memory because of a copy. So the free memory of a GPU is what
+# is left at the run's own peak, and on the host what the system and the limit of a container or a
+# Slurm job leave.
 
 
 def device_room(device: torch.device) -> int:
-    """Bytes that a copy may take on a GPU. Cached memory of the allocator does not count: the next step may need it."""
+    """Bytes that a copy may take on a GPU. Cached memory of the allocator does not count: the next
+    step may need it."""
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_stats(device)
-    needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get("reserved_bytes.all.current", 0)
+    needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get(
+        "reserved_bytes.all.current", 0
+    )
     return int(free - needed_at_peak - _DEVICE_MARGIN)
 
 
@@ -56,9 +61,15 @@ def host_room() -> int:
     with suppress(OSError, ValueError, LookupError):
         left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
     with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, not a number
-        own = _GROUPS / Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
+        own = (
+            _GROUPS
+            / Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
+        )
         group = own if (own / "memory.max").is_file() else _GROUPS
-        limit, used = (int((group / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+        limit, used = (
+            int((group / name).read_text(encoding="utf-8"))
+            for name in ("memory.max", "memory.current")
+        )
         # The group's file cache can be reclaimed.
         left.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
     return min(left) - _HOST_MARGIN
@@ -79,7 +90,8 @@ class Copy:
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def wait(self) -> float:
-        """Wait until the copy is complete, without holding the GIL; returns its seconds on the GPU."""
+        """Wait until the copy is complete, without holding the GIL; returns its seconds on the
+        GPU."""
         if self.events is None:
             return 0.0
         began, ready = self.events
@@ -108,8 +120,8 @@ class Copier:
         self._pinned: Tensor | None = None
 
     def rehearse(self) -> None:
-        """Copy a few bytes before the first step, so that the first save does not have to load kernels and pin
-        buffers."""
+        """Copy a few bytes before the first step, so that the first save does not have to load
+        kernels and pin buffers."""
         if self._staging is None:
             return
         small = {str(kind): torch.zeros(1, dtype=kind, device=self._device) for kind in _COPIED_AS}
@@ -120,7 +132,8 @@ class Copier:
 
     @torch.no_grad()
     def take(self, live: Files) -> Copy:
-        """Copy these tensors. On a GPU the copy may still be running: `wait` for it before it is read."""
+        """Copy these tensors. On a GPU the copy may still be running: `wait` for it before it is
+        read."""
         if self._device.type != "cuda":
             return Copy(*self._on_host(live))
         began, ready = (make_event(is_timed=True) for _ in range(2))
@@ -145,7 +158,9 @@ class Copier:
         if self._device_room(self._device) >= _num_bytes(live):
             try:
                 return _beside(live, self._device), "device"
-            except torch.OutOfMemoryError:  # free memory may be fragmented, or in the pool of a graph
+            except (
+                torch.OutOfMemoryError
+            ):  # free memory may be fragmented, or in the pool of a graph
                 pass
         if (buffer := self._pinned_memory(live)) is not None:
             return _into(buffer, live), "pinned"
@@ -155,7 +170,9 @@ class Copier:
         size = _room_for(tensor for group in live.values() for tensor in group.values())
         if self._pinned is None or self._pinned.numel() < size:
             self._pinned = None  # before the larger one is allocated
-            if self._host_room() < 1 << size.bit_length():  # torch rounds pinned memory up to a power of two
+            if (
+                self._host_room() < 1 << size.bit_length()
+            ):  # torch rounds pinned memory up to a power of two
                 return None
             try:
                 self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -165,7 +182,8 @@ class Copier:
 
 
 def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """A copy on the same device: one allocation for each file, and a few calls for all its tensors."""
+    """A copy on the same device: one allocation for each file, and a few calls for all its
+    tensors."""
     copied = {}
     for file, group in live.items():
         sources = {name: _resolved(tensor) for name, tensor in group.items()}
@@ -179,7 +197,9 @@ def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
         for pairs in by_type.values():
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         # An optimizer counts its steps on the CPU.
-        copied[file] = {name: targets[name] if name in here else sources[name].clone() for name in group}
+        copied[file] = {
+            name: targets[name] if name in here else sources[name].clone() for name in group
+        }
     return copied
 
 
@@ -192,7 +212,8 @@ def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
 
 
 def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Tensors in this memory with the strides of the sources, so that dense memory is copied in one piece."""
+    """Tensors in this memory with the strides of the sources, so that dense memory is copied in one
+    piece."""
     # One call per tensor: there are hundreds, and training is paused.
     start = 0
     by_type = {torch.uint8: memory}
@@ -214,11 +235,16 @@ def _room_for(tensors: Iterable[Tensor]) -> int:
 
 
 def _each(files: Files, function: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
-    return {file: {name: function(tensor) for name, tensor in group.items()} for file, group in files.items()}
+    return {
+        file: {name: function(tensor) for name, tensor in group.items()}
+        for file, group in files.items()
+    }
 
 
 def _as_bits(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype is torch.float32 else tensor.view(_INTEGERS[tensor.element_size()])
+    return (
+        tensor if tensor.dtype is torch.float32 else tensor.view(_INTEGERS[tensor.element_size()])
+    )
 
 
 def _num_bytes(files: Files) -> int:
@@ -232,8 +258,8 @@ def _aligned(size: int) -> int:
 class Writer(Generic[Result]):
     """The thread that writes a checkpoint while training continues, one at a time.
 
-    After each step the training thread reads only `has_news`; there is no lock between the two. The result, or the
-    error, is kept here until it is taken.
+    After each step the training thread reads only `has_news`; there is no lock between the two. The
+    result, or the error, is kept here until it is taken.
     """
 
     def __init__(self) -> None:
@@ -256,7 +282,8 @@ class Writer(Generic[Result]):
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the job is done; False: it is still running after that time. Any thread may wait."""
+        """Wait until the job is done; False: it is still running after that time. Any thread may
+        wait."""
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
         return not self.is_busy

@@ -1,4 +1,5 @@
-"""Whether tensors are finite: a checkpoint with a NaN or an infinity in it is marked, and steps are checked too."""
+"""Whether tensors are finite: a checkpoint with a NaN or an infinity in it is marked, and steps are
+checked too."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or an infinity in what this rank holds of it. Waits for the device, only
-    once if there is none."""
+    """The name of the first tensor with a NaN or an infinity in what this rank holds of it. Waits
+    for the device, only once if there is none."""
     numbers = {
         name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
         for name, tensor in ((name, own_part(one)) for name, one in tensors.items())

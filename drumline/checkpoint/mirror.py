@@ -1,10 +1,12 @@
-"""Copies the checkpoints of a run to an object store, in a thread, after each save; and restores a run from there.
+"""Copies the checkpoints of a run to an object store, in a thread, after each save; and restores a
+run from there.
 
-One upload runs at a time; when saves come faster, the newest is next. The manifest is uploaded last: after the store
-has confirmed every other object, and after the ledger and the events, which must not lack a step of a checkpoint. A
-store that fails never stops the run: there is a warning, and it is tried again after growing pauses, and at each save.
-Retention is the same on both sides; a local checkpoint is removed only after it, or a newer one, was verified in the
-store: if the disk fills up meanwhile, a save fails, as without a mirror.
+One upload runs at a time; when saves come faster, the newest is next. The manifest is uploaded
+last: after the store has confirmed every other object, and after the ledger and the events, which
+must not lack a step of a checkpoint. A store that fails never stops the run: there is a warning,
+and it is tried again after growing pauses, and at each save. Retention is the same on both sides; a
+local checkpoint is removed only after it, or a newer one, was verified in the store: if the disk
+fills up meanwhile, a save fails, as without a mirror.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ class Mirror:
         note: Callable[[str], None],
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`retention`: which are kept, as arguments of `prune` and `kept`. `alive` is called while the run waits for
-        its end."""
+        """`retention`: which are kept, as arguments of `prune` and `kept`. `alive` is called while
+        the run waits for its end."""
         self._run = run
         self._store = run.store
         self._folder = folder
@@ -81,7 +83,8 @@ class Mirror:
         self._changing = threading.Lock()
         self._wake = threading.Event()
         self._is_current = threading.Event()
-        # A daemon: an endpoint that does not answer must not keep a run that has ended from exiting.
+        # A daemon: an endpoint that does not answer must not keep a run that has ended from
+        # exiting.
         self._thread = threading.Thread(target=self._work, name="drumline-mirror", daemon=True)
 
     def start(self) -> None:
@@ -94,26 +97,30 @@ class Mirror:
             self._thread.start()
 
     def saved(self, newest: Path) -> None:
-        """A checkpoint is complete: have it uploaded, and remove local ones that are not kept. Never waits for the
-        store."""
+        """A checkpoint is complete: have it uploaded, and remove local ones that are not kept.
+        Never waits for the store."""
         self.start()
         self._prune_local(newest)
 
     def finish(self, limit_s: float) -> None:
-        """Wait until everything is uploaded, and report how far it is. After this time, or if the store refuses, report
-        what is not mirrored."""
+        """Wait until everything is uploaded, and report how far it is. After this time, or if the
+        store refuses, report what is not mirrored."""
         if self._has_given_up:
             return
         self.start()  # for the newest events
         reported_at = time.monotonic()
         deadline = reported_at + limit_s
-        while not self._is_current.wait(min(POLL_S, PROGRESS_S, max(0.0, deadline - time.monotonic()))):
+        while not self._is_current.wait(
+            min(POLL_S, PROGRESS_S, max(0.0, deadline - time.monotonic()))
+        ):
             self._alive()
             state = self._failure or self._doing or "listing it"
             if time.monotonic() >= deadline or not self._can_recover:
                 self._has_given_up = True
                 steps = sorted(self._missing(dict(complete_in(self._root))))
-                what = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
+                what = (
+                    f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
+                )
                 log.warning(f"{what} is not in the mirror {self._store}: {state}")
                 return
             if time.monotonic() - reported_at >= PROGRESS_S:
@@ -158,8 +165,12 @@ class Mirror:
 
     def _report_failure(self, error: Exception) -> None:
         """Once, until it works again."""
-        what = error.what if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"
-        self._can_recover = not isinstance(error, DrumlineError) or getattr(error, "may_pass", False)
+        what = (
+            error.what if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"
+        )
+        self._can_recover = not isinstance(error, DrumlineError) or getattr(
+            error, "may_pass", False
+        )
         if not self._failure and not self._has_given_up:
             failed = CheckpointError(
                 f"the mirror failed: {what}; training continues, and checkpoints stay here until it works",
@@ -185,7 +196,9 @@ class Mirror:
             try:
                 self._upload(max(missing), local[max(missing)])
                 has_put_files = True
-            except CorruptCheckpointError as error:  # reported at the end: it must not stop retention
+            except (
+                CorruptCheckpointError
+            ) as error:  # reported at the end: it must not stop retention
                 corrupt[max(missing)] = error
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
@@ -201,19 +214,24 @@ class Mirror:
             raise corrupt[max(corrupt)]
 
     def _check(self) -> None:
-        """Before anything that another run could lose by it, or that needs what another run may have deleted."""
+        """Before anything that another run could lose by it, or that needs what another run may
+        have deleted."""
         self._check_open()
         check_owner(self._run, self._id)
 
     def _check_open(self) -> None:
-        if self._is_closed:  # where nodes continue without a lost one, the next mirror may have begun
+        if (
+            self._is_closed
+        ):  # where nodes continue without a lost one, the next mirror may have begun
             raise _ClosedError
 
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""
         stored = self._complete
         wanted = kept(local, **self._retention) | {max(local)} if local else set()
-        return {step for step in wanted if step not in stored or stored[step].files != local[step].files}
+        return {
+            step for step in wanted if step not in stored or stored[step].files != local[step].files
+        }
 
     def _upload(self, step: int, found: Manifest) -> None:
         path = self._root / catalog.folder_name(step)
@@ -229,7 +247,9 @@ class Mirror:
                 self._doing = f"step {step}, {file_size(done)} of {total}"
                 self._check_open()
                 if catalog.checksum_of(path / name) != record.blake3:
-                    raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
+                    raise CorruptCheckpointError(
+                        path, f"{name}: its checksum differs from the manifest's"
+                    )
                 self._store.put(object_name(step, name), path / name)
                 self._store.check(object_name(step, name), size=record.size, checksum=record.blake3)
                 done += record.size
@@ -246,11 +266,14 @@ class Mirror:
         finally:
             self._doing = ""
         self._complete[step] = found
-        self._report(f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})")
+        self._report(
+            f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})"
+        )
 
     def _put_files(self) -> None:
-        """Upload the small files of the run that have changed: the events before the ledger, and of that only what it
-        had before them, so that the ledger in the store is never ahead of the events."""
+        """Upload the small files of the run that have changed: the events before the ledger, and of
+        that only what it had before them, so that the ledger in the store is never ahead of the
+        events."""
         self._check()
         for path, found in reversed([(path, path.lstat()) for path in self._files()]):
             name = path.relative_to(self._folder).as_posix()
@@ -266,14 +289,18 @@ class Mirror:
             self._sent[name] = state
 
     def _put_lines(self, path: Path, name: str, size: int) -> None:
-        """A file that only grows, in pieces, of which only the last is uploaded again; of that one the whole lines."""
+        """A file that only grows, in pieces, of which only the last is uploaded again; of that one
+        the whole lines."""
         with open_regular(path) as file:
             while True:
                 number = self._num_pieces.get(name, 0)
                 file.seek(number * PIECE_BYTES)
                 content = file.read(min(PIECE_BYTES, max(0, size - number * PIECE_BYTES)))
                 is_full = len(content) == PIECE_BYTES
-                self._store.put(piece_name(name, number), content if is_full else content[: content.rfind(b"\n") + 1])
+                self._store.put(
+                    piece_name(name, number),
+                    content if is_full else content[: content.rfind(b"\n") + 1],
+                )
                 if not is_full:
                     return
                 self._num_pieces[name] = number + 1
@@ -284,29 +311,49 @@ class Mirror:
             yield from sorted((self._folder / folder).glob(f"*{ending}"))
 
     def _remove_remote(self, *, newest: int) -> None:
-        """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a killed upload."""
+        """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a
+        killed upload."""
         complete = self._complete
         keep = kept(complete, **self._retention) | {newest}
         for step in complete.keys() - keep:
-            self._store.delete([object_name(step, manifest.FILE_NAME)])  # first: from here on it is incomplete
+            self._store.delete(
+                [object_name(step, manifest.FILE_NAME)]
+            )  # first: from here on it is incomplete
             del complete[step]
-        names = {name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)}  # others are not ours to delete
+        names = {
+            name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)
+        }  # others are not ours to delete
         expected = {
-            object_name(step, name) for step in complete for name in (*complete[step].files, manifest.FILE_NAME)
+            object_name(step, name)
+            for step in complete
+            for name in (*complete[step].files, manifest.FILE_NAME)
         }
-        corrupt = {name.rpartition("/")[0] for name in names - expected if name.endswith(f"/{manifest.FILE_NAME}")}
-        self._store.delete(name for name in names - expected if name.rpartition("/")[0] not in corrupt)
+        corrupt = {
+            name.rpartition("/")[0]
+            for name in names - expected
+            if name.endswith(f"/{manifest.FILE_NAME}")
+        }
+        self._store.delete(
+            name for name in names - expected if name.rpartition("/")[0] not in corrupt
+        )
 
     def _prune_local(self, newest: Path | None = None) -> None:
         with self._pruning:  # the other thread may have removed what was the newest
-            newest = newest or self._root / catalog.folder_name(max(step for step, _ in complete_in(self._root)))
-            prune(self._root, newest=newest, may_remove=lambda step: step <= self._newest_safe, **self._retention)
+            newest = newest or self._root / catalog.folder_name(
+                max(step for step, _ in complete_in(self._root))
+            )
+            prune(
+                self._root,
+                newest=newest,
+                may_remove=lambda step: step <= self._newest_safe,
+                **self._retention,
+            )
 
 
 def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
-    """Before a run starts: if its folder has no checkpoint, or the run has continued elsewhere, fetch the newest one of
-    its mirror, and its records; of a restore that fails nothing is left. Returns a note, if it did, and why newer ones
-    were skipped."""
+    """Before a run starts: if its folder has no checkpoint, or the run has continued elsewhere,
+    fetch the newest one of its mirror, and its records; of a restore that fails nothing is left.
+    Returns a note, if it did, and why newer ones were skipped."""
     records: list[Path] = []
     local = [step for step, _ in complete_in(folder / CHECKPOINTS)]
     began = time.monotonic()
@@ -315,7 +362,9 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
         found = run.checkpoints()
         is_empty = not (found.complete or found.corrupt)
         both = local and found.complete
-        if both and (aside := set_aside(run, folder, newest=max(local), mirrored=max(found.complete))):
+        if both and (
+            aside := set_aside(run, folder, newest=max(local), mirrored=max(found.complete))
+        ):
             local = []
             more = f": the run has continued elsewhere; what was here is in {aside}"
         if local or is_empty:
@@ -323,7 +372,9 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             return "", []
         records.extend(run.fetch_files(folder))
         write_marker(run, folder, continues=True)
-        step, skipped = run.restore_newest(found, folder / CHECKPOINTS)  # last: it makes the run folder one to resume
+        step, skipped = run.restore_newest(
+            found, folder / CHECKPOINTS
+        )  # last: it makes the run folder one to resume
     except DrumlineError as error:
         for path in records:
             path.unlink(missing_ok=True)
@@ -331,9 +382,14 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             raise
         if local:  # the thread that uploads warns of it
             return "", []
-        error.what = f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
+        error.what = (
+            f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
+        )
         raise
-    return f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}{more}", skipped
+    return (
+        f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}{more}",
+        skipped,
+    )
 
 
 def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:

@@ -1,5 +1,6 @@
-"""Which run folder uploads to a mirror: an id in `mirror.json` of both, so that no run replaces or deletes checkpoints
-of another. In the mirror are the ids of the folders before, too, from which the run was restored."""
+"""Which run folder uploads to a mirror: an id in `mirror.json` of both, so that no run replaces or
+deletes checkpoints of another. In the mirror are the ids of the folders before, too, from which the
+run was restored."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from typing import Any
 
 from drumline.base.errors import CheckpointError, UsageError
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.checkpoint.mirrored_run import CHECKPOINTS, MARKER, RUN_FILES, RUN_FOLDERS, MirroredRun
+from drumline.checkpoint.mirrored_run import (
+    CHECKPOINTS,
+    MARKER,
+    RUN_FILES,
+    RUN_FOLDERS,
+    MirroredRun,
+)
 from drumline.runs import catalog
 from drumline.storage.backend import StoreError
 
@@ -21,9 +28,9 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = False) -> str:
-    """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call `check_owner` then,
-    since another one may have been faster. Refuses the mirror of another run, and one that a run has been restored
-    from since."""
+    """The id of the run in this folder, which the mirror gets, too, if this process `uploads`: call
+    `check_owner` then, since another one may have been faster. Refuses the mirror of another run,
+    and one that a run has been restored from since."""
     marker = _read_marker(run, folder)
     seen, owners = _read_owners(run)
     owner = owners[-1] if owners else None
@@ -40,8 +47,9 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
 
 
 def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> Path | None:
-    """If the run in this folder was restored elsewhere, and has continued there: move its files to a folder in it,
-    where nothing is lost. Refuses if they hold a later step than the mirror. `newest` is here, `mirrored` there."""
+    """If the run in this folder was restored elsewhere, and has continued there: move its files to
+    a folder in it, where nothing is lost. Refuses if they hold a later step than the mirror.
+    `newest` is here, `mirrored` there."""
     own = _read_marker(run, folder).get("id")
     if own not in _read_owners(run)[1][:-1]:
         return None
@@ -55,7 +63,12 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     aside = folder / f"before-{own}"
     _make_aside(aside)
     with _writing(aside):
-        for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):  # the last makes it no part of the run
+        for name in (
+            *RUN_FILES,
+            *RUN_FOLDERS,
+            CHECKPOINTS,
+            MARKER,
+        ):  # the last makes it no part of the run
             with suppress(FileNotFoundError):
                 (folder / name).rename(aside / name)
     return aside
@@ -103,8 +116,8 @@ def _is_id(value: object) -> bool:
 
 
 def _read_owners(run: MirroredRun) -> tuple[bytes | None, list[str]]:
-    """The object, and the ids of the run folders that have uploaded there, each restored from the one before; the last
-    does so now. Empty if there are none, or what a killed upload left."""
+    """The object, and the ids of the run folders that have uploaded there, each restored from the
+    one before; the last does so now. Empty if there are none, or what a killed upload left."""
     try:
         content = run.store.read(MARKER)
     except StoreError as error:
@@ -124,7 +137,8 @@ def _make_aside(aside: Path) -> None:
         make_own_folder(aside)
     except OSError as error:
         raise CheckpointError(
-            f"{aside} cannot be used: {error.strerror}", next_step="move it away, or resume in another --run DIR"
+            f"{aside} cannot be used: {error.strerror}",
+            next_step="move it away, or resume in another --run DIR",
         ) from error
 
 
@@ -138,4 +152,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason, next_step = catalog.explain_os_error(error, folder=path.parent)
-        raise CheckpointError(f"{path} could not be written: {reason}", next_step=next_step) from error
+        raise CheckpointError(
+            f"{path} could not be written: {reason}", next_step=next_step
+        ) from error

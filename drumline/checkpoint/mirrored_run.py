@@ -1,7 +1,9 @@
-"""A run in an object store: which checkpoints are complete there, and how they and the run's small files are fetched.
+"""A run in an object store: which checkpoints are complete there, and how they and the run's small
+files are fetched.
 
-The names are those of the run folder: `checkpoints/step-NNNNNNNN/FILE`, `events/rank-NNNNN.jsonl`. A checkpoint is
-complete when its manifest is there, which is uploaded last. It only reads, and needs no torch; `mirror` uploads.
+The names are those of the run folder: `checkpoints/step-NNNNNNNN/FILE`, `events/rank-NNNNN.jsonl`.
+A checkpoint is complete when its manifest is there, which is uploaded last. It only reads, and
+needs no torch; `mirror` uploads.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ class MirroredRun:
 
     def has_any(self) -> bool:
         """Whether there is anything of a run."""
-        return any(name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS)) for name in self.store.sizes())
+        return any(
+            name in RUN_FILES or name.startswith((CHECKPOINTS, *RUN_FOLDERS))
+            for name in self.store.sizes()
+        )
 
     def checkpoints(self) -> MirroredCheckpoints:
         """Lists, and reads the manifests."""
@@ -82,11 +87,16 @@ class MirroredRun:
         return found
 
     def restore_newest(self, found: MirroredCheckpoints, root: Path) -> tuple[int, list[str]]:
-        """Fetch the newest complete checkpoint into a folder of checkpoints, every byte compared with the manifest: a
-        corrupt one is skipped for the one before it, and one that is not finite for one that is. Returns its step, and
-        why others were skipped."""
-        skipped = [self._skipped(step, reason) for step, reason in sorted(found.corrupt.items(), reverse=True)]
-        newest_first = sorted(found.complete, key=lambda step: (found.complete[step].non_finite is None, step))
+        """Fetch the newest complete checkpoint into a folder of checkpoints, every byte compared
+        with the manifest: a corrupt one is skipped for the one before it, and one that is not
+        finite for one that is. Returns its step, and why others were skipped."""
+        skipped = [
+            self._skipped(step, reason)
+            for step, reason in sorted(found.corrupt.items(), reverse=True)
+        ]
+        newest_first = sorted(
+            found.complete, key=lambda step: (found.complete[step].non_finite is None, step)
+        )
         for step in reversed(newest_first):
             try:
                 self.fetch_checkpoint(step, found.complete[step], root)
@@ -101,8 +111,8 @@ class MirroredRun:
         )
 
     def fetch_checkpoint(self, step: int, found: Manifest, root: Path) -> Path:
-        """Fetch a checkpoint into a hidden folder, which gets its name when it is complete; nothing is left of one that
-        fails."""
+        """Fetch a checkpoint into a hidden folder, which gets its name when it is complete; nothing
+        is left of one that fails."""
         from drumline.checkpoint import store  # it loads torch
 
         final = root / catalog.folder_name(step)
@@ -112,7 +122,12 @@ class MirroredRun:
             store.delete_folder(partial)
             partial.mkdir()
             for name, record in found.files.items():
-                self.store.fetch(object_name(step, name), partial / name, size=record.size, checksum=record.blake3)
+                self.store.fetch(
+                    object_name(step, name),
+                    partial / name,
+                    size=record.size,
+                    checksum=record.blake3,
+                )
             store.write_file(partial / manifest.FILE_NAME, [manifest.render(found)])
             store.flush_folder(partial)
             store.put_in_place(partial, final)
@@ -129,13 +144,17 @@ class MirroredRun:
         return final
 
     def verify(self, path: Path) -> Manifest:
-        """Like `catalog.verify`, for a checkpoint whose manifest alone is in this folder: its objects are read from the
-        store. The folder is removed if the checkpoint no longer is there."""
+        """Like `catalog.verify`, for a checkpoint whose manifest alone is in this folder: its
+        objects are read from the store. The folder is removed if the checkpoint no longer is
+        there."""
         found = manifest.read(path)
         for name, record in found.files.items():
             try:
                 self.store.check(
-                    object_name(found.step, name), size=record.size, checksum=record.blake3, reads_all=True
+                    object_name(found.step, name),
+                    size=record.size,
+                    checksum=record.blake3,
+                    reads_all=True,
                 )
             except StoreError as error:
                 if not error.is_bad_copy:
@@ -146,8 +165,8 @@ class MirroredRun:
         return found
 
     def fetch_outline(self, folder: Path) -> None:
-        """Fetch of each checkpoint its manifest and position, and the run's small files. What a killed upload left
-        becomes a folder with a hidden name, as a killed save leaves one."""
+        """Fetch of each checkpoint its manifest and position, and the run's small files. What a
+        killed upload left becomes a folder with a hidden name, as a killed save leaves one."""
         root = folder / CHECKPOINTS
         found = self.checkpoints()
         for step in {*found.complete, *found.corrupt}:
@@ -164,7 +183,9 @@ class MirroredRun:
                     raise
         for step in found.others.keys() - found.complete.keys():
             (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)
-        deque(self.fetch_files(folder), maxlen=0)  # last: a running job uploads the ledger before a checkpoint
+        deque(
+            self.fetch_files(folder), maxlen=0
+        )  # last: a running job uploads the ledger before a checkpoint
 
     def fetch_files(self, folder: Path) -> Iterator[Path]:
         """Fetch the run's small files that the folder does not have, one after the other."""
@@ -173,9 +194,13 @@ class MirroredRun:
             if not _is_run_file(name) or (folder / name).exists():
                 continue
             make_own_folder((folder / name).parent)
-            pieces = takewhile(names.__contains__, (piece_name(name, number) for number in count(1)))
+            pieces = takewhile(
+                names.__contains__, (piece_name(name, number) for number in count(1))
+            )
             grows = name.endswith(".jsonl")
-            self.store.fetch(name, folder / name, more=list(pieces), most=None if grows else DOCUMENT_BYTES)
+            self.store.fetch(
+                name, folder / name, more=list(pieces), most=None if grows else DOCUMENT_BYTES
+            )
             yield folder / name
 
     def _skipped(self, step: int, reason: str) -> str:
@@ -199,16 +224,20 @@ def _is_run_file(name: str) -> bool:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether it may be an object of a checkpoint: people and other programs may keep more below the same address."""
+    """Whether it may be an object of a checkpoint: people and other programs may keep more below
+    the same address."""
     return _OBJECT.fullmatch(name) is not None
 
 
 @contextmanager
 def opened_run(url: str) -> Iterator[tuple[MirroredRun, Path]]:
-    """The run under a URL, and a temporary folder with the last part of its name, to fetch it to."""
+    """The run under a URL, and a temporary folder with the last part of its name, to fetch it
+    to."""
     run = MirroredRun(open_store(url))
     if not run.has_any():
-        raise UsageError(f"there is no run in {url}", next_step="give the address that --checkpoint.mirror had")
+        raise UsageError(
+            f"there is no run in {url}", next_step="give the address that --checkpoint.mirror had"
+        )
     with TemporaryDirectory(prefix="drumline-") as temporary:
         folder = Path(temporary, run.store.url.rpartition("/")[2])
         folder.mkdir()

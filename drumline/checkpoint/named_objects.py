@@ -1,4 +1,5 @@
-"""The named objects of a user's own loop in a checkpoint: whether they can be saved, and whether they match it."""
+"""The named objects of a user's own loop in a checkpoint: whether they can be saved, and whether
+they match it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ def check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
         )
     for name, one in objects.items():
         _check_object(name, one)
-    known = {id(one) for model in objects.values() if isinstance(model, nn.Module) for one in model.parameters()}
+    known = {
+        id(one)
+        for model in objects.values()
+        if isinstance(model, nn.Module)
+        for one in model.parameters()
+    }
     for name, one in objects.items():
         if isinstance(one, Optimizer) and not parameters_of(one) <= known:
             raise UsageError(
@@ -45,7 +51,10 @@ def _check_object(name: str, one: Any) -> None:
             f"ddp.checkpoint cannot save an object as {name}: files are named so",
             next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
         )
-    if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
+    if not (
+        callable(getattr(one, "state_dict", None))
+        and callable(getattr(one, "load_state_dict", None))
+    ):
         raise UsageError(
             f"ddp.checkpoint cannot save {name}: {type(one).__name__} has no state_dict() and load_state_dict()",
             next_step="give models, optimizers, training loaders, or objects with both methods",
@@ -53,7 +62,13 @@ def _check_object(name: str, one: Any) -> None:
 
 
 def _kind(one: Any) -> str:
-    return "model" if isinstance(one, nn.Module) else "optimizer" if isinstance(one, Optimizer) else "state"
+    return (
+        "model"
+        if isinstance(one, nn.Module)
+        else "optimizer"
+        if isinstance(one, Optimizer)
+        else "state"
+    )
 
 
 def parameters_of(optimizer: Optimizer) -> set[int]:

@@ -1,7 +1,7 @@
 """Saves and loads an optimizer's state by parameter *name*, with the settings of its groups.
 
-torch numbers parameters by position, so a reordered model would get another tensor's momentum. Here a name that does
-not match is an error. Loading uses the optimizer's own `load_state_dict`.
+torch numbers parameters by position, so a reordered model would get another tensor's momentum. Here
+a name that does not match is an error. Loading uses the optimizer's own `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from drumline.base.untrusted import MAX_BITS
 from drumline.parallel.wrap import unwrap_model
 
 Models = nn.Module | Mapping[str, nn.Module]
-"""The model of an optimizer, or several by name: their parameters are then called `NAME.parameter`."""
+"""The model of an optimizer, or several by name: their parameters are then called
+`NAME.parameter`."""
 # Not state: the optimizer keeps its own values.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 
 
-def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors as `NAME/KEY`, sharing memory with the optimizer, and a document with everything else."""
+def optimizer_state(
+    model: Models, optimizer: Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors as `NAME/KEY`, sharing memory with the optimizer, and a document with everything
+    else."""
     content = optimizer.state_dict()
     groups = _groups(model, optimizer)
     names = _names_by_number(content, groups)
@@ -36,10 +40,14 @@ def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tens
             {
                 "params": list(group),
                 "settings": encode_state(
-                    {key: saved[key] for key in saved if key not in _NOT_SAVED}, f"groups/{index}", tensors
+                    {key: saved[key] for key in saved if key not in _NOT_SAVED},
+                    f"groups/{index}",
+                    tensors,
                 ),
             }
-            for index, (saved, group) in enumerate(zip(content["param_groups"], groups, strict=True))
+            for index, (saved, group) in enumerate(
+                zip(content["param_groups"], groups, strict=True)
+            )
         ],
         "parameters": {
             name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
@@ -51,11 +59,16 @@ def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tens
             for number, entry in content["state"].items()
             if number in names
         },
-        # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
+        # A user's optimizer may have more: additional entries, and state that belongs to no
+        # parameter.
         "rest": encode_state(
             {
-                "content": {key: content[key] for key in content if key not in ("state", "param_groups")},
-                "state": {key: entry for key, entry in content["state"].items() if key not in names},
+                "content": {
+                    key: content[key] for key in content if key not in ("state", "param_groups")
+                },
+                "state": {
+                    key: entry for key, entry in content["state"].items() if key not in names
+                },
             },
             "rest",
             tensors,
@@ -67,7 +80,8 @@ def optimizer_state(model: Models, optimizer: Optimizer) -> tuple[dict[str, Tens
 def load_optimizer_state(
     model: Models, optimizer: Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
 ) -> None:
-    """Load a saved state into an optimizer, on any device; its groups must have the same parameters by name."""
+    """Load a saved state into an optimizer, on any device; its groups must have the same parameters
+    by name."""
     groups = _groups(model, optimizer)
     if problems := [*_differences(document, optimizer, groups), *_missing(document, tensors)]:
         raise OptimizerMismatchError(
@@ -86,7 +100,9 @@ def load_optimizer_state(
         {**ours, **_in_form_of(ours, decode_state(saved["settings"], tensors.__getitem__))}
         for ours, saved in zip(own["param_groups"], document["groups"], strict=True)
     ]
-    optimizer.load_state_dict({**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded})
+    optimizer.load_state_dict(
+        {**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded}
+    )
     _keep_as_saved(optimizer, parameters, tensors, document)
 
 
@@ -100,7 +116,10 @@ def _groups(model: Models, optimizer: Optimizer) -> list[dict[str, nn.Parameter]
                     "the model does not have",
                     next_step="build the optimizer from model.parameters(), after the last change to the model",
                 )
-    return [{names[id(parameter)]: parameter for parameter in group["params"]} for group in optimizer.param_groups]
+    return [
+        {names[id(parameter)]: parameter for parameter in group["params"]}
+        for group in optimizer.param_groups
+    ]
 
 
 def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
@@ -108,12 +127,21 @@ def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
         yield from unwrap_model(model).named_parameters()
         return
     for prefix, one in model.items():
-        yield from ((f"{prefix}.{name}", parameter) for name, parameter in unwrap_model(one).named_parameters())
+        yield from (
+            (f"{prefix}.{name}", parameter)
+            for name, parameter in unwrap_model(one).named_parameters()
+        )
 
 
-def _names_by_number(content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]) -> dict[int, str]:
+def _names_by_number(
+    content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]
+) -> dict[int, str]:
     pairs = zip(content["param_groups"], groups, strict=True)
-    return {number: name for saved, group in pairs for number, name in zip(saved["params"], group, strict=True)}
+    return {
+        number: name
+        for saved, group in pairs
+        for number, name in zip(saved["params"], group, strict=True)
+    }
 
 
 def _differences(
@@ -128,7 +156,11 @@ def _differences(
         yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
         return
     for index, (saved, ours) in enumerate(zip(saved_groups, groups, strict=True)):
-        yield from (f"{name} is not in group {index} of the checkpoint" for name in ours if name not in saved)
+        yield from (
+            f"{name} is not in group {index} of the checkpoint"
+            for name in ours
+            if name not in saved
+        )
         yield from (f"{name} is not in group {index} here" for name in saved if name not in ours)
         for name, parameter in ours.items():
             shape = document["parameters"].get(name, {}).get("shape")
@@ -141,17 +173,20 @@ def _missing(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iter
     collect: Callable[[str], Any] = needed.append
     for part in (*document["state"].values(), *(group["settings"] for group in document["groups"])):
         decode_state(part, collect)
-    yield from (f"the tensor {name} is missing in the checkpoint" for name in needed if name not in tensors)
+    yield from (
+        f"the tensor {name} is missing in the checkpoint" for name in needed if name not in tensors
+    )
 
 
 def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
-    # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps on the CPU, and
-    # moves the count for fused and capturable optimizers.
+    # Copies, because torch keeps these tensors, which may be mapped from a file. torch counts steps
+    # on the CPU, and moves the count for fused and capturable optimizers.
     return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
 
 
 def _in_form_of(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved settings, as tensors or numbers like the optimizer's own: in a CUDA graph the rate is a tensor."""
+    """Saved settings, as tensors or numbers like the optimizer's own: in a CUDA graph the rate is a
+    tensor."""
     settings: dict[str, Any] = {}
     for key, value in saved.items():
         form = ours.get(key)
@@ -170,8 +205,8 @@ def _keep_as_saved(
     tensors: Mapping[str, Tensor],
     document: Mapping[str, Any],
 ) -> None:
-    """Undo what torch's loading changes: text, and state whose type differs from its parameter's. And give state the
-    strides of its parameter: fused optimizers use memory order, not indices."""
+    """Undo what torch's loading changes: text, and state whose type differs from its parameter's.
+    And give state the strides of its parameter: fused optimizers use memory order, not indices."""
     for name, entry in document["state"].items():
         state = optimizer.state[parameters[name]]
         own_type = document["parameters"][name]["type"]
@@ -179,16 +214,27 @@ def _keep_as_saved(
             loaded = state.get(key)
             if isinstance(saved, str):
                 state[key] = saved
-            elif isinstance(saved, Tensor) and isinstance(loaded, Tensor) and str(saved.dtype) != own_type:
+            elif (
+                isinstance(saved, Tensor)
+                and isinstance(loaded, Tensor)
+                and str(saved.dtype) != own_type
+            ):
                 state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
             now = state[key]
             parameter = parameters[name]
-            if isinstance(now, Tensor) and now.shape == parameter.shape and now.stride() != parameter.stride():
-                state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(now)
+            if (
+                isinstance(now, Tensor)
+                and now.shape == parameter.shape
+                and now.stride() != parameter.stride()
+            ):
+                state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(
+                    now
+                )
 
 
 def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The JSON of a value called `name`; the tensors in it are put into `tensors` under names below it."""
+    """The JSON of a value called `name`; the tensors in it are put into `tensors` under names below
+    it."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -206,7 +252,11 @@ def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, tuple):
         return {"tuple": encode_state(list(value), name, tensors)}
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {"dict": [[key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
+        return {
+            "dict": [
+                [key, encode_state(item, f"{name}/{key}", tensors)] for key, item in value.items()
+            ]
+        }
     raise CheckpointError(
         f"{name} cannot be saved: it is a {type(value).__name__}",
         next_step="keep tensors, numbers, text, lists, tuples and dicts in it; a checkpoint holds no pickles",

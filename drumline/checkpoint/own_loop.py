@@ -1,7 +1,9 @@
-"""Checkpoints of a user's own loop: models, optimizers, loaders and whatever has a `state_dict`, each by its name.
+"""Checkpoints of a user's own loop: models, optimizers, loaders and whatever has a `state_dict`,
+each by its name.
 
-The format is that of `drumline train`: `NAME.safetensors` and `NAME.json` for each object, `progress.json`, and
-`rng.safetensors` with the random state of every rank. State that differs from rank to rank is saved of each.
+The format is that of `drumline train`: `NAME.safetensors` and `NAME.json` for each object,
+`progress.json`, and `rng.safetensors` with the random state of every rank. State that differs from
+rank to rank is saved of each.
 """
 
 from __future__ import annotations
@@ -21,11 +23,27 @@ from drumline.base.untrusted import make_own_folder
 from drumline.checkpoint import store
 from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
 from drumline.checkpoint.finite import first_non_finite
-from drumline.checkpoint.named_objects import check_contents, check_objects, check_same_objects, parameters_of
-from drumline.checkpoint.optimizer_state import Models, encode_state, load_optimizer_state, optimizer_state
+from drumline.checkpoint.named_objects import (
+    check_contents,
+    check_objects,
+    check_same_objects,
+    parameters_of,
+)
+from drumline.checkpoint.optimizer_state import (
+    Models,
+    encode_state,
+    load_optimizer_state,
+    optimizer_state,
+)
 from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, state_of_rank
 from drumline.checkpoint.retention import prune
-from drumline.checkpoint.state import gather_rng, model_state, restore_model, restore_own_rng, translated
+from drumline.checkpoint.state import (
+    gather_rng,
+    model_state,
+    restore_model,
+    restore_own_rng,
+    translated,
+)
 from drumline.checkpoint.store import Snapshot, WritingRank
 from drumline.parallel.wrap import LiveBuffers, unwrap_model
 from drumline.rank.collectives import broadcast_json
@@ -49,7 +67,10 @@ class Checkpoint:
         """`saving` is entered while this works, for the watchdog."""
         self._kinds = check_objects(objects)
         if keep_last < 1:
-            raise UsageError(f"keep_last cannot be {keep_last}", next_step="keep at least the newest: keep_last=1")
+            raise UsageError(
+                f"keep_last cannot be {keep_last}",
+                next_step="keep at least the newest: keep_last=1",
+            )
         self.folder = folder
         self._objects = dict(objects)
         self._saving = saving
@@ -66,11 +87,11 @@ class Checkpoint:
         self._has_resumed = False
 
     def resume(self) -> int:
-        """Collective: put everything back to where the newest complete checkpoint was taken, the random numbers of all
-        ranks too; returns its step. 0: there is none, and the run begins.
+        """Collective: put everything back to where the newest complete checkpoint was taken, the
+        random numbers of all ranks too; returns its step. 0: there is none, and the run begins.
 
-        One that is corrupt or not finite is skipped, with a warning, for the one before it. If none is finite,
-        the newest is loaded, with a warning."""
+        One that is corrupt or not finite is skipped, with a warning, for the one before it. If none
+        is finite, the newest is loaded, with a warning."""
         with self._saving():
             self._has_resumed = True
             if (snapshot := self._read()) is None:
@@ -86,7 +107,8 @@ class Checkpoint:
             return int(progress["step"])
 
     def save(self, step: int) -> None:
-        """Collective: save everything as it is after this step. Training pauses for a copy; a thread writes it.
+        """Collective: save everything as it is after this step. Training pauses for a copy; a
+        thread writes it.
 
         Waits for the save before it, and raises its error."""
         self._check_can_save(step)
@@ -96,9 +118,15 @@ class Checkpoint:
             state = self._gather(step)
             if not self._saver.is_writer:
                 return
-            live = {f"{file}/{name}": one for file, group in state.live.items() for name, one in group.items()}
+            live = {
+                f"{file}/{name}": one
+                for file, group in state.live.items()
+                for name, one in group.items()
+            }
             if (non_finite := first_non_finite(live)) is not None:
-                log.warning(f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not")
+                log.warning(
+                    f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not"
+                )
             about: dict[str, Any] = {"metrics": {}, "non_finite": non_finite}
             if self._saver.start(step, state, copies=True, about=about) == "none":
                 self.wait()
@@ -108,7 +136,8 @@ class Checkpoint:
         self._saver.writer.take()
 
     def close(self, *, failed: bool = False) -> None:
-        """Finish the checkpoint that is being written. `failed`: its error is only logged, since there is another."""
+        """Finish the checkpoint that is being written. `failed`: its error is only logged, since
+        there is another."""
         try:
             with self._saving():
                 self.wait()
@@ -118,7 +147,8 @@ class Checkpoint:
             log.warning(error)
 
     def _make_folder(self) -> None:
-        """What another user owns is refused: its links would choose what is written and deleted where."""
+        """What another user owns is refused: its links would choose what is written and deleted
+        where."""
         try:
             make_own_folder(self.folder, follow_links=True)  # the user named it
             make_own_folder(self._root)
@@ -129,7 +159,8 @@ class Checkpoint:
             ) from error
 
     def _share_buffers(self) -> None:
-        """Collective: buffers are saved from rank 0, so from here on all ranks have its, as a resumed run has."""
+        """Collective: buffers are saved from rank 0, so from here on all ranks have its, as a
+        resumed run has."""
         for model in self._models.values():
             if all(buffer.device == self._device for buffer in model.buffers()):
                 LiveBuffers(unwrap_model(model)).broadcast()
@@ -176,7 +207,9 @@ class Checkpoint:
                     f"no checkpoint is finite: {tensor} of {path} is not; to start again, give ddp.checkpoint another "
                     "folder"
                 )
-        is_found, newest = broadcast_json([read is not None, skipped[0][1] if skipped else None], device=self._device)
+        is_found, newest = broadcast_json(
+            [read is not None, skipped[0][1] if skipped else None], device=self._device
+        )
         if not is_found and newest is not None:
             raise CheckpointError(
                 f"no checkpoint in {self._root} can be resumed; the newest: {newest}",
@@ -197,7 +230,8 @@ class Checkpoint:
                 _load(one, state_of_rank(document, tensors, self._me.rank))
 
     def _about_ranks(self, saved: int, documents: Mapping[str, Any]) -> str:
-        """The warning that the number of ranks has changed; it names the objects with a state for each rank."""
+        """The warning that the number of ranks has changed; it names the objects with a state for
+        each rank."""
         message = f"the number of ranks changed since the checkpoint: {saved} -> {self._world_size}"
         own = [name for name in self._objects if len(documents[name].get("ranks", ())) > 1]
         if not own:
@@ -214,7 +248,8 @@ class Checkpoint:
                 next_step="call resume() once before the loop: in a new folder it returns 0",
             )
         for name, one in self._objects.items():
-            # A loader of ours: its cursor is at the start of the step, whose gradients would be lost.
+            # A loader of ours: its cursor is at the start of the step, whose gradients would be
+            # lost.
             if not getattr(one, "is_last_micro_batch", True):
                 raise UsageError(
                     f"save({step}) was called in the middle of a step: {name} has more micro-batches of it",
@@ -222,13 +257,25 @@ class Checkpoint:
                 )
 
     def _models_of(self, optimizer: Optimizer) -> Models:
-        """The model that has all its parameters, so that they keep their own names; otherwise all models."""
+        """The model that has all its parameters, so that they keep their own names; otherwise all
+        models."""
         own = parameters_of(optimizer)
-        holders = (one for one in self._models.values() if own <= {id(parameter) for parameter in one.parameters()})
+        holders = (
+            one
+            for one in self._models.values()
+            if own <= {id(parameter) for parameter in one.parameters()}
+        )
         return next(holders, self._models)
 
     def _prune(self, newest: Path) -> None:
-        prune(self._root, newest=newest, keep_last=self._keep_last, keep_best=0, metric="", higher_is_better=True)
+        prune(
+            self._root,
+            newest=newest,
+            keep_last=self._keep_last,
+            keep_best=0,
+            metric="",
+            higher_is_better=True,
+        )
 
 
 def _load(one: Any, state: Any) -> None:
@@ -236,7 +283,9 @@ def _load(one: Any, state: Any) -> None:
         one.load_state_dict(state)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointMismatchError(f"{type(one).__name__}.load_state_dict() failed: {reason}") from error
+        raise CheckpointMismatchError(
+            f"{type(one).__name__}.load_state_dict() failed: {reason}"
+        ) from error
 
 
 @contextmanager
@@ -247,5 +296,7 @@ def _naming(name: str) -> Iterator[None]:
             yield
     except CheckpointMismatchError as error:
         error.what = f"{name}: {error.what}"
-        error.next_step = "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
+        error.next_step = (
+            "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
+        )
         raise

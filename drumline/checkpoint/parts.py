@@ -1,9 +1,10 @@
-"""One checkpoint written by several ranks: which rank writes which tensors, and how rank 0 collects their files.
+"""One checkpoint written by several ranks: which rank writes which tensors, and how rank 0 collects
+their files.
 
-All ranks hold the same replica, so any of them can write any tensor. Each writer writes its own files into the folder
-that rank 0 made, and publishes their sizes and checksums in the store; rank 0 checks that they exist, and only then
-writes the manifest. Messages are JSON under keys of that save. The store is polled: a thread that blocks in it blocks
-the other threads of its process.
+All ranks hold the same replica, so any of them can write any tensor. Each writer writes its own
+files into the folder that rank 0 made, and publishes their sizes and checksums in the store; rank 0
+checks that they exist, and only then writes the manifest. Messages are JSON under keys of that
+save. The store is polled: a thread that blocks in it blocks the other threads of its process.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ Files = dict[str, dict[str, Tensor]]
 
 
 def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> dict[int, Files]:
-    """Assign the tensors of every file to these ranks, about the same bytes to each; the same on every rank."""
+    """Assign the tensors of every file to these ranks, about the same bytes to each; the same on
+    every rank."""
     assigned: dict[int, Files] = {rank: {} for rank in ranks}
     loads = [(0, position, rank) for position, rank in enumerate(ranks)]
-    sized = [(file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()]
-    for file, name, tensor in sorted(sized, key=lambda entry: (-entry[2].nbytes, entry[0], entry[1])):
+    sized = [
+        (file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()
+    ]
+    for file, name, tensor in sorted(
+        sized, key=lambda entry: (-entry[2].nbytes, entry[0], entry[1])
+    ):
         load, position, rank = heapq.heappop(loads)
         assigned[rank].setdefault(store.part_name(file, rank), {})[name] = tensor
         heapq.heappush(loads, (load + tensor.nbytes, position, rank))
@@ -54,15 +60,17 @@ def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) ->
 def assign_shards(
     tensors: Mapping[str, Mapping[str, Tensor]], rank: int, num_writers: int
 ) -> dict[int, dict[str, Any]]:
-    """The files of each writer of a sharded model: `rank` gets its own tensors, for the others there are their names.
-    Rank 0 writes what is not sharded, too."""
+    """The files of each writer of a sharded model: `rank` gets its own tensors, for the others
+    there are their names. Rank 0 writes what is not sharded, too."""
     assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
     for file, group in tensors.items():
         for name, tensor in group.items():
             in_shards = is_in_shards(name, tensor)
             own = own_piece(tensor) if in_shards else own_part(tensor)
             for writer, piece in (piece_names(name, tensor) if in_shards else {0: name}).items():
-                assigned[writer].setdefault(store.part_name(file, writer), {})[piece] = own if writer == rank else None
+                assigned[writer].setdefault(store.part_name(file, writer), {})[piece] = (
+                    own if writer == rank else None
+                )
         if not group:  # a file without tensors is part of the checkpoint too
             assigned[0][file] = {}
     return assigned
@@ -121,7 +129,9 @@ class Collector:
     def collect(self, partial: Path) -> dict[str, FileRecord]:
         files: dict[str, FileRecord] = {}
         for writer, expected in self._expected.items():
-            records = self._records_of(writer, {name: sorted(group) for name, group in expected.items()})
+            records = self._records_of(
+                writer, {name: sorted(group) for name, group in expected.items()}
+            )
             for name, record in records.items():
                 self._check_file(partial, name, record, writer)
             files |= records
@@ -129,7 +139,9 @@ class Collector:
             self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
-    def _records_of(self, writer: WritingRank, expected: dict[str, list[str]]) -> dict[str, FileRecord]:
+    def _records_of(
+        self, writer: WritingRank, expected: dict[str, list[str]]
+    ) -> dict[str, FileRecord]:
         try:
             _, reply = self._messages.wait_for(f"part/{writer.rank}")
         except (TimeoutError, RuntimeError) as error:
@@ -139,7 +151,9 @@ class Collector:
             raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
         if reply["tensors"] != expected:
             both = (expected, reply["tensors"])
-            ours, theirs = ({(file, name) for file in files for name in files[file]} for files in both)
+            ours, theirs = (
+                {(file, name) for file in files for name in files[file]} for files in both
+            )
             file, name = min((ours - theirs) or (theirs - ours))
             has = "has no" if (file, name) in ours else "has"
             raise store.PartError(
@@ -148,9 +162,13 @@ class Collector:
             )
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
 
-    def _check_file(self, partial: Path, name: str, record: FileRecord, writer: WritingRank) -> None:
+    def _check_file(
+        self, partial: Path, name: str, record: FileRecord, writer: WritingRank
+    ) -> None:
         path = partial / name
-        if not _becomes_true(self._seen_s, lambda: path.is_file() and path.stat().st_size == record.size):
+        if not _becomes_true(
+            self._seen_s, lambda: path.is_file() and path.stat().st_size == record.size
+        ):
             raise store.PartError(
                 f"{name}, which {writer} has written, is not in {partial} on {self._me.host}: the nodes do not "
                 "share this folder",

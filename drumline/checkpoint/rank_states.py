@@ -1,6 +1,8 @@
-"""State that may differ from rank to rank (a position in a stream): every rank's is saved, each gets its own back.
+"""State that may differ from rank to rank (a position in a stream): every rank's is saved, each
+gets its own back.
 
-It is small as a rule, but may hold tensors of any shape, which differ between ranks: they travel as bytes.
+It is small as a rule, but may hold tensors of any shape, which differ between ranks: they travel as
+bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from drumline.rank.tensor_hash import hash_tensors
 def gather_states(
     document: Any, tensors: Mapping[str, Tensor], *, device: torch.device
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Collective: from this rank's encoded state (`encode_state`), a document with those of all ranks and, on rank 0
-    alone, their tensors, which may be large."""
+    """Collective: from this rank's encoded state (`encode_state`), a document with those of all
+    ranks and, on rank 0 alone, their tensors, which may be large."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     shapes = {
-        name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes] for name, one in tensors.items()
+        name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes]
+        for name, one in tensors.items()
     }
     pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
@@ -41,23 +44,33 @@ def gather_states(
     return {"ranks": [document for document, _, _ in everyone]}, gathered
 
 
-def is_same_everywhere(document: Any, tensors: Mapping[str, Tensor], *, device: torch.device) -> bool:
+def is_same_everywhere(
+    document: Any, tensors: Mapping[str, Tensor], *, device: torch.device
+) -> bool:
     """Collective: whether all ranks have the same encoded state, to the bit."""
     digest = blake3(json.dumps([document, list(tensors)]).encode()).hexdigest()
-    everyone = gather_json([digest, *hash_tensors(list(tensors.values()), device).tolist()], device=device)
+    everyone = gather_json(
+        [digest, *hash_tensors(list(tensors.values()), device).tolist()], device=device
+    )
     return all(one == everyone[0] for one in everyone)
 
 
 def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], rank: int) -> Any:
-    """The state that was saved for this rank, or for all of them. A rank that the saved world did not have is given
-    another's."""
+    """The state that was saved for this rank, or for all of them. A rank that the saved world did
+    not have is given another's."""
     saved = min(rank, len(document["ranks"]) - 1)
     return decode_state(document["ranks"][saved], lambda name: tensors[f"{saved}/{name}"].clone())
 
 
-def sent_state(document: Any, rank: int, tensors: Mapping[str, Tensor] | None, *, device: torch.device) -> Any:
+def sent_state(
+    document: Any, rank: int, tensors: Mapping[str, Tensor] | None, *, device: torch.device
+) -> Any:
     """Collective: the state of a saved rank, whose tensors rank 0 has."""
     prefix = f"{rank}/"
-    mine = None if tensors is None else {name: one for name, one in tensors.items() if name.startswith(prefix)}
+    mine = (
+        None
+        if tensors is None
+        else {name: one for name, one in tensors.items() if name.startswith(prefix)}
+    )
     received = broadcast_tensors(mine, device=device)
     return decode_state(document, lambda name: received[f"{prefix}{name}"])

@@ -1,5 +1,5 @@
-"""Which checkpoints are kept: the last few and the best few. A non-finite one never counts, so a run that has become
-NaN deletes no finite one."""
+"""Which checkpoints are kept: the last few and the best few. A non-finite one never counts, so a
+run that has become NaN deletes no finite one."""
 
 from __future__ import annotations
 
@@ -26,23 +26,39 @@ def prune(
     newest: Path,
     may_remove: Callable[[int], bool] = lambda step: True,
 ) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`, which is valid. One of
-    a step that `may_remove` refuses is left for a later call."""
-    # A corrupt checkpoint that is newer than any valid one is kept for the user: its step will be written again.
+    """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`,
+    which is valid. One of a step that `may_remove` refuses is left for a later call."""
+    # A corrupt checkpoint that is newer than any valid one is kept for the user: its step will be
+    # written again.
     newest_step = catalog.check_sizes(newest).step
-    folders = [root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step]
+    folders = [
+        root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step
+    ]
     complete = _complete(folders)
     keep = {newest} | kept(
-        complete, keep_last=keep_last, keep_best=keep_best, metric=metric, higher_is_better=higher_is_better
+        complete,
+        keep_last=keep_last,
+        keep_best=keep_best,
+        metric=metric,
+        higher_is_better=higher_is_better,
     )
-    removed = [path for path in folders if path not in keep and may_remove(int(path.name.removeprefix("step-")))]
+    removed = [
+        path
+        for path in folders
+        if path not in keep and may_remove(int(path.name.removeprefix("step-")))
+    ]
     for path in removed:
         store.remove(path)
     return removed
 
 
 def kept(
-    complete: Mapping[Key, Manifest], *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool
+    complete: Mapping[Key, Manifest],
+    *,
+    keep_last: int,
+    keep_best: int,
+    metric: str,
+    higher_is_better: bool,
 ) -> set[Key]:
     """Which of these checkpoints are kept: the last and the best of those that are finite."""
     finite = [key for key in complete if complete[key].non_finite is None]
@@ -50,7 +66,9 @@ def kept(
     return {*last, *ranked(complete, metric, higher_is_better)[:keep_best]}
 
 
-def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool) -> bool:
+def is_best(
+    root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool
+) -> bool:
     """Whether a checkpoint with these metrics would be the best."""
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):

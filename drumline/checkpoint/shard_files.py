@@ -1,5 +1,6 @@
-"""The tensors of a sharded model in a checkpoint: every rank writes the rows that it holds, as `NAME[START:STOP]`, and
-a document has the shapes of the whole tensors. A reader gets whole tensors, or any rows of them, whatever wrote them.
+"""The tensors of a sharded model in a checkpoint: every rank writes the rows that it holds, as
+`NAME[START:STOP]`, and a document has the shapes of the whole tensors. A reader gets whole tensors,
+or any rows of them, whatever wrote them.
 """
 
 from __future__ import annotations
@@ -44,11 +45,16 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
     """The name of each shard in its file, by the number of the shard; an empty one is not saved."""
     _, count = place_of(tensor)
     rows = {number: split_rows(tensor.shape[0], number, count) for number in range(count)}
-    return {number: f"{name}[{one.start}:{one.stop}]" for number, one in rows.items() if one.stop > one.start}
+    return {
+        number: f"{name}[{one.start}:{one.stop}]"
+        for number, one in rows.items()
+        if one.stop > one.start
+    }
 
 
 def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
-    """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another shape."""
+    """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
+    shape."""
     if not isinstance(shapes, dict) or not all(isinstance(one, dict) for one in shapes.values()):
         raise ValueError("it has no shapes by file")
     return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
@@ -71,7 +77,11 @@ class ShardedTensors(Mapping[str, Tensor]):
             _check_pieces(name, pieces, self._shapes[name])
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._whole[name] if name in self._whole else self.rows(name, Rows(0, self.shape(name)[0]))
+        return (
+            self._whole[name]
+            if name in self._whole
+            else self.rows(name, Rows(0, self.shape(name)[0]))
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._whole, *self._pieces])
@@ -97,7 +107,11 @@ class ShardedTensors(Mapping[str, Tensor]):
 
 
 def _checked_shape(shape: Any) -> list[int]:
-    if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
+    if (
+        not isinstance(shape, list)
+        or not shape
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
         raise ValueError(f"it has a shape of {shape!r}")
     return shape
 
@@ -108,24 +122,40 @@ def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]
     for rows, piece in pieces:
         if rows.start != end:
             raise ValueError(f"rows {end} to {rows.start} of {name} are missing or there twice")
-        if list(piece.shape) != [rows.stop - rows.start, *shape[1:]] or piece.dtype != pieces[0][1].dtype:
-            raise ValueError(f"rows {rows.start} to {rows.stop} of {name} have another shape or type")
+        if (
+            list(piece.shape) != [rows.stop - rows.start, *shape[1:]]
+            or piece.dtype != pieces[0][1].dtype
+        ):
+            raise ValueError(
+                f"rows {rows.start} to {rows.stop} of {name} have another shape or type"
+            )
         end = rows.stop
     if end != shape[0] or not pieces:
         raise ValueError(f"rows {end} to {shape[0]} of {name} are missing")
 
 
-def own_shards(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The saved tensors as a sharded model takes them: what belongs to a sharded parameter and has its shape (the
-    weights, an optimizer's state, an average) as a shard of this rank, of which only its own rows are read."""
+def own_shards(
+    tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The saved tensors as a sharded model takes them: what belongs to a sharded parameter and has
+    its shape (the weights, an optimizer's state, an average) as a shard of this rank, of which only
+    its own rows are read."""
     return {name: _own_shard(tensors, name, parameters) for name in tensors}
 
 
-def _own_shard(tensors: Mapping[str, Tensor], name: str, parameters: Mapping[str, Tensor]) -> Tensor:
-    parameter = next((parameters[part] for part in (name, *name.split("/")) if part in parameters), None)
+def _own_shard(
+    tensors: Mapping[str, Tensor], name: str, parameters: Mapping[str, Tensor]
+) -> Tensor:
+    parameter = next(
+        (parameters[part] for part in (name, *name.split("/")) if part in parameters), None
+    )
     if parameter is None or not is_shard(parameter):
         return tensors[name]
-    lazy = tensors if isinstance(tensors, ShardedTensors) else ShardedTensors({name: tensors[name]}, {})
+    lazy = (
+        tensors
+        if isinstance(tensors, ShardedTensors)
+        else ShardedTensors({name: tensors[name]}, {})
+    )
     if lazy.shape(name) != parameter.shape:
         return lazy[name]
     rows = split_rows(parameter.shape[0], *place_of(parameter))

@@ -1,5 +1,6 @@
-"""Copies tensors from a GPU to the host through two pinned buffers, on a separate stream: one is filled while the other
-is read. Small tensors share a buffer, a large one is copied in several parts.
+"""Copies tensors from a GPU to the host through two pinned buffers, on a separate stream: one is
+filled while the other is read. Small tensors share a buffer, a large one is copied in several
+parts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Staging:
         self._buffers: list[Tensor] = []
 
     def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-        """The bytes of tensors that no other stream is writing to. Each piece is valid until the next one."""
+        """The bytes of tensors that no other stream is writing to. Each piece is valid until the
+        next one."""
         if self._stream is None:
             # In a new thread the current device is the first GPU, which may be another rank's.
             with torch.cuda.device(self._device):
@@ -47,8 +49,11 @@ class Staging:
             done.synchronize()
             yield self._buffers[number][:count].numpy().data
 
-    def _fill(self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
-        """Start to copy as much as fits. The stream is current only in this method, not while bytes are read."""
+    def _fill(
+        self, buffer: Tensor, source: _Source, stream: torch.cuda.Stream
+    ) -> tuple[int, torch.cuda.Event]:
+        """Start to copy as much as fits. The stream is current only in this method, not while bytes
+        are read."""
         filled = 0
         done = make_event()
         with torch.cuda.stream(stream):

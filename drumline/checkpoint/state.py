@@ -1,8 +1,8 @@
-"""What a checkpoint holds: model, optimizer, scaler and progress, captured as tensors and documents by file; and the
-random state of each rank.
+"""What a checkpoint holds: model, optimizer, scaler and progress, captured as tensors and documents
+by file; and the random state of each rank.
 
-The engine captures a snapshot on rank 0, adds the random state of every rank, and passes it to the store. On resume
-rank 0 reads the files, and every rank restores from the same plain dicts.
+The engine captures a snapshot on rank 0, adds the random state of every rank, and passes it to the
+store. On resume rank 0 reads the files, and every rank restores from the same plain dicts.
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ def capture(
     """What to save. The tensors share memory with the model: write them before the next step."""
     tensors, aliases = model_state(model)
     snapshot = Snapshot(
-        tensors={"model": tensors}, documents={"model": {"aliases": aliases}, "progress": dict(progress)}
+        tensors={"model": tensors},
+        documents={"model": {"aliases": aliases}, "progress": dict(progress)},
     )
     if optimizer is not None:
-        snapshot.tensors["optimizer"], snapshot.documents["optimizer"] = optimizer_state(model, optimizer)
+        snapshot.tensors["optimizer"], snapshot.documents["optimizer"] = optimizer_state(
+            model, optimizer
+        )
     if scaler is not None:
         snapshot.documents["scaler"] = scaler.state_dict()
     return snapshot
@@ -70,8 +73,8 @@ def restore(
     scaler: GradScaler | None = None,
     name: str = "model",
 ) -> dict[str, Any]:
-    """Load a snapshot into a model, wrapped or not, on any device; returns the progress. `name`: the model's name in
-    the snapshot."""
+    """Load a snapshot into a model, wrapped or not, on any device; returns the progress. `name`:
+    the model's name in the snapshot."""
     tensors = snapshot.tensors
     documents = snapshot.documents
     with translated("model"):
@@ -80,7 +83,8 @@ def restore(
     if optimizer is not None:
         if "optimizer" not in documents:
             raise CheckpointError(
-                "the checkpoint holds no optimizer state", next_step="load the model alone, without an optimizer"
+                "the checkpoint holds no optimizer state",
+                next_step="load the model alone, without an optimizer",
             )
         with translated("optimizer"):
             load_optimizer_state(model, optimizer, tensors["optimizer"], documents["optimizer"])
@@ -101,7 +105,8 @@ def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Report errors in this block as errors of the checkpoint. Its checksums are right, so it was saved like that."""
+    """Report errors in this block as errors of the checkpoint. Its checksums are right, so it was
+    saved like that."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -112,7 +117,8 @@ def translated(what: str) -> Iterator[None]:
 
 
 def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors by name, sharing memory with the model, and the aliases: other name -> stored name."""
+    """The tensors by name, sharing memory with the model, and the aliases: other name -> stored
+    name."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     stored_at: dict[object, str] = {}
@@ -127,17 +133,27 @@ def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _identity(tensor: Tensor, name: str) -> object:
-    """The same for two names of one tensor; a tensor without memory has no alias. A shard may be empty, so it is known
-    by its object."""
+    """The same for two names of one tensor; a tensor without memory has no alias. A shard may be
+    empty, so it is known by its object."""
     if is_shard(tensor):
         return id(tensor)
     has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if has_memory else name
+    return (
+        (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if has_memory
+        else name
+    )
 
 
-def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Copy the tensors into the model, on any device; if a name or shape does not match, nothing is copied."""
-    saved = {**tensors, **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors}}
+def load_model_state(
+    model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
+) -> None:
+    """Copy the tensors into the model, on any device; if a name or shape does not match, nothing is
+    copied."""
+    saved = {
+        **tensors,
+        **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors},
+    }
     if problems := list(_model_differences(saved, model)):
         raise CheckpointMismatchError(
             as_list("the checkpoint is of another model:", problems),
@@ -166,24 +182,36 @@ def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterato
             continue
         if ours.shape != theirs.shape:
             yield f"{name} is {list(theirs.shape)} in the checkpoint and {list(ours.shape)} in the model"
-        elif ours.dtype != theirs.dtype and not (ours.is_floating_point() and theirs.is_floating_point()):
+        elif ours.dtype != theirs.dtype and not (
+            ours.is_floating_point() and theirs.is_floating_point()
+        ):
             yield f"{name} is {theirs.dtype} in the checkpoint and {ours.dtype} in the model"
     for name, stored in model_state(model)[1].items():
         one = saved.get(name)
         other = saved.get(stored)
         # The same tensor is not compared with itself: NaN differs from NaN.
-        if one is not None and other is not None and one is not other and not torch.equal(one, other):
+        if (
+            one is not None
+            and other is not None
+            and one is not other
+            and not torch.equal(one, other)
+        ):
             yield f"{name} and {stored} differ in the checkpoint and are one tensor in the model"
 
 
 def load_checkpoint(
-    path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "model"
+    path: str | PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    name: str = "model",
 ) -> dict[str, Any]:
-    """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
+    """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was
+    saved with.
 
-    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest complete and finite
-    checkpoint is loaded. Skipped checkpoints, and one that is not finite, are logged as warnings. `name`: the model's
-    name in `ddp.checkpoint`.
+    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest
+    complete and finite checkpoint is loaded. Skipped checkpoints, and one that is not finite, are
+    logged as warnings. `name`: the model's name in `ddp.checkpoint`.
     """
     found = _find_checkpoint(Path(path))
     if (tensor := catalog.check_sizes(found).non_finite) is not None:
@@ -193,7 +221,9 @@ def load_checkpoint(
         held = sorted(snapshot.tensors.keys() - {"rng"})
         raise CheckpointError(
             f"the checkpoint {found} holds no {name}, but {join_names(held)}",
-            next_step=f"load_checkpoint(..., name={held[0]!r})" if held else "give another checkpoint",
+            next_step=f"load_checkpoint(..., name={held[0]!r})"
+            if held
+            else "give another checkpoint",
         )
     return restore(snapshot, model, optimizer, name=name)
 
@@ -201,14 +231,18 @@ def load_checkpoint(
 def _find_checkpoint(path: Path) -> Path:
     next_step = "give a run folder, or one of the folders in its checkpoints/"
     if not path.is_dir():
-        raise CheckpointError(f"there is no folder {path} (looked in {Path.cwd()})", next_step=next_step)
+        raise CheckpointError(
+            f"there is no folder {path} (looked in {Path.cwd()})", next_step=next_step
+        )
     if (path / manifest.FILE_NAME).exists() or catalog.STEP_NAME.fullmatch(path.name):
         catalog.verify(path)
         return path
     inner = path / "checkpoints"
     found = catalog.newest_valid(inner if inner.is_dir() else path)
     if found.path is None:
-        reasons = [f"{one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped]
+        reasons = [
+            f"{one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped
+        ]
         what = as_list(f"there is no complete checkpoint in {path}", reasons)
         raise CheckpointError(what, next_step=next_step)
     for skipped in found.skipped:
@@ -216,13 +250,14 @@ def _find_checkpoint(path: Path) -> Path:
     return found.path
 
 
-# The random state of one rank is one flat tensor of fixed length, so that ranks gather it with a plain collective. It
-# holds the four global generators that a model or a user's code may draw from: torch's on the CPU and on this rank's
-# GPU, numpy's and Python's.
+# The random state of one rank is one flat tensor of fixed length, so that ranks gather it with a
+# plain collective. It holds the four global generators that a model or a user's code may draw from:
+# torch's on the CPU and on this rank's GPU, numpy's and Python's.
 
 
 def capture_rng(device: torch.device) -> Tensor:
-    """The random state of this process as `RNG_BYTES` bytes on the CPU; `restore_rng` continues with the same draws."""
+    """The random state of this process as `RNG_BYTES` bytes on the CPU; `restore_rng` continues
+    with the same draws."""
     on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
     _, key, gauss = random.getstate()
     python_state = _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
@@ -232,7 +267,8 @@ def capture_rng(device: torch.device) -> Tensor:
 
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
-    """Continue with the same draws as the process that captured it; a GPU's state is ignored without a GPU."""
+    """Continue with the same draws as the process that captured it; a GPU's state is ignored
+    without a GPU."""
     try:
         on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
     except ValueError as error:
@@ -243,7 +279,9 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
     *key, position, has_gauss, gauss = _NUMPY.unpack(numpy_state)
     inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
-    np.random.set_state({"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss})
+    np.random.set_state(
+        {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+    )
     *key, has_gauss, gauss = _PYTHON.unpack(python_state)
     random.setstate((3, tuple(key), gauss if has_gauss else None))
 
@@ -265,7 +303,8 @@ def gather_rng(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_own_rng(saved: Mapping[str, Tensor], *, rank: int, device: torch.device) -> None:
-    """Restore this rank's random state. A rank that did not exist when it was saved keeps its new seed."""
+    """Restore this rank's random state. A rank that did not exist when it was saved keeps its new
+    seed."""
     if (state := saved.get(_rng_name(rank))) is not None:
         restore_rng(state, device)
 
@@ -284,8 +323,8 @@ def _rng_name(rank: int) -> str:
 
 
 def check_rng(state: Tensor) -> list[bytes]:
-    """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch would read beyond
-    their tables."""
+    """The four parts of a state; ValueError if it is corrupt: with a wrong position numpy and torch
+    would read beyond their tables."""
     packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
     if len(packed) != RNG_BYTES or not packed.startswith(_RNG_MARK):
         raise ValueError(f"it is no random state ({state.nbytes} bytes)")
@@ -303,8 +342,11 @@ def check_rng(state: Tensor) -> list[bytes]:
         raise ValueError(f"its parts have {lengths} bytes, expected {expected}")
     if lengths[0] == _TORCH_BYTES:
         _, left, seeded, following = _TORCH.unpack_from(parts[0])
-        # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that was just seeded.
-        if not seeded or ((left, following) != (1, 0) and not (0 < left <= 624 and following == 625 - left)):
+        # `left` numbers of the table are unused, from `following` on; (1, 0) is a generator that
+        # was just seeded.
+        if not seeded or (
+            (left, following) != (1, 0) and not (0 < left <= 624 and following == 625 - left)
+        ):
             raise ValueError(f"torch's position is {following}, with {left} numbers left")
     *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
     *_, python_position, _, _ = _PYTHON.unpack(parts[3])

@@ -1,8 +1,9 @@
-"""Writes checkpoints: into a hidden folder, flushed to the device, renamed when complete; and reads and removes them.
+"""Writes checkpoints: into a hidden folder, flushed to the device, renamed when complete; and reads
+and removes them.
 
-A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows only
-tensors and documents by file name. A file of tensors may be in parts, written by several processes. Hidden folders next
-to it are incomplete:
+A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This
+module knows only tensors and documents by file name. A file of tensors may be in parts, written by
+several processes. Hidden folders next to it are incomplete:
 
 - `.step-N.partial`: being written, or left by a process that was killed while it wrote;
 - `.step-N.replaced`: an earlier one of the same step, until its replacement is in place;
@@ -37,14 +38,16 @@ from drumline.runs.manifest import FileRecord, Manifest
 
 _TENSORS = ".safetensors"
 _PART = re.compile(r"-part-\d{5,}$")
-# Large enough that a thread that hashes or writes seldom needs the GIL, which the training thread uses.
+# Large enough that a thread that hashes or writes seldom needs the GIL, which the training thread
+# uses.
 _PIECE_BYTES = 8 << 20
 _WORTH_A_THREAD = 1 << 20
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: tensors by file and documents by file, named without their ending."""
+    """What a checkpoint holds: tensors by file and documents by file, named without their
+    ending."""
 
     tensors: dict[str, Mapping[str, Tensor]]
     documents: dict[str, Any]
@@ -97,14 +100,19 @@ def write(
     stream: Stream = tensor_file.stream,
     others: PartWriters | None = None,
 ) -> Path:
-    """Save a checkpoint. When this returns, it is complete and on disk; until then earlier ones are kept.
+    """Save a checkpoint. When this returns, it is complete and on disk; until then earlier ones are
+    kept.
 
-    `non_finite`: the first tensor that is not finite, if any. `stream`: makes the bytes of a file of tensors.
-    `others`: the other processes that write to the folder.
+    `non_finite`: the first tensor that is not finite, if any. `stream`: makes the bytes of a file
+    of tensors. `others`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
-    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds during a step.
-    texts = {f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n" for name, document in documents.items()}
+    # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds
+    # during a step.
+    texts = {
+        f"{name}{catalog.DOCUMENT}": json.dumps(document).encode() + b"\n"
+        for name, document in documents.items()
+    }
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     partial = hidden_folder(final, "partial")
     try:
@@ -118,7 +126,13 @@ def write(
         if others is not None:
             files |= others.collect(partial)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Manifest(step, created, {name: float(value) for name, value in metrics.items()}, files, non_finite)
+        record = Manifest(
+            step,
+            created,
+            {name: float(value) for name, value in metrics.items()},
+            files,
+            non_finite,
+        )
         write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
         flush_folder(partial)
         put_in_place(partial, final)
@@ -131,7 +145,9 @@ def write(
             if not final.exists():
                 hidden_folder(final, "replaced").rename(final)
         if isinstance(error, OSError):
-            raise _not_saved(final, *catalog.explain_os_error(error, folder=root, needed=needed)) from error
+            raise _not_saved(
+                final, *catalog.explain_os_error(error, folder=root, needed=needed)
+            ) from error
         if isinstance(error, PartError):
             raise _not_saved(final, error.reason, error.next_step) from error
         raise
@@ -155,8 +171,8 @@ def part_name(name: str, number: int) -> str:
 
 
 def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
-    """Read a complete checkpoint, or `only` these files of it; verify it first. Tensors are mapped from their files:
-    copy those that you keep."""
+    """Read a complete checkpoint, or `only` these files of it; verify it first. Tensors are mapped
+    from their files: copy those that you keep."""
     stored: dict[str, dict[str, Tensor]] = {}
     documents: dict[str, Any] = {}
     for file in map(Path, manifest.read(path).files):
@@ -176,16 +192,20 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
 
 def broadcast(found: Snapshot | None, *, device: torch.device) -> Snapshot:
     """Collective: what rank 0 has read, on every rank; the others give None."""
-    documents, files = broadcast_json(None if found is None else [found.documents, list(found.tensors)], device=device)
+    documents, files = broadcast_json(
+        None if found is None else [found.documents, list(found.tensors)], device=device
+    )
     tensors: dict[str, Mapping[str, Tensor]] = {}
     tensors |= {
-        file: broadcast_tensors(None if found is None else found.tensors[file], device=device) for file in files
+        file: broadcast_tensors(None if found is None else found.tensors[file], device=device)
+        for file in files
     }
     return Snapshot(tensors, documents)
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint; if the process is killed meanwhile, no incomplete one has a valid name."""
+    """Delete a checkpoint; if the process is killed meanwhile, no incomplete one has a valid
+    name."""
     hidden = hidden_folder(path, "removed")
     try:
         delete_folder(hidden)
@@ -199,8 +219,8 @@ def remove(path: Path) -> None:
 
 def put_in_place(partial: Path, final: Path) -> None:
     """Give a complete checkpoint its name, in place of an earlier one of the same step."""
-    # A folder cannot be renamed over another one. Between the two renames the earlier one is still found:
-    # `newest_valid` knows its hidden name.
+    # A folder cannot be renamed over another one. Between the two renames the earlier one is still
+    # found: `newest_valid` knows its hidden name.
     replaced = hidden_folder(final, "replaced")
     if final.is_dir():
         final.rename(replaced)
@@ -225,7 +245,11 @@ def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     root = final.parent
     try:
         good = catalog.newest_valid(root).path
-        earlier = f"the last good checkpoint, {good}, is untouched" if good else "there is no earlier checkpoint"
+        earlier = (
+            f"the last good checkpoint, {good}, is untouched"
+            if good
+            else "there is no earlier checkpoint"
+        )
     except CheckpointError:
         earlier = "earlier checkpoints cannot be read"
     return CheckpointError(
@@ -240,9 +264,11 @@ def hidden_folder(final: Path, kind: str) -> Path:
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file and wait until it is on disk; its size and checksum come from the same pass."""
-    # A second thread hashes what is being written. blake3's default thread pool does not survive a fork, so a forked
-    # process that hashes would hang; this pool exists only for this file. It has a few threads on many cores.
+    """Write a new file and wait until it is on disk; its size and checksum come from the same
+    pass."""
+    # A second thread hashes what is being written. blake3's default thread pool does not survive a
+    # fork, so a forked process that hashes would hang; this pool exists only for this file. It has
+    # a few threads on many cores.
     checksum = blake3(max_threads=max(1, min(4, len(os.sched_getaffinity(0)) // 4)))
     size = 0
     with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
@@ -276,7 +302,10 @@ def flush_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some network file systems have no such call
             raise
     finally:
         os.close(descriptor)

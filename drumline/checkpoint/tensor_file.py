@@ -1,7 +1,8 @@
-"""Tensors as one safetensors file: written as a stream, so that saving needs no second copy of the model.
+"""Tensors as one safetensors file: written as a stream, so that saving needs no second copy of the
+model.
 
-The safetensors package serializes into memory, or hides the system's error; this writer streams the tensors' own
-memory. Files are read with the package itself.
+The safetensors package serializes into memory, or hides the system's error; this writer streams the
+tensors' own memory. Files are read with the package itself.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ _TYPE_CODES = {
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """How many bytes these tensors take in a file, without its header; raises if one cannot be saved."""
+    """How many bytes these tensors take in a file, without its header; raises if one cannot be
+    saved."""
     for name, tensor in tensors.items():
         _type_code(name, tensor)
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Iterator[bytes | memoryview]:
-    """The bytes of the file, piece by piece; tensors on a GPU are copied one after another, through `staging` while the
-    one before is written."""
+def stream(
+    tensors: Mapping[str, Tensor], staging: Staging | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, piece by piece; tensors on a GPU are copied one after another, through
+    `staging` while the one before is written."""
     yield _header(tensors)
     ordered = [tensors[name] for name in _order(tensors)]
     if staging is not None and any(tensor.is_cuda for tensor in ordered):
@@ -64,8 +68,8 @@ def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Ite
 
 
 def read(path: Path, *, follow_links: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file, mapped from it: copy those that you keep. `follow_links`: for a file that the user
-    named."""
+    """The tensors of a file, mapped from it: copy those that you keep. `follow_links`: for a file
+    that the user named."""
     try:
         open_regular(path, follow_links=follow_links).close()  # the package would wait for a FIFO
         tensors: dict[str, Tensor] = load_file(path)

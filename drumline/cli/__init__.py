@@ -9,7 +9,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from drumline.base.errors import DrumlineError, ExitCode, Place, did_you_mean, report_uncaught_errors
+from drumline.base.errors import (
+    DrumlineError,
+    ExitCode,
+    Place,
+    did_you_mean,
+    report_uncaught_errors,
+)
 from drumline.base.terminal import print_message, show
 
 VERBS = {
@@ -89,7 +95,10 @@ def _hand_over(what: str, next_step: str | None, place: Place, details: str = ""
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        verbs = "\n".join(f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}") for name, summary in VERBS.items())
+        verbs = "\n".join(
+            f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}")
+            for name, summary in VERBS.items()
+        )
         show(HELP.format(verbs=verbs), end="")
         return ExitCode.SUCCESS if arguments else ExitCode.USAGE
     verb, *rest = arguments

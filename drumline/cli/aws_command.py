@@ -1,4 +1,5 @@
-"""`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in drumline/aws."""
+"""`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in
+drumline/aws."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_creation import bring_up
 from drumline.launch.aws.cluster_nodes import nodes_of, status_lines
 from drumline.launch.aws.cluster_plan import make_plan
-from drumline.launch.aws.cluster_settings import CLUSTER, ENDS, REACH, WHERE, ClusterSettings, account_and_settings
+from drumline.launch.aws.cluster_settings import (
+    CLUSTER,
+    ENDS,
+    REACH,
+    WHERE,
+    ClusterSettings,
+    account_and_settings,
+)
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
@@ -29,7 +37,11 @@ MADE: Mapping[str, FlagTable] = {
 FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP}}
 DELETE: FlagTable = {
     "delete-data": (bool, "", "Delete the volume with its data too [it is kept]."),
-    "any-owner": (bool, "", "Remove it also if another identity made it [asked on a terminal, otherwise refused]."),
+    "any-owner": (
+        bool,
+        "",
+        "Remove it also if another identity made it [asked on a terminal, otherwise refused].",
+    ),
 }
 GROUPS: Mapping[str, Mapping[str, FlagTable]] = {
     "plan": MADE,
@@ -50,7 +62,8 @@ Credentials come from boto3's own chain (aws configure, aws sso login); they are
 `drumline aws up --help`, and so on, list the flags.
 """
 EXIT_CODES = (
-    "exit codes: 0 success, 2 wrong usage, 3 AWS refused something, 130 interrupted; launch: those of drumline launch\n"
+    "exit codes: 0 success, 2 wrong usage, 3 AWS refused something, 130 interrupted; "
+    "launch: those of drumline launch\n"
 )
 
 
@@ -77,7 +90,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _plan(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> int:
-    show_lines([*make_plan(account, settings).lines(), "nothing was touched; `drumline aws up` makes it"])
+    show_lines(
+        [*make_plan(account, settings).lines(), "nothing was touched; `drumline aws up` makes it"]
+    )
     return ExitCode.SUCCESS
 
 

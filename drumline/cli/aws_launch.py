@@ -1,7 +1,9 @@
-"""`drumline aws launch`: doctor over all pairs of a cluster's nodes, then `drumline launch` on their private addresses.
+"""`drumline aws launch`: doctor over all pairs of a cluster's nodes, then `drumline launch` on
+their private addresses.
 
-When AWS replaced a node that was lost or taken back, the run is launched again on the nodes that are there then, and
-resumes from its newest checkpoint on the shared volume. A node that AWS has not missed yet is reported to it.
+When AWS replaced a node that was lost or taken back, the run is launched again on the nodes that
+are there then, and resumes from its newest checkpoint on the shared volume. A node that AWS has not
+missed yet is reported to it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ SHARED = PurePosixPath("/mnt/shared")
 # Of prepare.sh on a node.
 NOT_INSTALLED = 65
 NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
-# How long nodes may take to start and install, and a node that AWS takes back, or is asked to replace, to disappear.
+# How long nodes may take to start and install, and a node that AWS takes back, or is asked to
+# replace, to disappear.
 READY_S = 1800.0
 REPLACED_S = 180.0
 POLL_S = 10.0
@@ -67,7 +70,11 @@ def launch(argv: Sequence[str]) -> int:
         show("\n".join([USAGE, render_flags({"": OWN})]), end="")
         return ExitCode.SUCCESS
     problems = list(flags.layer.problems)
-    problems += [f"--{name}: the cluster's nodes are the hosts" for name in OF_CLUSTER if f"--{name}" in others]
+    problems += [
+        f"--{name}: the cluster's nodes are the hosts"
+        for name in OF_CLUSTER
+        if f"--{name}" in others
+    ]
     problems += [] if target else ["no TASK or SCRIPT.py was given"]
     account, settings = account_and_settings(flags.own, problems, "launch")
     assert target is not None
@@ -76,7 +83,9 @@ def launch(argv: Sequence[str]) -> int:
         if flags.own.get("doctor", True):
             job.check_pairs()
         defaults = _defaults(others, target)
-        return job.run([*defaults, *others, target, *_with_volume(target, arguments, is_spot=job.is_spot)])
+        return job.run(
+            [*defaults, *others, target, *_with_volume(target, arguments, is_spot=job.is_spot)]
+        )
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -98,18 +107,25 @@ def _defaults(others: Sequence[str], target: str) -> list[str]:
 
 
 def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> list[str]:
-    """A task's arguments, with the run folder on the volume and the spot notice where they are not given."""
+    """A task's arguments, with the run folder on the volume and the spot notice where they are not
+    given."""
     if is_script(target):
         return list(arguments)
     given = {word.partition("=")[0] for word in arguments}
     added = [] if "--run" in given else ["--run", str(SHARED / "runs" / run_name(target))]
-    return [*arguments, *added, *(["--watch.notice", NOTICE] if is_spot and "--watch.notice" not in given else [])]
+    return [
+        *arguments,
+        *added,
+        *(["--watch.notice", NOTICE] if is_spot and "--watch.notice" not in given else []),
+    ]
 
 
 class _CloudJob:
     """A job on the nodes that the cluster has now."""
 
-    def __init__(self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None) -> None:
+    def __init__(
+        self, account: Account, settings: ClusterSettings, folder: Path, identity: str | None
+    ) -> None:
         self._account = account
         self._settings = settings
         self._identity = identity
@@ -146,7 +162,9 @@ class _CloudJob:
         self._wheels_hash = hashlib.sha256(content).hexdigest()
 
     def check_pairs(self) -> None:
-        if code := doctor_command.run([*self._hosts(), "--code", "/opt/drumline/bin", "--run", str(SHARED)]):
+        if code := doctor_command.run(
+            [*self._hosts(), "--code", "/opt/drumline/bin", "--run", str(SHARED)]
+        ):
             raise PreflightError(
                 f"doctor found something to fix on the nodes (exit code {code}); its report is above",
                 next_step="fix it, or launch all the same with --no-doctor",
@@ -161,7 +179,11 @@ class _CloudJob:
             except DrumlineError as error:
                 failure = error
                 code = error.exit_code
-            if code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED) or not self._was_replaced(code):
+            if code in (
+                ExitCode.SUCCESS,
+                ExitCode.USAGE,
+                ExitCode.INTERRUPTED,
+            ) or not self._was_replaced(code):
                 if failure is not None:
                     raise failure
                 return code
@@ -179,14 +201,18 @@ class _CloudJob:
         """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
         has_notice = self.is_spot and code == ExitCode.PREEMPTED
         if has_notice:
-            print_message(f"waiting for AWS to take the node back, at most {REPLACED_S / 60:.0f} minutes")
+            print_message(
+                f"waiting for AWS to take the node back, at most {REPLACED_S / 60:.0f} minutes"
+            )
         deadline = time.monotonic() + REPLACED_S
         while not (gone := self._ended()):
             if time.monotonic() >= deadline or not (has_notice or self._report_lost()):
                 return False
             has_notice = True
             time.sleep(POLL_S)
-        print_message(f"AWS took back {join_names(gone)}; waiting for its replacement, then the run resumes")
+        print_message(
+            f"AWS took back {join_names(gone)}; waiting for its replacement, then the run resumes"
+        )
         return True
 
     def _ended(self) -> list[str]:
@@ -194,14 +220,19 @@ class _CloudJob:
         return [node.address for node in self._nodes if node.id not in left]
 
     def _report_lost(self) -> bool:
-        """Have AWS replace nodes that do not answer, which it notices late. If none answers, the fault may be here."""
+        """Have AWS replace nodes that do not answer, which it notices late. If none answers, the
+        fault may be here."""
         failed, _ = self._prepare(self._nodes)
         lost = [node for node, code in failed.items() if code == SSH_FAILED]
         if len(lost) == len(self._nodes):
             return False
         for node in lost:
             print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
-            given = {"InstanceId": node.id, "HealthStatus": "Unhealthy", "ShouldRespectGracePeriod": False}
+            given = {
+                "InstanceId": node.id,
+                "HealthStatus": "Unhealthy",
+                "ShouldRespectGracePeriod": False,
+            }
             self._account.call("autoscaling", "set_instance_health", **given)
         return bool(lost)
 
@@ -212,7 +243,9 @@ class _CloudJob:
             nodes = nodes_of(self._account, self._settings.name)
             by_ssm = self._by_ssm
             profile = self._settings.profile
-            self._config.write_text(ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile), encoding="utf-8")
+            self._config.write_text(
+                ssh_config(self._account, nodes, by_ssm=by_ssm, profile=profile), encoding="utf-8"
+            )
             waiting, reason = self._prepare(nodes)
             if len(nodes) == self._num_nodes and not waiting:
                 doctor_command.show_step("")
@@ -222,22 +255,29 @@ class _CloudJob:
                 why = "they ended when they were idle, or the time of the cluster is over"
                 again = f"drumline aws up --name {self._settings.name} starts them again, if its time is not over"
                 raise PreflightError(
-                    f"{run}, and AWS starts no other: {why}", next_step=f"{again}; the same command then resumes"
+                    f"{run}, and AWS starts no other: {why}",
+                    next_step=f"{again}; the same command then resumes",
                 )
             if time.monotonic() >= deadline:
                 raise reason or PreflightError(
                     f"{run} after {READY_S / 60:.0f} minutes",
                     next_step="AWS may have no capacity: wait, or give another --zone or --type to a new cluster",
                 )
-            doctor_command.show_step(f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready")
+            doctor_command.show_step(
+                f"nodes: {len(nodes) - len(waiting)} of {self._num_nodes} are ready"
+            )
             time.sleep(POLL_S)
 
     def _has_shrunk(self) -> bool:
-        return bool(group_of(self._account, self._settings.stack)["DesiredCapacity"] < self._num_nodes)
+        return bool(
+            group_of(self._account, self._settings.stack)["DesiredCapacity"] < self._num_nodes
+        )
 
-    def _prepare(self, nodes: Sequence[CloudNode]) -> tuple[dict[CloudNode, int], DrumlineError | None]:
-        """Make this folder on each node, with drumline; those that are not ready, with their exit codes, and the last
-        reason. Raises where drumline cannot be installed."""
+    def _prepare(
+        self, nodes: Sequence[CloudNode]
+    ) -> tuple[dict[CloudNode, int], DrumlineError | None]:
+        """Make this folder on each node, with drumline; those that are not ready, with their exit
+        codes, and the last reason. Raises where drumline cannot be installed."""
         started = [(node, self._start_preparing(node)) for node in nodes]
         waiting: dict[CloudNode, int] = {}
         reason: DrumlineError | None = None
@@ -247,7 +287,9 @@ class _CloudJob:
                 raise _not_installed(node, output)
             if process.returncode:
                 waiting[node] = process.returncode
-                reason = not_reached(Host(node.address), process.returncode, output, python=PREPARE, cwd="/")
+                reason = not_reached(
+                    Host(node.address), process.returncode, output, python=PREPARE, cwd="/"
+                )
         return waiting, reason
 
     def _start_preparing(self, node: CloudNode) -> subprocess.Popen[bytes]:
@@ -256,7 +298,9 @@ class _CloudJob:
             command.append(self._wheels_hash)
         words = ssh_words(self._client(), Host(node.address), command, cwd=PurePosixPath("/"))
         with (self._wheels or Path(os.devnull)).open("rb") as wheels:
-            return subprocess.Popen(words, stdin=wheels, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            return subprocess.Popen(
+                words, stdin=wheels, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
 
 
 def _not_installed(node: CloudNode, output: Sequence[str]) -> PreflightError:

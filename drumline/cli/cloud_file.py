@@ -1,4 +1,5 @@
-"""`drumline launch --print skypilot|parallelcluster`: its flags, what they exclude, and the file."""
+"""`drumline launch --print skypilot|parallelcluster`: its flags, what they exclude, and the
+file."""
 
 from __future__ import annotations
 
@@ -28,15 +29,34 @@ from drumline.launch.hosts import least_nodes
 WHEELS = Path("drumline-wheels")
 Format = Literal["skypilot", "parallelcluster"]
 ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9-]*(:[1-9][0-9]*)?")
-_OF_BOTH = ("config", "region", "type", "spot", "max-price", "ami", "disk", "install", "idle-minutes")
+_OF_BOTH = (
+    "config",
+    "region",
+    "type",
+    "spot",
+    "max-price",
+    "ami",
+    "disk",
+    "install",
+    "idle-minutes",
+)
 # SkyPilot has its own key, network and volumes; ParallelCluster takes the zone of the subnet.
 _ONLY: Mapping[str, tuple[str, ...]] = {
     "skypilot": ("accelerators", "zone"),
     "parallelcluster": ("key", "ssh-from", "subnet", "volume", "efa", "placement-group", "gpus"),
 }
 OF_FILES: FlagTable = {
-    "accelerators": (str, "NAME:N", "SkyPilot: the GPUs of each node, on any cloud, such as A100:8; or give --type."),
-    **{name: SETTINGS[name] for names in (_OF_BOTH, *_ONLY.values()) for name in names if name in SETTINGS},
+    "accelerators": (
+        str,
+        "NAME:N",
+        "SkyPilot: the GPUs of each node, on any cloud, such as A100:8; or give --type.",
+    ),
+    **{
+        name: SETTINGS[name]
+        for names in (_OF_BOTH, *_ONLY.values())
+        for name in names
+        if name in SETTINGS
+    },
 }
 
 
@@ -44,7 +64,9 @@ def wrong_for_file(given: Mapping[str, Any]) -> Iterator[str]:
     """Every mistake in the flags that can be found without the [aws] of a file."""
     for other, names in _ONLY.items():
         if other != given["print"]:
-            yield from (f"--{name}: is not for --print {given['print']}" for name in names if name in given)
+            yield from (
+                f"--{name}: is not for --print {given['print']}" for name in names if name in given
+            )
     if given["print"] == "skypilot":
         wanted = given.get("accelerators")
         if wanted and not ACCELERATORS.fullmatch(wanted):
@@ -81,7 +103,8 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
 
 
 def _folder_requirements(settings: ClusterSettings) -> list[str]:
-    """What the nodes install, which get this folder: drumline itself is written to it, as wheels."""
+    """What the nodes install, which get this folder: drumline itself is written to it, as
+    wheels."""
     if not settings.copies_drumline:
         return settings.requirements
     wheels = build_wheels()
@@ -99,6 +122,8 @@ def _folder_requirements(settings: ClusterSettings) -> list[str]:
         path = WHEELS / wheel.name
         is_drumline = wheel.name.startswith("drumline-")
         requirements.append(f"./{path}[{','.join(EXTRAS)}]" if is_drumline else f"./{path}")
-    print_message(f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here")
+    print_message(
+        f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here"
+    )
     words = (settings.install or "").split()
     return requirements + [word for word in words if word != THIS_INSTALLATION]

@@ -26,14 +26,23 @@ from drumline.config.schema import Count, CountOrZero, Port
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.node_plan import DEFAULT_PORT
 from drumline.launch.ssh.client import ssh_client
-from drumline.tools.doctor.cluster import DoctorOptions, DoctorResult, check_as_node_zero, check_over_ssh
+from drumline.tools.doctor.cluster import (
+    DoctorOptions,
+    DoctorResult,
+    check_as_node_zero,
+    check_over_ssh,
+)
 from drumline.tools.doctor.doctor_report import as_json, report
 from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
 from drumline.tools.doctor.pairs import without_ssh as nodes
-from drumline.tools.doctor.ranks.run_collectives import collectives_line, local_collectives, numbers_text
+from drumline.tools.doctor.ranks.run_collectives import (
+    collectives_line,
+    local_collectives,
+    numbers_text,
+)
 
 WAIT_S = 10
 BATCHES = 8
@@ -42,7 +51,11 @@ LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": {
         "data": (str, "DIR", "The dataset's folder, compared across hosts [DATASET_DIR]."),
-        "code": (str, "DIR", "The code's folder, compared across hosts [this folder, unless it is your home]."),
+        "code": (
+            str,
+            "DIR",
+            "The code's folder, compared across hosts [this folder, unless it is your home].",
+        ),
         "run": (str, "DIR", "Where runs will be written: its disk is checked [this folder]."),
         "json": (bool, "", "Print everything as JSON, for scripts."),
         "help": (bool, "", "Show this text."),
@@ -53,21 +66,45 @@ GROUPS: Mapping[str, FlagTable] = {
     },
     "over ssh": {
         "hosts": (str, "A,B:4,C", "Check these hosts and every pair of them."),
-        "hostfile": (str, "FILE", "The same, with the hosts in a file: `host` or `host slots=N` on a line."),
-        "port": (Port, "N", f"The rendezvous port on the first host, which all must reach [{DEFAULT_PORT}]."),
+        "hostfile": (
+            str,
+            "FILE",
+            "The same, with the hosts in a file: `host` or `host slots=N` on a line.",
+        ),
+        "port": (
+            Port,
+            "N",
+            f"The rendezvous port on the first host, which all must reach [{DEFAULT_PORT}].",
+        ),
         "ssh": (str, "COMMAND", "How to call ssh, such as 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
         "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
     },
     "without ssh  The same command on each node: typed, by srun, or in pods.": {
         "nodes": (Count, "N", "The number of nodes [SLURM_NNODES]."),
-        "node-rank": (CountOrZero, "K", "The rank of this node; node 0 runs the checks and reports [SLURM_NODEID]."),
-        "master": (str, "ADDR[:PORT]", f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}]."),
+        "node-rank": (
+            CountOrZero,
+            "K",
+            "The rank of this node; node 0 runs the checks and reports [SLURM_NODEID].",
+        ),
+        "master": (
+            str,
+            "ADDR[:PORT]",
+            f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}].",
+        ),
         "wait": (Count, "S", f"How many seconds nodes wait for each other [{WAIT_S}]."),
     },
     "a real process group  Values of collectives, and a step of DDP.": {
-        "collectives": (bool, "", "Run it at the end [on for several hosts]; --no-collectives skips it."),
+        "collectives": (
+            bool,
+            "",
+            "Run it at the end [on for several hosts]; --no-collectives skips it.",
+        ),
         "procs": (Count, "N", "Ranks of each host [one per GPU, or 1]."),
-        "backend": (Literal["auto", "gloo", "nccl"], "auto | gloo | nccl", "[nccl on GPUs, else gloo]"),
+        "backend": (
+            Literal["auto", "gloo", "nccl"],
+            "auto | gloo | nccl",
+            "[nccl on GPUs, else gloo]",
+        ),
     },
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
@@ -102,7 +139,11 @@ exit codes: 0 ready to train, 2 wrong usage, 3 something must be fixed,
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     if not flags.positional:
-        flags = read_flags(argv, OWN_FLAGS, no_settings="is a setting of a run; the doctor takes none without a TASK")
+        flags = read_flags(
+            argv,
+            OWN_FLAGS,
+            no_settings="is a setting of a run; the doctor takes none without a TASK",
+        )
     given = flags.own
     if given.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
@@ -124,7 +165,9 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
     with_ssh = [name for name in ("hosts", "hostfile") if name in given]
     without = [name for name in OF_NODES if name in given]
     if flags.positional:
-        yield from (f"--{name}: a TASK is checked on this machine" for name in [*with_ssh, *without])
+        yield from (
+            f"--{name}: a TASK is checked on this machine" for name in [*with_ssh, *without]
+        )
     else:
         yield from (f"--{name}: belongs to a TASK" for name in OF_TASK if name in given)
     if len(with_ssh) > 1:
@@ -132,19 +175,27 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
     if with_ssh and without:
         yield f"--{with_ssh[0]} uses ssh, and --{without[0]} does not: give one of them"
     if not with_ssh:
-        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given)
+        yield from (
+            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given
+        )
     if not given.get("collectives", bool(with_ssh or without)):
-        yield from (f"--{name}: belongs to --collectives" for name in ("procs", "backend") if name in given)
+        yield from (
+            f"--{name}: belongs to --collectives" for name in ("procs", "backend") if name in given
+        )
 
 
 def _check_task(task: str, flags: Flags) -> int:
     if topology_from(os.environ) is not None:
-        raise UsageError("drumline doctor TASK is one process", next_step="run it without torchrun or srun")
+        raise UsageError(
+            "drumline doctor TASK is one process", next_step="run it without torchrun or srun"
+        )
     layers = settle_before_torch(task, flags)
     with interruptible(INTERRUPTED_EARLY), loading():
         from drumline.cli.doctor_task import check_task
 
-    return _check_this_machine(flags.own, check_task(task, layers, batches=flags.own.get("batches", BATCHES)))
+    return _check_this_machine(
+        flags.own, check_task(task, layers, batches=flags.own.get("batches", BATCHES))
+    )
 
 
 def _check_hosts(given: Mapping[str, Any]) -> int:
@@ -153,11 +204,17 @@ def _check_hosts(given: Mapping[str, Any]) -> int:
 
 def check_hosts(given: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
     """Those of `--hosts` or `--hostfile`."""
-    hosts = hosts_from_flag(given["hosts"]) if "hosts" in given else hosts_from_file(Path(given["hostfile"]))
+    hosts = (
+        hosts_from_flag(given["hosts"])
+        if "hosts" in given
+        else hosts_from_file(Path(given["hostfile"]))
+    )
     client = ssh_client(given.get("ssh"), os.environ)
     python = given.get("python", sys.executable)
     port = given.get("port", DEFAULT_PORT)
-    return asyncio.run(check_over_ssh(hosts, options, port=port, client=client, python=python, progress=show_step))
+    return asyncio.run(
+        check_over_ssh(hosts, options, port=port, client=client, python=python, progress=show_step)
+    )
 
 
 def _check_nodes(given: Mapping[str, Any]) -> int:
@@ -171,7 +228,9 @@ def _check_nodes(given: Mapping[str, Any]) -> int:
     show_step("")
     # Where srun merges the output of all nodes, stdout has only node 0's JSON.
     stream = sys.stderr if given.get("json") else sys.stdout
-    show_lines([f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream)
+    show_lines(
+        [f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream
+    )
     return int(last.get("code", ExitCode.PREFLIGHT_FAILED))
 
 
@@ -227,7 +286,12 @@ def _check_this_machine(
         if numbers is not None:
             rows.append(("collectives", numbers_text(numbers) or "no result"))
         notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
-        report(findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns)
+        report(
+            findings,
+            notes=notes,
+            is_terminal=sys.stdout.isatty(),
+            width=shutil.get_terminal_size().columns,
+        )
     return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
@@ -242,7 +306,9 @@ def _options(given: Mapping[str, Any]) -> DoctorOptions:
         code=None if code is None else str(Path(code).absolute()),
         data=None if not data else str(Path(data).absolute()),
     )
-    return DoctorOptions(settings, given.get("collectives", True), given.get("procs"), given.get("backend", "auto"))
+    return DoctorOptions(
+        settings, given.get("collectives", True), given.get("procs"), given.get("backend", "auto")
+    )
 
 
 def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
@@ -252,7 +318,15 @@ def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
     if given.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives
-        show(as_json(result.findings, survey=survey, differences=differences, facts=facts, collectives=collectives))
+        show(
+            as_json(
+                result.findings,
+                survey=survey,
+                differences=differences,
+                facts=facts,
+                collectives=collectives,
+            )
+        )
     else:
         report(
             result.findings,
@@ -266,7 +340,8 @@ def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
 
 
 def show_step(text: str) -> None:
-    """On stderr: on a terminal one line that is updated, otherwise a line for each step; "" ends it."""
+    """On stderr: on a terminal one line that is updated, otherwise a line for each step; "" ends
+    it."""
     if sys.stderr.isatty():
         show_progress(text)
     elif text:

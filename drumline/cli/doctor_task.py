@@ -15,9 +15,11 @@ from drumline.training.manager import DDPManager
 from drumline.training.tasks.built_in import load_task, resolve_task
 
 
-def check_task(task: str, layers: Layers, *, batches: int) -> tuple[list[Finding], str, dict[str, Any]]:
-    """On this process alone: what was found, the row for the screen, and the same as JSON. Where the task fails, its
-    error is reported and the process exits."""
+def check_task(
+    task: str, layers: Layers, *, batches: int
+) -> tuple[list[Finding], str, dict[str, Any]]:
+    """On this process alone: what was found, the row for the screen, and the same as JSON. Where
+    the task fails, its error is reported and the process exits."""
     done: list[tuple[list[Finding], str, dict[str, Any]]] = []
 
     def prepare() -> tuple[DDPManager, Callable[[], None]]:
@@ -27,7 +29,9 @@ def check_task(task: str, layers: Layers, *, batches: int) -> tuple[list[Finding
 
         def work() -> None:
             use = measure_use(config, task_class, ddp, most=batches)
-            done.append((use_findings(use, config, task=task), use.row(), {"name": task, **asdict(use)}))
+            done.append(
+                (use_findings(use, config, task=task), use.row(), {"name": task, **asdict(use)})
+            )
 
         return ddp, work
 

@@ -1,4 +1,5 @@
-"""`drumline evaluate RUN`: evaluates a checkpoint on any number of ranks, with the settings it was trained with."""
+"""`drumline evaluate RUN`: evaluates a checkpoint on any number of ranks, with the settings it was
+trained with."""
 
 from __future__ import annotations
 
@@ -20,14 +21,28 @@ from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 
-CHECKPOINT_FLAG: FlagTable = {"which": (str, "best | last | STEP", "The checkpoint [best, by the task's metric].")}
+CHECKPOINT_FLAG: FlagTable = {
+    "which": (str, "best | last | STEP", "The checkpoint [best, by the task's metric].")
+}
 RANK_FLAGS: FlagTable = {
-    "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
-    "task": (str, "TASK", "The task, where its file has moved since the run [as the run named it]."),
+    "procs": (
+        Count,
+        "N",
+        "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun.",
+    ),
+    "task": (
+        str,
+        "TASK",
+        "The task, where its file has moved since the run [as the run named it].",
+    ),
 }
 OWN_FLAGS: FlagTable = {
     **CHECKPOINT_FLAG,
-    "data": (str, "DATA", "Other data: a folder or file, or a dataset, path/to/file.py:Class [the task's own]."),
+    "data": (
+        str,
+        "DATA",
+        "Other data: a folder or file, or a dataset, path/to/file.py:Class [the task's own].",
+    ),
     **RANK_FLAGS,
     "json": (bool, "", "Print one JSON object, for scripts."),
     "help": (bool, "", "Show this text."),
@@ -43,9 +58,15 @@ them (--train.eval_batch_size, --dist.device, --task.NAME). It imports the task'
 
 
 def run(argv: Sequence[str]) -> int:
-    if (flags := flags_for_run("evaluate", read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, HELP)) is None:
+    if (
+        flags := flags_for_run(
+            "evaluate", read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, HELP
+        )
+    ) is None:
         return ExitCode.SUCCESS
-    return run_on_ranks(["evaluate", *argv], "evaluate_rank", flags, own=flags.own, layers=[flags.layer])
+    return run_on_ranks(
+        ["evaluate", *argv], "evaluate_rank", flags, own=flags.own, layers=[flags.layer]
+    )
 
 
 def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> Flags | None:
@@ -56,20 +77,31 @@ def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> 
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step=f"read drumline {verb} --help")
     if not flags.positional:
-        raise UsageError("no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits")
+        raise UsageError(
+            "no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits"
+        )
     if not (verb == "export" and is_store_url(flags.positional[0])):
         find_run(Path(flags.positional[0]))
     return flags
 
 
 def run_on_ranks(
-    words: Sequence[str], module: str, *arguments: Any, own: Mapping[str, Any], layers: Iterable[Layer]
+    words: Sequence[str],
+    module: str,
+    *arguments: Any,
+    own: Mapping[str, Any],
+    layers: Iterable[Layer],
 ) -> int:
-    """Start the ranks of the command of these words, or be the one that this process is: `run_rank` of this module of
-    `drumline.cli`, with these arguments. `own`: the flags of the verb; `layers`: the settings, flags first."""
+    """Start the ranks of the command of these words, or be the one that this process is: `run_rank`
+    of this module of `drumline.cli`, with these arguments. `own`: the flags of the verb; `layers`:
+    the settings, flags first."""
     topology = topology_from(os.environ)
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):
-        devices = (layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings)
+        devices = (
+            layer.settings["dist.device"].value
+            for layer in layers
+            if "dist.device" in layer.settings
+        )
         procs = own.get("procs") or (1 if next(devices, None) == "cpu" else default_procs())
         if topology is None and procs > 1:
             from drumline.launch.node.local import run_node

@@ -37,7 +37,8 @@ def run_rank(flags: Flags) -> int:
 
 
 def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -> int:
-    """Open the checkpoint that the flags name, join the other ranks, and do the work; returns the exit code."""
+    """Open the checkpoint that the flags name, join the other ranks, and do the work; returns the
+    exit code."""
 
     def prepare() -> tuple[DDPManager, Callable[[], None]]:
         which = flags.own.get("which", "best")
@@ -56,7 +57,8 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -
 
 
 def as_rank(prepare: Callable[[], tuple[DDPManager, Callable[[], None]]]) -> int:
-    """Prepare the manager and the work, join the other ranks, and do the work; returns the exit code."""
+    """Prepare the manager and the work, join the other ranks, and do the work; returns the exit
+    code."""
     ddp = DDPManager()
     try:
         ddp, work = prepare()
@@ -68,7 +70,10 @@ def as_rank(prepare: Callable[[], tuple[DDPManager, Callable[[], None]]]) -> int
         if ddp._connection.store is None:  # among several ranks the launcher reports it, once
             print_message("interrupted")
         exit_now(ExitCode.INTERRUPTED)
-    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's code may call sys.exit, which is not success
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
     if not ddp.cleanup():
@@ -83,5 +88,8 @@ def _print(result: dict[str, Any], *, as_json: bool) -> None:
     samples = plural(result["samples"], "sample")
     ranks = plural(result["world_size"], "rank")
     lines = [f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"]
-    lines += [f"  {name:<12} {metric_text(name, value)}" for name, value in metrics_of(result["metrics"]).items()]
+    lines += [
+        f"  {name:<12} {metric_text(name, value)}"
+        for name, value in metrics_of(result["metrics"]).items()
+    ]
     show_lines(lines)

@@ -1,4 +1,5 @@
-"""`drumline export RUN --to FILE`: a checkpoint's weights as a plain safetensors file, with a model card."""
+"""`drumline export RUN --to FILE`: a checkpoint's weights as a plain safetensors file, with a model
+card."""
 
 from __future__ import annotations
 
@@ -33,20 +34,28 @@ s3://bucket/prefix.
 
 
 def run(argv: Sequence[str]) -> int:
-    given = read_flags(argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none")
+    given = read_flags(
+        argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none"
+    )
     if (flags := flags_for_run("export", given, OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
     if "to" not in flags.own:
         raise UsageError(
-            "no --to FILE was given", next_step="write it as in: drumline export runs/digits --to digits.safetensors"
+            "no --to FILE was given",
+            next_step="write it as in: drumline export runs/digits --to digits.safetensors",
         )
     which = flags.own.get("which", "best")
     if flags.own.get("best") and which != "best":
-        raise UsageError(f"--best and --which {which} name different checkpoints", next_step="give one of them")
+        raise UsageError(
+            f"--best and --which {which} name different checkpoints", next_step="give one of them"
+        )
     to = Path(flags.own["to"])
     card = to.with_suffix(".md")
     if to.suffix != ENDING:
-        raise UsageError(f"{to} does not end in {ENDING}, the format of the file", next_step=f"give --to {to}{ENDING}")
+        raise UsageError(
+            f"{to} does not end in {ENDING}, the format of the file",
+            next_step=f"give --to {to}{ENDING}",
+        )
     check_new(to, card, force=flags.own.get("force", False))
     with interruptible("interrupted"), loading():
         from drumline.training.saved.exported_weights import export_weights
@@ -63,4 +72,7 @@ def check_new(*paths: Path, force: bool) -> None:
     """Refuse to replace files, unless `force`."""
     for path in paths:
         if path.exists() and not force:
-            raise UsageError(f"{path} exists already", next_step="give --to another name, or --force to replace it")
+            raise UsageError(
+                f"{path} exists already",
+                next_step="give --to another name, or --force to replace it",
+            )

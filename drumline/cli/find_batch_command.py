@@ -1,4 +1,5 @@
-"""`drumline find-batch TASK`: the search for the largest micro-batch (tools/find/batch_search.py)."""
+"""`drumline find-batch TASK`: the search for the largest micro-batch
+(tools/find/batch_search.py)."""
 
 from __future__ import annotations
 
@@ -28,4 +29,6 @@ saved.
 
 
 def run(argv: Sequence[str]) -> int:
-    return run_verb("find-batch", argv, read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, USAGE)
+    return run_verb(
+        "find-batch", argv, read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, USAGE
+    )

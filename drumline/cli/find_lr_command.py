@@ -1,5 +1,5 @@
-"""`drumline find-lr TASK`: the command line of the range test (tools/find/range_test.py) that suggests a learning rate,
-and what `find-batch` shares with it."""
+"""`drumline find-lr TASK`: the command line of the range test (tools/find/range_test.py) that
+suggests a learning rate, and what `find-batch` shares with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ HIGH = 10.0
 STEPS = 100
 OWN_FLAGS: FlagTable = {
     "low": (Positive, "RATE", f"The rate of the first step [{LOW:g}]."),
-    "high": (Positive, "RATE", f"The rate of the last step, unless the loss diverges before [{HIGH:g}]."),
+    "high": (
+        Positive,
+        "RATE",
+        f"The rate of the last step, unless the loss diverges before [{HIGH:g}].",
+    ),
     "steps": (Count, "N", f"Optimizer steps from the low rate to the high one [{STEPS}]."),
     **SHARED_FLAGS,
 }
@@ -46,7 +50,10 @@ def run(argv: Sequence[str]) -> int:
     low = flags.own.get("low", LOW)
     high = flags.own.get("high", HIGH)
     if low >= high:
-        raise UsageError(f"--low {low:g} is not below --high {high:g}", next_step="give a low rate and a high one")
+        raise UsageError(
+            f"--low {low:g} is not below --high {high:g}",
+            next_step="give a low rate and a high one",
+        )
     return run_verb("find-lr", argv, flags, OWN_FLAGS, USAGE)
 
 
@@ -63,4 +70,6 @@ def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable,
         let_first_rank_report(topology)
         raise
     assert task is not None
-    return run_on_ranks([verb, *argv], "find_rank", verb, task, layers, flags.own, own=flags.own, layers=layers)
+    return run_on_ranks(
+        [verb, *argv], "find_rank", verb, task, layers, flags.own, own=flags.own, layers=layers
+    )

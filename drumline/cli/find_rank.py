@@ -1,5 +1,5 @@
-"""One rank of `drumline find-lr` or `drumline find-batch`: imports torch and the task, measures, and prints the result
-on rank 0."""
+"""One rank of `drumline find-lr` or `drumline find-batch`: imports torch and the task, measures,
+and prints the result on rank 0."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> in
         config = resolve_task(task, task_class, layers)
         ddp = make_manager(config, task)
         find = _find_lr if verb == "find-lr" else _find_batch
-        return ddp, lambda: find(settle_mode(with_local_data(config, ddp), task_class, ddp), task_class, ddp, own)
+        return ddp, lambda: find(
+            settle_mode(with_local_data(config, ddp), task_class, ddp), task_class, ddp, own
+        )
 
     return as_rank(prepare)
 
 
-def _find_lr(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
+def _find_lr(
+    config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]
+) -> None:
     options = RangeOptions(own.get("low", LOW), own.get("high", HIGH), own.get("steps", STEPS))
     is_main = ddp.is_main_process()
     progress, note = _outputs(ddp)
@@ -86,9 +90,19 @@ def range_table(found: RangeTest) -> Iterator[str]:
     every = -(-len(smooth) // ROWS)
     yield f"{'rate':>9}  {'loss':>9}"
     for step in sorted({*range(0, len(smooth), every), lowest, last}):
-        share = (smooth[step] - low) / (high - low) if math.isfinite(smooth[step]) and high > low else 1.0
+        share = (
+            (smooth[step] - low) / (high - low)
+            if math.isfinite(smooth[step]) and high > low
+            else 1.0
+        )
         plot = f"|{' ' * round(WIDTH * min(1.0, share))}*"
-        mark = "  lowest" if step == lowest else "  diverged" if step == last and found.has_diverged else ""
+        mark = (
+            "  lowest"
+            if step == lowest
+            else "  diverged"
+            if step == last and found.has_diverged
+            else ""
+        )
         yield f"{found.rates[step]:>9.2e}  {found.losses[step]:>9.4g}  {plot}{mark}"
 
 
@@ -99,13 +113,21 @@ def describe_rate(found: RangeTest, rate: float) -> str:
     return f"{found.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
 
 
-def _find_batch(config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]) -> None:
+def _find_batch(
+    config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]
+) -> None:
     margin = own.get("margin", MARGIN)
     progress, note = _outputs(ddp)
     if config.train.step not in (None, "eager"):
-        note(f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory")
+        note(
+            f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory"
+        )
     found = search_batch(
-        config, task_class, ddp, margin=margin, on_trial=lambda trial: progress(f"tried micro-batches of {trial.size}")
+        config,
+        task_class,
+        ddp,
+        margin=margin,
+        on_trial=lambda trial: progress(f"tried micro-batches of {trial.size}"),
     )
     progress("")
     if not ddp.is_main_process():
@@ -131,7 +153,11 @@ def describe_batch(found: BatchSearch, margin: float, world_size: int) -> Iterat
     stays = f"the global batch stays {found.batch_size}: {count} micro-batch{'' if count == 1 else 'es'} a step"
     where = f"on each of {world_size} ranks" if world_size > 1 else "on 1 rank"
     if found.measures_memory:
-        why = f"the largest that fits with {margin:.0%} of the memory free" if count > 1 else "all of a step fits"
+        why = (
+            f"the largest that fits with {margin:.0%} of the memory free"
+            if count > 1
+            else "all of a step fits"
+        )
     else:
         why = "the fastest"
     yield f"--train.micro_batch_size {chosen.size}: {why}; {stays} {where}"
@@ -152,7 +178,9 @@ def _outputs(ddp: DDPManager) -> tuple[Callable[[str], None], Callable[[str], No
     """Where progress is shown, and notes are printed: on rank 0, progress only on a terminal."""
     if not ddp.is_main_process():
         return _ignore, _ignore
-    return show_progress if sys.stderr.isatty() else _ignore, lambda message: print_message(f"note: {message}")
+    return show_progress if sys.stderr.isatty() else _ignore, lambda message: print_message(
+        f"note: {message}"
+    )
 
 
 def _ignore(text: str) -> None: ...

@@ -1,5 +1,5 @@
-"""`drumline launch --slurm` writes a batch file and submits it, `--srun` is one node of such a job, and `--kubernetes`
-and `--print skypilot|parallelcluster` write a file."""
+"""`drumline launch --slurm` writes a batch file and submits it, `--srun` is one node of such a job,
+and `--kubernetes` and `--print skypilot|parallelcluster` write a file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def submit_to_slurm(request: LaunchRequest) -> int:
     write_batch_file(path, text)
     number = submit(sbatch, path)
     log = job.log.replace("%j", number)
-    print_message(*(line.format(path=path, job=number, log=log) for line in _SUBMITTED.splitlines()))
+    print_message(
+        *(line.format(path=path, job=number, log=log) for line in _SUBMITTED.splitlines())
+    )
     return ExitCode.SUCCESS
 
 
@@ -85,7 +87,9 @@ def run_as_node(request: LaunchRequest) -> int:
     given = request.given
     if not is_script(request.target) and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0:
         # The command is the same after a requeue, where --fresh must not start over.
-        request = replace(request, arguments=[word for word in request.arguments if word != "--fresh"])
+        request = replace(
+            request, arguments=[word for word in request.arguments if word != "--fresh"]
+        )
     program = request.program()
     node = node_of_step(os.environ, num_procs=given.get("procs"))
     least = least_nodes(given.get("nnodes"), node.num_nodes, known_from="the step")
@@ -96,7 +100,9 @@ def write_manifest(request: LaunchRequest) -> int:
     """A Kubernetes manifest: to the screen, to a file, or with --apply to the cluster."""
     given = request.given
     name = given.get("name") or request.name
-    if wrong := wrong_object_name(f"no --name, and the job would be named after {request.target}", name):
+    if wrong := wrong_object_name(
+        f"no --name, and the job would be named after {request.target}", name
+    ):
         raise UsageError(wrong, next_step="give it a --name")
     claim = given.get("claim")
     procs = given.get("procs", 1)
@@ -116,14 +122,22 @@ def write_manifest(request: LaunchRequest) -> int:
     text = manifest_text(manifest, given.get("api", "v2"))
     out = given.get("out")
     if out or not given.get("apply"):
-        _write(text, out, "" if given.get("apply") else f"apply it with: kubectl apply -f {shlex.quote(out or '')}")
+        _write(
+            text,
+            out,
+            ""
+            if given.get("apply")
+            else f"apply it with: kubectl apply -f {shlex.quote(out or '')}",
+        )
     return _apply(text) if given.get("apply") else ExitCode.SUCCESS
 
 
 def write_cloud_file(request: LaunchRequest) -> int:
     """A file for SkyPilot or AWS ParallelCluster: to the screen, or to a file."""
     _write(
-        cloud_file_text(request, _passed_on(request)), request.given.get("out"), "its first lines show how to start it"
+        cloud_file_text(request, _passed_on(request)),
+        request.given.get("out"),
+        "its first lines show how to start it",
     )
     return ExitCode.SUCCESS
 
@@ -135,7 +149,9 @@ def _write(text: str, out: str | None, next_step: str) -> None:
     try:
         Path(out).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
+        raise UsageError(
+            f"{out} cannot be written: {error.strerror}", next_step="check --out"
+        ) from error
     if next_step:
         print_message(f"wrote {out}; {next_step}")
 

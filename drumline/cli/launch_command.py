@@ -1,4 +1,5 @@
-"""`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here or on other hosts, or shows how to.
+"""`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here or on other hosts, or
+shows how to.
 
 Slurm, Kubernetes and the files of other launchers are in launch_cluster.py.
 """
@@ -17,7 +18,12 @@ from drumline.base.startup import default_procs
 from drumline.base.terminal import print_message, show
 from drumline.base.text import plural
 from drumline.base.topology import topology_from
-from drumline.cli.launch_cluster import run_as_node, submit_to_slurm, write_cloud_file, write_manifest
+from drumline.cli.launch_cluster import (
+    run_as_node,
+    submit_to_slurm,
+    write_cloud_file,
+    write_manifest,
+)
 from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_request import LaunchRequest, launch_folder
 from drumline.config import FlagTable, read_flags
@@ -26,7 +32,13 @@ from drumline.config.help import render_flags
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
-from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
+from drumline.launch.node_plan import (
+    DEFAULT_PORT,
+    NodePlan,
+    Program,
+    nodes_of_hosts,
+    torchrun_command,
+)
 from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
 from drumline.launch.ssh.hosts_launcher import run_on_hosts
@@ -94,17 +106,27 @@ def _with_profile(request: LaunchRequest, code: int) -> int:
     return code
 
 
-def split_command(argv: Sequence[str], table: FlagTable = OWN_FLAGS) -> tuple[list[str], str | None, list[str]]:
+def split_command(
+    argv: Sequence[str], table: FlagTable = OWN_FLAGS
+) -> tuple[list[str], str | None, list[str]]:
     """The verb's own flags, the task or script, and its arguments, unchanged."""
     position = 0
     while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
         flag, equals, _ = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else "-"
-        kind = bool if flag == "-h" else table.get(flag.removeprefix("--").removeprefix("no-"), (str,))[0]
-        takes_next = is_switch(kind, following) if is_switch(kind) else not following.startswith("-")
+        kind = (
+            bool
+            if flag == "-h"
+            else table.get(flag.removeprefix("--").removeprefix("no-"), (str,))[0]
+        )
+        takes_next = (
+            is_switch(kind, following) if is_switch(kind) else not following.startswith("-")
+        )
         position += 2 if takes_next and not equals else 1
     own = list(argv[:position])
-    rest = list(argv[position + 1 :] if argv[position : position + 1] == ["--"] else argv[position:])
+    rest = list(
+        argv[position + 1 :] if argv[position : position + 1] == ["--"] else argv[position:]
+    )
     return own, rest[0] if rest else None, rest[1:]
 
 
@@ -140,9 +162,16 @@ def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
     else:
         host, _, port = given.get("master", "").partition(":")
         endpoint = f"{host}:{port or DEFAULT_PORT}"
-        node = NodePlan(num_nodes=num_nodes, node_rank=node_rank, num_procs=given.get("procs"), endpoint=endpoint)
+        node = NodePlan(
+            num_nodes=num_nodes,
+            node_rank=node_rank,
+            num_procs=given.get("procs"),
+            endpoint=endpoint,
+        )
     known_from = given.get("env-file", "--nodes")
-    least = least_nodes(given.get("nnodes"), node.num_nodes, known_from=known_from) or node.min_nodes
+    least = (
+        least_nodes(given.get("nnodes"), node.num_nodes, known_from=known_from) or node.min_nodes
+    )
     return request.completed(replace(node, address=given.get("address")), least)
 
 
@@ -201,7 +230,9 @@ def _launch_on_hosts(request: LaunchRequest) -> int:
     )
     if given.get("sync"):
         all_hosts = [*hosts, *spares]
-        print_message(f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout)
+        print_message(
+            f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout
+        )
         sync = Sync(job.cwd, job.client, job.python, job.python_path)
         digest = sync.run(all_hosts, given.get("exclude", []))
         print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)

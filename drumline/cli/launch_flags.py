@@ -1,4 +1,5 @@
-"""The flags of `drumline launch`, grouped by launcher, and every mistake in a combination of them."""
+"""The flags of `drumline launch`, grouped by launcher, and every mistake in a combination of
+them."""
 
 from __future__ import annotations
 
@@ -12,12 +13,26 @@ from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable
 from drumline.config.flags import REPEATED
-from drumline.config.schema import FIRST_PROFILED, Count, CountOrZero, NotNegative, Port, Positive, profiled_steps
+from drumline.config.schema import (
+    FIRST_PROFILED,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Port,
+    Positive,
+    profiled_steps,
+)
 from drumline.launch.hosts import wrong_counts
 from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S
-from drumline.launch.node_plan import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, SCRIPT_RESTARTS, TASK_RESTARTS
+from drumline.launch.node_plan import (
+    DEFAULT_PORT,
+    JOIN_TIMEOUT_S,
+    LAST_CALL_S,
+    SCRIPT_RESTARTS,
+    TASK_RESTARTS,
+)
 from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 
@@ -36,7 +51,11 @@ ANYWHERE: FlagTable = {
         "Unattended, for a task here or with --hosts: resume by itself after a preemption that left the hosts usable, "
         "and after a full disk when there is space again. A signal to the launch itself still ends it.",
     ),
-    "grace": (NotNegative, "SECONDS", f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}]."),
+    "grace": (
+        NotNegative,
+        "SECONDS",
+        f"How long ranks may take to exit after a SIGTERM [{DEFAULT_GRACE_S:g}].",
+    ),
     "print": (
         bool | Format,
         "[skypilot | parallelcluster]",
@@ -46,7 +65,11 @@ ANYWHERE: FlagTable = {
     "help": (bool, "", "Show this text."),
 }
 OF_WATCH: FlagTable = {
-    "watch": (bool, "", "Watch a script that does not use Drumline: report which rank blocks the others, and where."),
+    "watch": (
+        bool,
+        "",
+        "Watch a script that does not use Drumline: report which rank blocks the others, and where.",
+    ),
     "on-hang": (
         Literal["restart", "stop", "report"],
         "restart | stop | report",
@@ -60,14 +83,26 @@ OF_WATCH: FlagTable = {
     ),
 }
 OF_PROFILE: FlagTable = {
-    "profile": (str, "FIRST:LAST", "Profile these steps on every rank, as in 10:20, and show where their time goes."),
+    "profile": (
+        str,
+        "FIRST:LAST",
+        "Profile these steps on every rank, as in 10:20, and show where their time goes.",
+    ),
     "profile-to": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
     "profile-only": (bool, "", "End the script after these steps."),
 }
 OF_HOSTS: FlagTable = {
-    "hosts": (str, "A,B:4,C", "Run on these hosts, over ssh; with their numbers of ranks where these differ."),
+    "hosts": (
+        str,
+        "A,B:4,C",
+        "Run on these hosts, over ssh; with their numbers of ranks where these differ.",
+    ),
     "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
-    "spare": (str, "D,E:4", "Hosts that replace a lost or unreachable one, with its number of ranks, or as given."),
+    "spare": (
+        str,
+        "D,E:4",
+        "Hosts that replace a lost or unreachable one, with its number of ranks, or as given.",
+    ),
     "standby": (
         bool,
         "",
@@ -75,7 +110,11 @@ OF_HOSTS: FlagTable = {
         "a restart takes seconds less [on; about 150 MB of memory each].",
     ),
     "port": (Port, "N", f"The rendezvous port, on the first host [{DEFAULT_PORT}]."),
-    "ssh": (str, "COMMAND", "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'."),
+    "ssh": (
+        str,
+        "COMMAND",
+        "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'.",
+    ),
     "python": (str, "PATH", "The Python to run on the hosts [the one that runs this]."),
     "env": (
         REPEATED,
@@ -84,8 +123,16 @@ OF_HOSTS: FlagTable = {
         f"{', '.join(PREFIXES)} are passed on anyway, and {', '.join(NAMES)}.",
     ),
     "sync": (bool, "", "First copy the current folder to the same path on every host, with rsync."),
-    "exclude": (REPEATED, "PATTERN", "With --sync: skip files of this name or path; may be repeated."),
-    "logs": (str, "DIR", "The folder for the output of ranks, on each host [runs/launch/TIME-JOB]."),
+    "exclude": (
+        REPEATED,
+        "PATTERN",
+        "With --sync: skip files of this name or path; may be repeated.",
+    ),
+    "logs": (
+        str,
+        "DIR",
+        "The folder for the output of ranks, on each host [runs/launch/TIME-JOB].",
+    ),
 }
 BY_HAND: FlagTable = {
     "env-file": (
@@ -96,8 +143,16 @@ BY_HAND: FlagTable = {
         "ranks' environment.",
     ),
     "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
-    "master": (str, "ADDR[:PORT]", f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}]."),
-    "address": (str, "ADDR", "The address at which other nodes reach this one [the one on its route to the master]."),
+    "master": (
+        str,
+        "ADDR[:PORT]",
+        f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}].",
+    ),
+    "address": (
+        str,
+        "ADDR",
+        "The address at which other nodes reach this one [the one on its route to the master].",
+    ),
 }
 OF_NODES: FlagTable = {
     "nnodes": (
@@ -107,7 +162,11 @@ OF_NODES: FlagTable = {
         "NUMBER_OF_NODES, and may be left out. A warning names the missing nodes.",
     ),
     "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
-    "last-call": (CountOrZero, "SECONDS", f"How long MIN nodes wait for the others [{LAST_CALL_S}]."),
+    "last-call": (
+        CountOrZero,
+        "SECONDS",
+        f"How long MIN nodes wait for the others [{LAST_CALL_S}].",
+    ),
     "lost-after": (
         Count,
         "SECONDS",
@@ -118,36 +177,76 @@ OF_NODES: FlagTable = {
 OF_SLURM: FlagTable = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
     "partition": (str, "NAME", "The partition [the cluster's default]."),
-    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S [the partition's]."),
+    "time": (
+        str,
+        "T",
+        "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S [the partition's].",
+    ),
     "account": (str, "NAME", "The account that is charged."),
     "qos": (str, "NAME", "The quality of service."),
     "cpus": (Count, "N", "Cores of each node."),
     "mem": (str, "SIZE", "Memory of each node, as in 64G."),
     "job-name": (str, "NAME", "The name of the job and of its log [that of the task or script]."),
-    "signal-before": (Count, "S", f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s]."),
+    "signal-before": (
+        Count,
+        "S",
+        f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s].",
+    ),
     "max-requeues": (CountOrZero, "N", f"How often a preempted job is requeued [{MAX_REQUEUES}]."),
-    "sbatch": (str, "FLAGS", "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'."),
-    "srun": (bool, "", "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`."),
+    "sbatch": (
+        str,
+        "FLAGS",
+        "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'.",
+    ),
+    "srun": (
+        bool,
+        "",
+        "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...`.",
+    ),
 }
 # Those that sbatch has under the same names.
 OF_SBATCH = ("partition", "time", "account", "qos", "mem")
 OF_KUBERNETES: FlagTable = {
-    "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied unless --apply is given."),
+    "kubernetes": (
+        bool,
+        "",
+        "Write a manifest for kubectl; nothing is applied unless --apply is given.",
+    ),
     "api": (
         Literal["v2", "v1", "job"],
         "v2 | v1 | job",
         "Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job with a headless Service [v2].",
     ),
-    "image": (str, "IMAGE", "The container image; it contains the code, and drumline for a task or with --nnodes."),
+    "image": (
+        str,
+        "IMAGE",
+        "The container image; it contains the code, and drumline for a task or with --nnodes.",
+    ),
     "name": (str, "NAME", "The name of the job in the cluster [that of the task or script]."),
     "namespace": (str, "NAME", "The namespace [kubectl's own]."),
-    "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
+    "claim": (
+        str,
+        "NAME",
+        "A PersistentVolumeClaim for run folders, mounted at /runs in every pod.",
+    ),
     "apply": (bool, "", "Pass the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
-    "nodes": (Count, "N", "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1; in the cloud 2]."),
-    "gpus": (CountOrZero, "N", "GPUs of each [Slurm: the partition's default; pods: one per rank, 0 for none]."),
-    "out": (str, "FILE", "Where to write the manifest or file [the screen], or the batch file [NAME.sbatch]."),
+    "nodes": (
+        Count,
+        "N",
+        "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1; in the cloud 2].",
+    ),
+    "gpus": (
+        CountOrZero,
+        "N",
+        "GPUs of each [Slurm: the partition's default; pods: one per rank, 0 for none].",
+    ),
+    "out": (
+        str,
+        "FILE",
+        "Where to write the manifest or file [the screen], or the batch file [NAME.sbatch].",
+    ),
 }
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
@@ -181,11 +280,15 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         named += [f"--print {given['print']}"] if is_file else []
         yield f"{' and '.join(named)} exclude each other: each says where the job runs"
     if "env-file" in where:
-        yield from misplaced(["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node")
+        yield from misplaced(
+            ["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
+        )
     if "kubernetes" in where:
         yield from _wrong_for_kubernetes(given)
     else:
-        yield from misplaced([name for name in OF_KUBERNETES if name != "name" or not is_file], "needs --kubernetes")
+        yield from misplaced(
+            [name for name in OF_KUBERNETES if name != "name" or not is_file], "needs --kubernetes"
+        )
     if is_file:
         yield from wrong_for_file(given)
     else:

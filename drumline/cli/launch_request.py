@@ -58,12 +58,14 @@ class LaunchRequest:
 
     @property
     def name(self) -> str:
-        """For a cluster: `examples/own_loop.py` becomes `own-loop`, `tasks.py:MyTask` becomes `mytask`."""
+        """For a cluster: `examples/own_loop.py` becomes `own-loop`, `tasks.py:MyTask` becomes
+        `mytask`."""
         base = Path(self.target).stem if is_script(self.target) else run_name(self.target)
         return re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
 
     def program(self, *defaults: tuple[str, str | None]) -> Program:
-        """What the ranks run; the settings of a task are checked here, once, and not by each rank."""
+        """What the ranks run; the settings of a task are checked here, once, and not by each
+        rank."""
         if is_script(self.target):
             words = (self.target, *self.arguments)
             is_watched = bool(self.given.get("watch"))
@@ -92,21 +94,32 @@ class LaunchRequest:
         folder = self.given.get("profile-to") or Path(
             "runs", "profile", f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         )
-        return self.given["profile"], str(Path(folder).absolute()), "only" if self.given.get("profile-only") else "all"
+        return (
+            self.given["profile"],
+            str(Path(folder).absolute()),
+            "only" if self.given.get("profile-only") else "all",
+        )
 
     def restarts(self, min_nodes: int | None = None) -> int:
-        default = default_restarts(is_task=not is_script(self.target), may_shrink=min_nodes is not None)
+        default = default_restarts(
+            is_task=not is_script(self.target), may_shrink=min_nodes is not None
+        )
         max_restarts: int = self.given.get("max-restarts", default)
         return max_restarts
 
     def completed(self, node: NodePlan, min_nodes: int | None) -> NodePlan:
         """The node, with the restarts and timeouts that were given."""
-        fields = {"join-timeout": "join_timeout_s", "last-call": "last_call_s", "lost-after": "lost_after_s"}
+        fields = {
+            "join-timeout": "join_timeout_s",
+            "last-call": "last_call_s",
+            "lost-after": "lost_after_s",
+        }
         timeouts = {field: self.given[name] for name, field in fields.items() if name in self.given}
         return replace(node, min_nodes=min_nodes, max_restarts=self.restarts(min_nodes), **timeouts)
 
     def script_watch(self, folder: Path) -> ScriptWatch | None:
-        """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is off."""
+        """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is
+        off."""
         if not self.given.get("watch"):
             return None
         return ScriptWatch(
@@ -121,7 +134,10 @@ class LaunchRequest:
         from drumline.launch.node.local import exit_between_starts
 
         if node.num_nodes > 1:
-            print_message(f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout)
+            print_message(
+                f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}",
+                stream=sys.stdout,
+            )
         code, outcome = self._run_once(node, program)
         pause_s = 0.0
         while self.given.get("keep-going") and not outcome.was_signalled:
@@ -130,7 +146,9 @@ class LaunchRequest:
                 run = None if program.run is None else Path(program.run)
                 wait_for_space(Path(outcome.full_disk), needed_bytes(run))
             elif code == ExitCode.PREEMPTED:
-                print_message("warning: preempted by a signal or a notice to a rank, and saved; resuming")
+                print_message(
+                    "warning: preempted by a signal or a notice to a rank, and saved; resuming"
+                )
                 time.sleep(pause_s)
             else:
                 break

@@ -1,4 +1,5 @@
-"""`drumline plan TASK`: the command line of the memory plan (training/memory/memory_plan.py), and its tables."""
+"""`drumline plan TASK`: the command line of the memory plan (training/memory/memory_plan.py), and
+its tables."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ OWN_FLAGS: FlagTable = {
         "NAME[,NAME...]",
         f"GPUs, or GiB of memory [{','.join(USUAL_GPUS)}]; known: {', '.join(GPUS)}.",
     ),
-    "ranks-per-node": (Count, "N", f"For hsdp, which shards the model inside a node [{RANKS_PER_NODE}]."),
+    "ranks-per-node": (
+        Count,
+        "N",
+        f"For hsdp, which shards the model inside a node [{RANKS_PER_NODE}].",
+    ),
     "config": TRAIN_FLAGS["config"],
     "json": (bool, "", "Print one JSON object, for scripts: sizes are in bytes."),
     "help": (bool, "", "Show this text."),
@@ -73,12 +78,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
-    """The plan as JSON: `ranks` has every mode and number of ranks, `gpus` the cheapest mode by number of ranks."""
+    """The plan as JSON: `ranks` has every mode and number of ranks, `gpus` the cheapest mode by
+    number of ranks."""
     chosen = {name: dict(cheapest_modes(plan, memory)) for name, memory in gpus.items()}
     return {
         "num_parameters": plan.num_parameters,
         "ranks": [{**asdict(one), "total": one.total} for one in plan.ranks],
-        "gpus": [{"name": name, "memory": gpus[name], "modes": modes} for name, modes in chosen.items()],
+        "gpus": [
+            {"name": name, "memory": gpus[name], "modes": modes} for name, modes in chosen.items()
+        ],
         "impossible": dict(plan.impossible),
         "recompute": None if plan.recompute is None else asdict(plan.recompute),
     }
@@ -121,7 +129,9 @@ def recompute_lines(plan: MemoryPlan) -> Iterator[str]:
 def gpu_rows(plan: MemoryPlan, gpus: Mapping[str, int]) -> Iterator[str]:
     """The cheapest mode for each GPU and number of ranks."""
     worlds = dict.fromkeys(one.world_size for one in plan.ranks)
-    yield f"{'cheapest mode that fits':<25}" + "".join(f"  {plural(world_size, 'rank'):>8}" for world_size in worlds)
+    yield f"{'cheapest mode that fits':<25}" + "".join(
+        f"  {plural(world_size, 'rank'):>8}" for world_size in worlds
+    )
     for name, memory in gpus.items():
         modes = (mode or "none" for _, mode in cheapest_modes(plan, memory))
         yield f"{f'{name} ({memory_size(memory)})':<25}" + "".join(f"  {mode:>8}" for mode in modes)

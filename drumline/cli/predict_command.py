@@ -1,4 +1,5 @@
-"""`drumline predict RUN [DATA]`: writes what a checkpoint predicts for every sample of a dataset, in order."""
+"""`drumline predict RUN [DATA]`: writes what a checkpoint predicts for every sample of a dataset,
+in order."""
 
 from __future__ import annotations
 
@@ -31,12 +32,22 @@ settings are those of the checkpoint; flags override them. It imports the task's
 
 
 def run(argv: Sequence[str]) -> int:
-    if (flags := flags_for_run("predict", read_flags(argv, OWN_FLAGS, max_positional=2), OWN_FLAGS, HELP)) is None:
+    if (
+        flags := flags_for_run(
+            "predict", read_flags(argv, OWN_FLAGS, max_positional=2), OWN_FLAGS, HELP
+        )
+    ) is None:
         return ExitCode.SUCCESS
     if "to" in flags.own:
         to = Path(flags.own["to"])
         if to.suffix not in ENDINGS:
-            raise UsageError(f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl")
-        if topology_from(os.environ) is None:  # a rank may see the file that rank 0 has begun to write
+            raise UsageError(
+                f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl"
+            )
+        if (
+            topology_from(os.environ) is None
+        ):  # a rank may see the file that rank 0 has begun to write
             check_new(to, force=flags.own.get("force", False))
-    return run_on_ranks(["predict", *argv], "predict_rank", flags, own=flags.own, layers=[flags.layer])
+    return run_on_ranks(
+        ["predict", *argv], "predict_rank", flags, own=flags.own, layers=[flags.layer]
+    )

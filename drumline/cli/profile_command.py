@@ -1,4 +1,5 @@
-"""`drumline profile TASK|SCRIPT.py|RUN`: profiles some steps of a job on every rank and shows where their time goes."""
+"""`drumline profile TASK|SCRIPT.py|RUN`: profiles some steps of a job on every rank and shows where
+their time goes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ from drumline.config.schema import MOST_PROFILED, Count
 from drumline.report.profile.advice import advise
 from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
 from drumline.runs.run_folder import run_name
-from drumline.tools.profile.advice_trial import QUIET, AdviceTrial, ShortRuns, trial_lines, try_advice
+from drumline.tools.profile.advice_trial import (
+    QUIET,
+    AdviceTrial,
+    ShortRuns,
+    trial_lines,
+    try_advice,
+)
 from drumline.tools.scale.network_model import read_doctor
 from drumline.training.python_api import run_command
 
@@ -35,7 +42,11 @@ STEPS = 10
 OWN_FLAGS: FlagTable = {
     "steps": (Count, "N", f"How many steps to profile, after {WARM_UP} to warm up [{STEPS}]."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]."),
-    "doctor": (str, "FILE", "What `drumline doctor --collectives --json` printed, to compare bandwidths with."),
+    "doctor": (
+        str,
+        "FILE",
+        "What `drumline doctor --collectives --json` printed, to compare bandwidths with.",
+    ),
     "try": (bool, "", "Run the task with each change that is proposed, and report what it brings."),
     "config": train_command.OWN_FLAGS["config"],
     "run": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
@@ -54,7 +65,11 @@ profile in it again. `drumline train --log.profile 10:20` profiles steps of a wh
 
 Traces of each rank, and of all ranks by one clock, are in DIR/profile; they open in https://ui.perfetto.dev.
 """
-FIXED = {"train.steps": "give --steps", "train.epochs": "give --steps", "log.profile": "give --steps"}
+FIXED = {
+    "train.steps": "give --steps",
+    "train.epochs": "give --steps",
+    "log.profile": "give --steps",
+}
 OF_NEW = ("steps", "procs", "config", "run")
 OF_SCRIPT = "is a setting of a task; arguments of a script go after its name"
 OF_FOLDER = "is a setting of a run; the profile of a run folder takes none"
@@ -66,7 +81,9 @@ def run(argv: Sequence[str]) -> int:
     of_script = target is not None and is_script(target)
     of_folder = target is not None and not of_script and _is_run(target)
     no_settings = OF_SCRIPT if of_script else OF_FOLDER if of_folder else None
-    flags = read_flags(own if of_script else argv, OWN_FLAGS, max_positional=1, no_settings=no_settings)
+    flags = read_flags(
+        own if of_script else argv, OWN_FLAGS, max_positional=1, no_settings=no_settings
+    )
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
         return ExitCode.SUCCESS
@@ -78,7 +95,9 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(str(target))
     if not of_folder:
         name = folder.stem if of_script else run_name(str(target))
-        folder = Path(flags.own.get("run") or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        folder = Path(
+            flags.own.get("run") or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
         if code := _profile(flags, folder, [str(target), *arguments] if of_script else None):
             return code
     return _report(flags, profile_of(folder, network_bytes_per_s=network), folder)
@@ -90,10 +109,23 @@ def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
     steps = f"{WARM_UP}:{WARM_UP + num_steps}"
     procs = [f"--procs={flags.own['procs']}"] if "procs" in flags.own else []
     if script is not None:
-        words = ["launch", f"--profile={steps}", f"--profile-to={folder}", "--profile-only", *procs, *script]
+        words = [
+            "launch",
+            f"--profile={steps}",
+            f"--profile-to={folder}",
+            "--profile-only",
+            *procs,
+            *script,
+        ]
     else:
         changed = {**QUIET, "train.steps": WARM_UP + num_steps + 1, "log.profile": steps}
-        words = ["train", *task_words(flags, changed), f"--run={folder}", "--max-restarts=0", *procs]
+        words = [
+            "train",
+            *task_words(flags, changed),
+            f"--run={folder}",
+            "--max-restarts=0",
+            *procs,
+        ]
     what = flags.positional[0] if script is None else script[0]
     print_message(f"profiling {what}: {plural(num_steps, 'step')}, traces in {folder}")
     return run_command(words, own_variables(), sys.stderr if flags.own.get("json") else None)
@@ -103,26 +135,38 @@ def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
     """What follows `drumline train`: the task, the user's settings, and others in place of some."""
     settings = {path: setting.value for path, setting in flags.layer.settings.items()}
     file = [f"--config={flags.own['config']}"] if "config" in flags.own else []
-    return [*flags.positional, *file, *(f"--{path}={flag_text(one)}" for path, one in {**settings, **changed}.items())]
+    return [
+        *flags.positional,
+        *file,
+        *(f"--{path}={flag_text(one)}" for path, one in {**settings, **changed}.items()),
+    ]
 
 
 def _is_run(target: str) -> bool:
     """Whether it is a run folder: a task comes before a folder of its name that has no profile."""
-    return (Path(target) / PROFILE_FOLDER).is_dir() or (target not in PRESETS and Path(target).is_dir())
+    return (Path(target) / PROFILE_FOLDER).is_dir() or (
+        target not in PRESETS and Path(target).is_dir()
+    )
 
 
 def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool) -> None:
     problems = list(flags.layer.problems) if of_script or of_folder else []
     if of_folder:
         unused = [name for name in OF_NEW if name in flags.own]
-        problems += [f"--{name}: is for a new profile, but a run folder was given" for name in unused]
-    problems += [f"--{path}: {instead}" for path, instead in FIXED.items() if path in flags.layer.settings]
+        problems += [
+            f"--{name}: is for a new profile, but a run folder was given" for name in unused
+        ]
+    problems += [
+        f"--{path}: {instead}" for path, instead in FIXED.items() if path in flags.layer.settings
+    ]
     if flags.own.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
     if flags.own.get("try") and (of_script or of_folder):
         problems.append("--try: is for tasks, whose settings can be changed")
     if topology_from(own_variables()) is not None:
-        problems.append("drumline profile starts ranks itself, but a launcher has started this process as a rank")
+        problems.append(
+            "drumline profile starts ranks itself, but a launcher has started this process as a rank"
+        )
     if problems:
         raise ConfigError(problems, next_step="`drumline profile --help` lists all flags")
     if of_script and not Path(str(target)).is_file():
@@ -150,7 +194,10 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
         trials = try_advice(found, runs, note=print_message)
     if is_json:
         tried = {"trials": [one.document() for one in trials]} if tries else {}
-        show(json.dumps({**asdict(result), "advice": [asdict(one) for one in found], **tried}), is_data=True)
+        show(
+            json.dumps({**asdict(result), "advice": [asdict(one) for one in found], **tried}),
+            is_data=True,
+        )
     elif trials:
         show_lines(["", "tried", *(f"  {line}" for line in trial_lines(trials))])
     return ExitCode.SUCCESS

@@ -32,7 +32,9 @@ def show_profile(result: ProfileResult, found: Sequence[Advice], folder: Path) -
 def report_profile(folder: Path, *, shows: bool = True) -> None:
     """After a job that has succeeded, whatever is found in its traces."""
     if not (folder / PROFILE_FOLDER).is_dir():
-        print_message(f"there is no profile in {folder} on this host: the job ended before, or rank 0 ran elsewhere")
+        print_message(
+            f"there is no profile in {folder} on this host: the job ended before, or rank 0 ran elsewhere"
+        )
         return
     try:
         result = profile_of(folder)

@@ -1,4 +1,5 @@
-"""`drumline prove-resume TASK`: checks the options, runs the proof (tools/prove/prove.py), and prints the result."""
+"""`drumline prove-resume TASK`: checks the options, runs the proof (tools/prove/prove.py), and
+prints the result."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ from drumline.config.fields import Field
 from drumline.config.help import render_flags
 from drumline.config.schema import Count, Seed
 from drumline.config.task_fields import task_fields
-from drumline.tools.prove.proof_plan import ProofOptions, ProofSettings, wrong_options, wrong_settings
+from drumline.tools.prove.proof_plan import (
+    ProofOptions,
+    ProofSettings,
+    wrong_options,
+    wrong_settings,
+)
 from drumline.tools.prove.prove import Proof
 
 DEFAULT_STEPS = 8
@@ -44,7 +50,11 @@ OWN_FLAGS: FlagTable = {
         "bit; its own steps have the same samples, and bits that differ by the order of sums.",
     ),
     "steps": (Count, "N", f"Optimizer steps of the complete run [{DEFAULT_STEPS}]."),
-    "kill-at": (tuple[Count, ...], "STEP[,STEP...]", "No kill before this step, one for each kill [random]."),
+    "kill-at": (
+        tuple[Count, ...],
+        "STEP[,STEP...]",
+        "No kill before this step, one for each kill [random].",
+    ),
     "kill-in": (
         Literal["step", "save", "evaluation", "any"],
         "step | save | evaluation | any",
@@ -52,7 +62,11 @@ OWN_FLAGS: FlagTable = {
     ),
     "kill-rank": (str, "RANK | all", "Which rank is killed [random]."),
     "seed": (Seed, "N", "The seed of the random kills [random, and printed]."),
-    "keep": (str, "DIR", "Keep the run folders here [a temporary folder, kept if the proof fails]."),
+    "keep": (
+        str,
+        "DIR",
+        "Keep the run folders here [a temporary folder, kept if the proof fails].",
+    ),
     "config": train_command.OWN_FLAGS["config"],
     "help": (bool, "", "Show this text."),
 }
@@ -98,10 +112,14 @@ def run(argv: Sequence[str]) -> int:
             print_line(f"changed for the proof: {changes}")
         if options.is_elastic:
             legs = ", ".join(map(str, options.worlds))
-            print_line(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
+            print_line(
+                f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on"
+            )
         is_proved = Proof(options, arguments, folder, print_line).run()
         if is_proved and keep is None:
-            shutil.rmtree(folder, ignore_errors=True)  # a sidecar of the last leg may still write its last status
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # a sidecar of the last leg may still write its last status
         else:
             print_line(f"  folder: {folder}")
     return ExitCode.SUCCESS if is_proved else ExitCode.TRAINING_FAILED
@@ -112,8 +130,9 @@ def print_line(line: str) -> None:
 
 
 def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
-    """The options, the arguments of `drumline train`, and what is changed in them. All mistakes are reported at once,
-    before torch is imported; those that depend on the user's own task, whose file imports it, come last."""
+    """The options, the arguments of `drumline train`, and what is changed in them. All mistakes are
+    reported at once, before torch is imported; those that depend on the user's own task, whose file
+    imports it, come last."""
     task = flags.positional[0] if flags.positional else None
     file = flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
@@ -146,7 +165,9 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         raise ConfigError(problems, next_step="`drumline prove-resume --help` lists all flags")
     arguments = settings.arguments(task, config_file=file)
     ranks_flags = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
-    ranks_layers = read_layers(ranks_flags, config_file=Path(file) if file else None, environment=os.environ)
+    ranks_layers = read_layers(
+        ranks_flags, config_file=Path(file) if file else None, environment=os.environ
+    )
     # What each rank would refuse is reported here, once.
     resolve(ranks_layers, defaults, task=task, task_fields=own_fields)
     return options, arguments, settings.describe_changes()
@@ -163,8 +184,8 @@ def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
 
 
 def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
-    """The default settings of the task, and its own settings. A task of the user's own is loaded for that, as each rank
-    does it."""
+    """The default settings of the task, and its own settings. A task of the user's own is loaded
+    for that, as each rank does it."""
     if task is None or not is_class_spec(task):
         return (PRESETS[task].defaults if task and task in PRESETS else {}), {}
 
@@ -187,7 +208,11 @@ def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
 @contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
     """The folder of the runs. A temporary one is removed after a usage error or an interrupt."""
-    folder = Path(tempfile.mkdtemp(prefix="drumline-prove-")) if keep is None else _new_folder(Path(keep))
+    folder = (
+        Path(tempfile.mkdtemp(prefix="drumline-prove-"))
+        if keep is None
+        else _new_folder(Path(keep))
+    )
     try:
         yield folder
     except (UsageError, KeyboardInterrupt, SystemExit) as error:
@@ -208,8 +233,12 @@ def _new_folder(folder: Path) -> Path:
     except OSError as error:
         verb = "written" if folder.is_dir() else "made"
         raise UsageError(
-            f"the folder {folder} cannot be {verb}: {error.strerror}", next_step="choose another with --keep DIR"
+            f"the folder {folder} cannot be {verb}: {error.strerror}",
+            next_step="choose another with --keep DIR",
         ) from error
     if not is_empty:
-        raise UsageError(f"the folder {folder} is not empty", next_step="choose another with --keep DIR, or empty it")
+        raise UsageError(
+            f"the folder {folder} is not empty",
+            next_step="choose another with --keep DIR, or empty it",
+        )
     return folder

@@ -1,4 +1,5 @@
-"""`drumline report RUN`: writes runs as one HTML page, or serves it while a run is training; `train` ends with one."""
+"""`drumline report RUN`: writes runs as one HTML page, or serves it while a run is training;
+`train` ends with one."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ OWN_FLAGS: FlagTable = {"to": (str, "", ""), "live": (bool, "", ""), "help": (bo
 
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(
-        argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; report takes none"
+        argv,
+        OWN_FLAGS,
+        max_positional=len(argv),
+        no_settings="is a setting of a run; report takes none",
     )
     given = flags.own
     names = flags.positional
@@ -44,7 +48,9 @@ def run(argv: Sequence[str]) -> int:
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step="read drumline report --help")
     if not names:
-        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline report runs/digits")
+        raise UsageError(
+            "no RUN was given", next_step="give a run folder, as in: drumline report runs/digits"
+        )
     is_local = not any(map(is_store_url, names))
     if given.get("live"):
         if len(names) > 1 or given.get("to") or not is_local:
@@ -54,8 +60,13 @@ def run(argv: Sequence[str]) -> int:
     from drumline.report.page import write_report
 
     with ExitStack() as stack:
-        folders = [_fetched(name, stack) if is_store_url(name) else find_run(Path(name)) for name in names]
-        to = Path(given.get("to") or (folders[0] / REPORT_FILE if len(names) == 1 and is_local else REPORT_FILE))
+        folders = [
+            _fetched(name, stack) if is_store_url(name) else find_run(Path(name)) for name in names
+        ]
+        to = Path(
+            given.get("to")
+            or (folders[0] / REPORT_FILE if len(names) == 1 and is_local else REPORT_FILE)
+        )
         try:
             write_report(folders, to)
         except OSError as error:
@@ -80,7 +91,9 @@ def _serve(folder: Path) -> int:
 
     reader = RunStatusReader(folder)
     if reader.read().has_ended:
-        raise UsageError(f"no job trains in {folder}", next_step=f"write its report: drumline report {folder}")
+        raise UsageError(
+            f"no job trains in {folder}", next_step=f"write its report: drumline report {folder}"
+        )
 
     def render() -> str:
         found = read_run(folder)

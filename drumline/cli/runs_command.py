@@ -37,7 +37,9 @@ MAX_METRICS = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; runs takes none")
+    flags = read_flags(
+        argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; runs takes none"
+    )
     if flags.own.get("help"):
         show(HELP, end="")
         return ExitCode.SUCCESS
@@ -45,7 +47,9 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(flags.layer.problems, next_step="read drumline runs --help")
     folder = Path(flags.positional[0] if flags.positional else "runs")
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", next_step="give the folder that the run folders are in")
+        raise UsageError(
+            f"there is no folder {folder}", next_step="give the folder that the run folders are in"
+        )
     found = list_runs(folder)
     if flags.own.get("json"):
         show(json.dumps([{**asdict(one), "run": str(one.run)} for one in found], indent=1))
@@ -64,4 +68,12 @@ def _cells(one: ListedRun) -> tuple[str, ...]:
     names = sorted(one.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
     result = ", ".join(f"{name} {metric_text(name, one.metrics[name])}" for name in names)
     age = duration(max(0.0, time.time() - one.changed))
-    return str(one.run), one.task or "-", one.state, steps, result or "-", file_size(one.num_bytes), f"{age} ago"
+    return (
+        str(one.run),
+        one.task or "-",
+        one.state,
+        steps,
+        result or "-",
+        file_size(one.num_bytes),
+        f"{age} ago",
+    )

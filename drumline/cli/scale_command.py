@@ -40,7 +40,10 @@ from drumline.tools.scale.scale_prediction import predict
 from drumline.tools.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 
 MAX_RANKS = 1 << 20
-OUTPUT: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), "help": (bool, "", "Show this text.")}
+OUTPUT: FlagTable = {
+    "json": (bool, "", "Print one JSON object, for scripts."),
+    "help": (bool, "", "Show this text."),
+}
 PREDICT_FLAGS: FlagTable = {
     "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
     "gpus-per-node": (Count, "N", "Ranks of each node [as profiled]."),
@@ -50,7 +53,11 @@ PREDICT_FLAGS: FlagTable = {
         f"Between nodes: {', '.join(NETWORKS)}; a file that `drumline doctor --hosts a,b --json` wrote; or `measured`, "
         "from the all-reduces in the profile [measured].",
     ),
-    "inside": (str, "NAME | FILE", f"Within a node: {', '.join(INSIDE)}, or such a file [by the device's name]."),
+    "inside": (
+        str,
+        "NAME | FILE",
+        f"Within a node: {', '.join(INSIDE)}, or such a file [by the device's name].",
+    ),
     "bucket-cap-mb": (Positive, "MB", "With buckets of this size [as profiled]."),
     "accumulate": (Count, "N", "With so many micro-batches a step [as profiled]."),
     "checkpoint-every": (Count, "STEPS", "Steps from one checkpoint to the next [1000]."),
@@ -66,8 +73,16 @@ PREDICT_FLAGS: FlagTable = {
     **OUTPUT,
 }
 MEASURE_FLAGS: FlagTable = {
-    "world": (tuple[Count, ...], "N,N[,N...]", "Numbers of ranks [1,2]. The efficiency is against the smallest."),
-    "hosts": (str, "A,B", "Over ssh on these hosts, which share the folder of --run; 4 ranks are 2 on each."),
+    "world": (
+        tuple[Count, ...],
+        "N,N[,N...]",
+        "Numbers of ranks [1,2]. The efficiency is against the smallest.",
+    ),
+    "hosts": (
+        str,
+        "A,B",
+        "Over ssh on these hosts, which share the folder of --run; 4 ranks are 2 on each.",
+    ),
     "scaling": (
         Literal["weak", "strong", "both"],
         "weak | strong | both",
@@ -79,7 +94,11 @@ MEASURE_FLAGS: FlagTable = {
     **OUTPUT,
 }
 CHECK_FLAGS: FlagTable = {
-    "network": (str, "NAME", "The network of the measured runs, as it was given to predict [one that was measured]."),
+    "network": (
+        str,
+        "NAME",
+        "The network of the measured runs, as it was given to predict [one that was measured].",
+    ),
     **OUTPUT,
 }
 OWN_SETTINGS = {
@@ -135,7 +154,9 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(what, next_step="read drumline scale --help")
     work, own, usage = verbs[verb]
     no_settings = None if verb == "measure" else f"is a setting of a run; scale {verb} takes none"
-    flags = read_flags(rest, own, max_positional=len(rest) if verb == "check" else 1, no_settings=no_settings)
+    flags = read_flags(
+        rest, own, max_positional=len(rest) if verb == "check" else 1, no_settings=no_settings
+    )
     if flags.own.get("help"):
         show("\n".join([usage, render_flags({"": own})]), end="")
         return ExitCode.SUCCESS
@@ -147,7 +168,9 @@ def _check_flags(flags: Flags, problems: Sequence[str], verb: str) -> None:
         raise ConfigError(problems, next_step=f"read drumline scale {verb} --help")
 
 
-def _keep(folder: Path, found: Prediction | Measurement, lines: Iterable[str], *, is_json: bool) -> int:
+def _keep(
+    folder: Path, found: Prediction | Measurement, lines: Iterable[str], *, is_json: bool
+) -> int:
     """Write the document and its plot, and print it."""
     file = write_scaling(folder, found)
     plot = file.with_suffix(".svg")
@@ -165,13 +188,25 @@ def _predict(flags: Flags) -> int:
     given = flags.own
     profile = read_profile(path)
     names = {field.name for field in fields(ScaleOptions)}
-    values = {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
+    values = {
+        name.replace("-", "_"): value
+        for name, value in given.items()
+        if name.replace("-", "_") in names
+    }
     per_node = max(1, profile.world_size // max(1, profile.num_nodes))
     options = ScaleOptions(**{"nodes": (2, 4, 8), "gpus_per_node": per_node, **values})
     if (ranks := max(options.nodes) * options.gpus_per_node) > MAX_RANKS:
-        raise UsageError(f"--nodes: {ranks:,} ranks are more than {MAX_RANKS:,}", next_step="give fewer nodes")
+        raise UsageError(
+            f"--nodes: {ranks:,} ranks are more than {MAX_RANKS:,}", next_step="give fewer nodes"
+        )
     found = predict(profile, _network_of(profile, given), options, source=str(path))
-    folder = path if path.is_dir() else path.parent.parent if path.parent.name == PROFILE_FOLDER else path.parent
+    folder = (
+        path
+        if path.is_dir()
+        else path.parent.parent
+        if path.parent.name == PROFILE_FOLDER
+        else path.parent
+    )
     return _keep(folder, found, prediction_lines(found), is_json=bool(given.get("json")))
 
 
@@ -181,14 +216,24 @@ def _network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
     name = given.get("network", "measured")
     inside = given.get("inside")
     between = (
-        _measured_link(profile, backend) if name == "measured" else chosen_link("--network", name, NETWORKS, backend)
+        _measured_link(profile, backend)
+        if name == "measured"
+        else chosen_link("--network", name, NETWORKS, backend)
     )
-    within = usual_inside(profile.device) if inside is None else chosen_link("--inside", inside, INSIDE, backend)
+    within = (
+        usual_inside(profile.device)
+        if inside is None
+        else chosen_link("--inside", inside, INSIDE, backend)
+    )
     return Network(backend=backend, between=between, inside=within)
 
 
 def _measured_link(profile: ProfileResult, backend: str) -> Link:
-    points = [(float(bucket.num_bytes), bucket.reduce_s) for bucket in profile.buckets if bucket.reduce_s > 0]
+    points = [
+        (float(bucket.num_bytes), bucket.reduce_s)
+        for bucket in profile.buckets
+        if bucket.reduce_s > 0
+    ]
     if profile.num_nodes < 2 or not points:
         raise UsageError(
             "the profile has no all-reduce between nodes, so its network is not known",
@@ -207,7 +252,11 @@ def _measure(flags: Flags) -> int:
         steps=given.get("steps", 10),
     )
     problems = list(wrong_worlds(options))
-    problems += [f"--{path}: {reason}" for path, reason in OWN_SETTINGS.items() if path in flags.layer.settings]
+    problems += [
+        f"--{path}: {reason}"
+        for path, reason in OWN_SETTINGS.items()
+        if path in flags.layer.settings
+    ]
     try:
         settle_before_torch(flags.positional[0] if flags.positional else None, flags)
     except ConfigError as error:
@@ -215,7 +264,9 @@ def _measure(flags: Flags) -> int:
     _check_flags(flags, problems, "measure")
     folder = Path(given.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
     own = folder / time.strftime("%Y%m%d-%H%M%S")
-    runs = SizedRuns(arguments=partial(task_words, flags), options=options, folder=own, note=print_message)
+    runs = SizedRuns(
+        arguments=partial(task_words, flags), options=options, folder=own, note=print_message
+    )
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     found = measure(runs, cores=len(os.sched_getaffinity(0)), gpus=gpus)
     return _keep(folder, found, measurement_lines(found), is_json=bool(given.get("json")))
@@ -228,8 +279,12 @@ def _check(flags: Flags) -> int:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
     found = check_predictions(runs, network=flags.own.get("network"))
     if flags.own.get("json"):
-        sizes = [{**asdict(one), "error": one.error, "is_within": one.is_within} for one in found.sizes]
+        sizes = [
+            {**asdict(one), "error": one.error, "is_within": one.is_within} for one in found.sizes
+        ]
         show(json.dumps({**asdict(found), "sizes": sizes}), is_data=True)
     else:
         show_lines(check_lines(found))
-    return ExitCode.SUCCESS if all(one.is_within for one in found.sizes) else ExitCode.SOMETHING_WRONG
+    return (
+        ExitCode.SUCCESS if all(one.is_within for one in found.sizes) else ExitCode.SOMETHING_WRONG
+    )

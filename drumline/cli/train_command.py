@@ -1,4 +1,5 @@
-"""`drumline train TASK`: checks the configuration, then starts ranks, joins as one, or trains alone."""
+"""`drumline train TASK`: checks the configuration, then starts ranks, joins as one, or trains
+alone."""
 
 from __future__ import annotations
 
@@ -14,16 +15,37 @@ from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptibl
 from drumline.base.terminal import show
 from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.user_code import is_class_spec
-from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config import (
+    PRESETS,
+    Flags,
+    FlagTable,
+    Layers,
+    check_layers,
+    read_flags,
+    read_layers,
+    resolve,
+)
 from drumline.config.schema import Count, CountOrZero
 from drumline.config.task_fields import task_fields
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
 from drumline.runs.run_folder import default_run
 
 OWN_FLAGS: FlagTable = {
-    "config": (str, "FILE", "A TOML file of settings; flags override it. A run's own config.toml is such a file."),
-    "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes the run in it."),
-    "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
+    "config": (
+        str,
+        "FILE",
+        "A TOML file of settings; flags override it. A run's own config.toml is such a file.",
+    ),
+    "run": (
+        str,
+        "DIR",
+        "The run folder [runs/TASK]. The same command again resumes the run in it.",
+    ),
+    "procs": (
+        Count,
+        "N",
+        "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun.",
+    ),
     "max-restarts": (
         CountOrZero,
         "N",
@@ -73,7 +95,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def settle_before_torch(task: str | None, flags: Flags) -> Layers:
-    """The settings, checked as far as possible without the user's own code; all mistakes are reported at once."""
+    """The settings, checked as far as possible without the user's own code; all mistakes are
+    reported at once."""
     file = flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
     if task is None:
@@ -83,7 +106,9 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
         problem = f"{task!r}: there is no such task; {own or did_you_mean(task, PRESETS)}"
     else:
         # The defaults of the user's own task are not known yet: its file imports torch.
-        check_layers(layers) if is_class_spec(task) else resolve(layers, PRESETS[task].defaults, task=task)
+        check_layers(layers) if is_class_spec(task) else resolve(
+            layers, PRESETS[task].defaults, task=task
+        )
         return layers
     try:
         check_layers(layers)
@@ -93,8 +118,11 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
 
 
 def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
-    """Start several ranks and wait for them; None when one rank is enough: then it is this process."""
-    devices = [layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings]
+    """Start several ranks and wait for them; None when one rank is enough: then it is this
+    process."""
+    devices = [
+        layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings
+    ]
     num_procs = flags.own.get("procs") or (1 if devices[:1] == ["cpu"] else default_procs())
     max_restarts = flags.own.get("max-restarts")
     if num_procs == 1 and not max_restarts:
@@ -102,7 +130,9 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
 
     from drumline.launch.node.local import run_node
 
-    node = NodePlan(num_procs=num_procs, max_restarts=TASK_RESTARTS if max_restarts is None else max_restarts)
+    node = NodePlan(
+        num_procs=num_procs, max_restarts=TASK_RESTARTS if max_restarts is None else max_restarts
+    )
     code = run_node(node, Program(("train", *argv), is_task=True, run=str(folder)), Supervision())
     if code in (ExitCode.TRAINING_FAILED, ExitCode.HANG):  # else rank 0 has done it
         from drumline.cli.report_command import report_at_end
@@ -123,7 +153,9 @@ def _help(task: str | None) -> str:
         of_task = {"task": task, "task_defaults": PRESETS[task].defaults}
     elif task is not None and is_class_spec(task):
         of_task = _help_of_own_task(task)
-    settings = render_help(width=shutil.get_terminal_size().columns, bold=sys.stdout.isatty(), **of_task)
+    settings = render_help(
+        width=shutil.get_terminal_size().columns, bold=sys.stdout.isatty(), **of_task
+    )
     return "\n".join([USAGE, "", render_flags({"": OWN_FLAGS}), settings])
 
 

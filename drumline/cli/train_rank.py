@@ -1,4 +1,5 @@
-"""One rank of `drumline train`: imports torch, trains, and reports a failure if this rank was the first to fail."""
+"""One rank of `drumline train`: imports torch, trains, and reports a failure if this rank was the
+first to fail."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
                     from drumline.training.job.mode_choice import settle_mode  # few runs need it
 
                     local = with_local_data(config, ddp)
-                    settled = settle_mode(local, task_class, ddp, lambda text: print_message(f"note: {text}"))
+                    settled = settle_mode(
+                        local, task_class, ddp, lambda text: print_message(f"note: {text}")
+                    )
                     config = replace(settled, data=config.data)
                 preemption.join(ddp, progress, may_leave=live is not None)
                 starts_over = fresh and (live is None or live.latest.generation == 0)
@@ -85,7 +88,10 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         if ddp._connection.store is None:  # among several ranks the launcher reports it, once
             print_message(interrupted(folder, argv))
         exit_now(ExitCode.INTERRUPTED)
-    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's code may call sys.exit, which is not success
         ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
         failed = report_failure(error, ddp, progress, run=folder, environment=os.environ)
         # Among several ranks the launcher does it, once none is restarted.
@@ -103,7 +109,11 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         report_profile(folder, shows=config.log.display != "none")
     if is_main:
         report_at_end(folder, prints=config.log.display != "none")
-    if not is_clean or has_unfinished_tracker() or (live is not None and live.latest.generation > 0):
+    if (
+        not is_clean
+        or has_unfinished_tracker()
+        or (live is not None and live.latest.generation > 0)
+    ):
         exit_now(code)
     return code
 
@@ -134,8 +144,8 @@ def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> Li
 
 
 def enter_next_group(change: BaseException, live: LiveNodes, ddp: DDPManager) -> bool:
-    """Leave the group that broke or has to grow, or that never was, and agree on the next. False: the run has ended
-    without this node."""
+    """Leave the group that broke or has to grow, or that never was, and agree on the next. False:
+    the run has ended without this node."""
     ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
     live.leave()
     ddp.cleanup(broken=True)
@@ -156,12 +166,17 @@ def leave_finished_run(live: LiveNodes, ddp: DDPManager) -> None:
 def has_finished(folder: Path, *, since: float) -> bool:
     """Whether the run has reached its end after this time, in Unix seconds."""
     status = RunStatusReader(folder).read()
-    return status.state == "done" and status.last_event is not None and status.last_event["time"] > since
+    return (
+        status.state == "done"
+        and status.last_event is not None
+        and status.last_event["time"] > since
+    )
 
 
 def exit_now(code: int) -> NoReturn:
-    """Without Python's own exit, which would wait for a process group that is broken or cannot be destroyed, and for a
-    tracker that hangs. If a thread comes back from the store of a node that is stopped meanwhile, it would abort."""
+    """Without Python's own exit, which would wait for a process group that is broken or cannot be
+    destroyed, and for a tracker that hangs. If a thread comes back from the store of a node that is
+    stopped meanwhile, it would abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

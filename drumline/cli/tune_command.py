@@ -1,4 +1,5 @@
-"""`drumline tune`: the variables of NCCL and gloo for these hosts, and what NCCL's debug logs show."""
+"""`drumline tune`: the variables of NCCL and gloo for these hosts, and what NCCL's debug logs
+show."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ GROUPS: Mapping[str, FlagTable] = {
     "logs  `drumline tune --log FILE ...`; - reads stdin.": {
         "log": (bool, "", "Read NCCL's debug logs (NCCL_DEBUG=INFO) instead.")
     },
-    "both": {"json": (bool, "", "Print everything as JSON, for scripts."), "help": (bool, "", "Show this text.")},
+    "both": {
+        "json": (bool, "", "Print everything as JSON, for scripts."),
+        "help": (bool, "", "Show this text."),
+    },
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 USAGE = """\
@@ -62,7 +66,12 @@ exit codes: 0 nothing is wrong, 1 a log shows a problem, 2 wrong usage,
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; tune takes none")
+    flags = read_flags(
+        argv,
+        OWN_FLAGS,
+        max_positional=len(argv),
+        no_settings="is a setting of a run; tune takes none",
+    )
     given = flags.own
     files = flags.positional
     if given.get("help"):
@@ -78,13 +87,19 @@ def _wrong_flags(given: Mapping[str, Any], files: Sequence[str]) -> Iterator[str
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if not with_ssh:
-        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given)
+        yield from (
+            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given
+        )
     if given.get("log"):
-        yield from (f"--{name}: does not go with --log, which only reads files" for name in with_ssh)
+        yield from (
+            f"--{name}: does not go with --log, which only reads files" for name in with_ssh
+        )
         if not files:
             yield "--log: no FILE was given; - reads stdin"
     else:
-        yield from (f"{file!r}: unexpected argument; a log is given as --log FILE" for file in files)
+        yield from (
+            f"{file!r}: unexpected argument; a log is given as --log FILE" for file in files
+        )
 
 
 # Variables
@@ -105,13 +120,22 @@ def _tune(given: Mapping[str, Any]) -> int:
     problems = [one for one in findings if one.level == "problem" and one.variable is None]
     tuned = tuned_variables(findings, facts)
     if given.get("json"):
-        show(json.dumps({"variables": [asdict(one) for one in tuned], "problems": [one.as_json() for one in problems]}))
+        show(
+            json.dumps(
+                {
+                    "variables": [asdict(one) for one in tuned],
+                    "problems": [one.as_json() for one in problems],
+                }
+            )
+        )
     else:
         show_lines(_shell_lines(tuned, problems, list(facts)))
     return ExitCode.PREFLIGHT_FAILED if problems else ExitCode.SUCCESS
 
 
-def _shell_lines(tuned: Sequence[TunedVariable], problems: Sequence[Finding], hosts: Sequence[str]) -> Iterator[str]:
+def _shell_lines(
+    tuned: Sequence[TunedVariable], problems: Sequence[Finding], hosts: Sequence[str]
+) -> Iterator[str]:
     """Lines that a shell can source: comments, and a command for each variable."""
     yield f"# by drumline tune, for {join_names(hosts) or 'no host that answers'}"
     yield from (one.line() for one in tuned)

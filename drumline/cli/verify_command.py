@@ -45,7 +45,10 @@ OWN_FLAGS: FlagTable = {"json": (bool, "", ""), "help": (bool, "", "")}
 
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(
-        argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; verify takes none"
+        argv,
+        OWN_FLAGS,
+        max_positional=len(argv),
+        no_settings="is a setting of a run; verify takes none",
     )
     if flags.own.get("help"):
         show(HELP, end="")
@@ -53,11 +56,14 @@ def run(argv: Sequence[str]) -> int:
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step="read drumline verify --help")
     if not flags.positional:
-        raise UsageError("no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits")
+        raise UsageError(
+            "no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits"
+        )
     names = [name if is_store_url(name) else find_run(Path(name)) for name in flags.positional]
     progress = show_progress if sys.stderr.isatty() else lambda text: None
     reports = [
-        _verify_mirror(name, progress) if isinstance(name, str) else verify_run(name, progress) for name in names
+        _verify_mirror(name, progress) if isinstance(name, str) else verify_run(name, progress)
+        for name in names
     ]
     progress("")
     is_valid = not any(report.problems for report in reports)
@@ -82,7 +88,11 @@ def _as_text(report: RunReport) -> str:
     lines += [f"  {section.name:<12} {section.summary}" for section in report.sections]
     lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  problem: {problem}" for problem in report.problems]
-    summary = f"{plural(len(report.problems), 'problem')} found" if report.problems else "no problems found"
+    summary = (
+        f"{plural(len(report.problems), 'problem')} found"
+        if report.problems
+        else "no problems found"
+    )
     if any(problem.part == "checkpoints" for problem in report.problems):
         step = report.last_valid_step
         newest = f"a run would resume from step {step:,}" if step is not None else None

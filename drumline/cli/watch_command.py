@@ -1,4 +1,5 @@
-"""`drumline watch RUN`: the status of a running job, from another terminal: a row for each rank, as it changes."""
+"""`drumline watch RUN`: the status of a running job, from another terminal: a row for each rank, as
+it changes."""
 
 from __future__ import annotations
 
@@ -18,14 +19,22 @@ from drumline.config.schema import Bounds
 from drumline.runs.run_folder import find_run
 from drumline.watch.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.watch.status_file import STATUS_FILE
-from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, fitting_rows, summary_line
+from drumline.watch.status_table import (
+    HEADINGS,
+    RowLevel,
+    StatusRow,
+    all_rows,
+    fitting_rows,
+    summary_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STYLES = {RowLevel.GOOD: "", RowLevel.SUSPECT: "yellow", RowLevel.BAD: "bold red"}
 LINES_AROUND_ROWS = 4
-"""Lines besides the table's rows: the summary, the heading, an empty line, and the line of the cursor."""
+"""Lines besides the table's rows: the summary, the heading, an empty line, and the line of the
+cursor."""
 HELP = """\
 usage: drumline watch RUN [--once] [--every S] [--json]
 
@@ -60,7 +69,12 @@ OWN_FLAGS: FlagTable = {
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none")
+    flags = read_flags(
+        argv,
+        OWN_FLAGS,
+        max_positional=len(argv),
+        no_settings="is a setting of a run; watch takes none",
+    )
     given = flags.own
     runs = flags.positional
     if given.get("help"):
@@ -69,7 +83,11 @@ def run(argv: Sequence[str]) -> int:
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step="read drumline watch --help")
     if len(runs) != 1:
-        what = "no RUN was given" if not runs else f"{len(runs)} runs were given, but one is watched at a time"
+        what = (
+            "no RUN was given"
+            if not runs
+            else f"{len(runs)} runs were given, but one is watched at a time"
+        )
         raise UsageError(what, next_step="give a run folder, as in: drumline watch runs/digits")
     folder = Path(runs[0])
     if not (folder / STATUS_FILE).is_file():
@@ -81,7 +99,11 @@ def run(argv: Sequence[str]) -> int:
         status = reader.read()
         write(status, is_once=True)
         is_well = status.is_live and not any(row.level for row in all_rows(status.status or {}))
-        return ExitCode.SUCCESS if is_well or (status.has_ended and not status.is_unknown) else ExitCode.SOMETHING_WRONG
+        return (
+            ExitCode.SUCCESS
+            if is_well or (status.has_ended and not status.is_unknown)
+            else ExitCode.SOMETHING_WRONG
+        )
     is_screen = sys.stdout.isatty() and not as_json
     every_s = given.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
@@ -113,14 +135,19 @@ def _write_json(run: RunStatus, **_: Any) -> None:
     show(json.dumps({**record, "status": run.status, "rows": rows}))
 
 
-def _write_text(run: RunStatus, *, is_once: bool, notices: Sequence[dict[str, str]] | None = None) -> None:
+def _write_text(
+    run: RunStatus, *, is_once: bool, notices: Sequence[dict[str, str]] | None = None
+) -> None:
     lines: list[str] = []
     if run.status is not None:
         rows = all_rows(run.status)
         if is_once:
             lines += [summary_line(run.status), *table(rows)]
         elif not run.has_ended:
-            lines += [summary_line(run.status), *table([row for row in rows if row.level > RowLevel.GOOD])[1:]]
+            lines += [
+                summary_line(run.status),
+                *table([row for row in rows if row.level > RowLevel.GOOD])[1:],
+            ]
         shown = run.status["notices"] if notices is None else notices
         lines += [notice["message"] for notice in shown]
     if message := run.message():
@@ -136,7 +163,8 @@ def table(rows: Sequence[StatusRow]) -> list[str]:
 
 
 def follow_on_screen(reader: RunStatusReader, every_s: float) -> int:
-    """On a terminal: a table that is drawn again at each update, and stays when the run has ended."""
+    """On a terminal: a table that is drawn again at each update, and stays when the run has
+    ended."""
     from rich.live import Live  # the other outputs do not need rich
 
     console = make_console()
@@ -150,7 +178,8 @@ def follow_on_screen(reader: RunStatusReader, every_s: float) -> int:
 
 
 def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
-    """Never higher than the terminal: what does not fit could not be drawn over at the next update."""
+    """Never higher than the terminal: what does not fit could not be drawn over at the next
+    update."""
     from rich.console import Group
     from rich.text import Text
 
@@ -159,7 +188,9 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
     if run.status is None:
         return Group(*below)
     notices = [
-        Text(one_line(notice["message"]), "bold red" if notice["kind"] in FATAL_NOTICES else "yellow")
+        Text(
+            one_line(notice["message"]), "bold red" if notice["kind"] in FATAL_NOTICES else "yellow"
+        )
         for notice in run.status["notices"]
     ]
     below = [*notices, *below]
@@ -173,6 +204,7 @@ def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
     rows = fitting_rows(run.status, max_rows=max(1, height - LINES_AROUND_ROWS - num_lines()))
     styles = ["dim", *(STYLES[row.level] for row in rows)]
     lines = [
-        Text(line, style, no_wrap=True, overflow="ellipsis") for line, style in zip(table(rows), styles, strict=True)
+        Text(line, style, no_wrap=True, overflow="ellipsis")
+        for line, style in zip(table(rows), styles, strict=True)
     ]
     return Group(Text(one_line(summary_line(run.status)), "bold"), *lines, Text(), *below)

@@ -1,7 +1,8 @@
-"""A config as a TOML file: read with `--config run.toml`, and written to the run folder as `config.toml`.
+"""A config as a TOML file: read with `--config run.toml`, and written to the run folder as
+`config.toml`.
 
-Every field is written, with "none" for what is not set, so that the file describes the same run when it is read by a
-task or a later version with other defaults.
+Every field is written, with "none" for what is not set, so that the file describes the same run
+when it is read by a task or a later version with other defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, show_value
 from drumline.config.flags import Layer, Setting, check_layer
 from drumline.config.schema import Config
 
-# For a line without leading spaces; neither pattern may match the same spaces in two ways, which would be slow.
+# For a line without leading spaces; neither pattern may match the same spaces in two ways, which
+# would be slow.
 _HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"([\w.\-\"' \t]+)=")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -55,7 +57,9 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
         if section in sections and isinstance(content, dict):
             settings += _settings(section, content, lines)
         elif section in sections:
-            problems.append(f"{where}: {section} = {show_value(content)} is not a section; write [{section}]")
+            problems.append(
+                f"{where}: {section} = {show_value(content)} is not a section; write [{section}]"
+            )
         elif isinstance(content, dict):
             hint = did_you_mean(section, sections, known_as="the sections are")
             problems.append(f"{where}: {section}: unknown section; {hint}")
@@ -65,7 +69,8 @@ def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
 
 
 def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> Iterator[Setting]:
-    """The settings of a section; those of a table inside it one by one, so that each has its own line."""
+    """The settings of a section; those of a table inside it one by one, so that each has its own
+    line."""
     for key, value in content.items():
         path = f"{section}.{key}"
         if isinstance(value, dict) and path in FIELDS and FIELDS[path].is_table:
@@ -75,7 +80,8 @@ def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> 
 
 
 class _LineNumbers:
-    """Line numbers of keys, which tomllib does not report: searched for in the text, so not always found."""
+    """Line numbers of keys, which tomllib does not report: searched for in the text, so not always
+    found."""
 
     def __init__(self, file: Path, text: str) -> None:
         self.file = file
@@ -99,14 +105,20 @@ def _unquoted(key: str) -> str:
 
 
 def to_toml(config: Config, *, header: str | None = None, left_out: Collection[str] = ()) -> str:
-    """The whole config but for the settings in `left_out`, in the order of the schema; `header` becomes a comment at
-    the top."""
+    """The whole config but for the settings in `left_out`, in the order of the schema; `header`
+    becomes a comment at the top."""
     parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
     for section in SECTIONS:
         settings = vars(getattr(config, section))
-        values = {name: value for name, value in settings.items() if f"{section}.{name}" not in left_out}
-        tables = {name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table}
-        parts.append(_table(section, {name: value for name, value in values.items() if name not in tables}))
+        values = {
+            name: value for name, value in settings.items() if f"{section}.{name}" not in left_out
+        }
+        tables = {
+            name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table
+        }
+        parts.append(
+            _table(section, {name: value for name, value in values.items() if name not in tables})
+        )
         parts += [_table(f"{section}.{name}", table) for name, table in tables.items() if table]
     if config.task:
         parts.append(_table(TASK_SECTION, config.task))
@@ -115,11 +127,15 @@ def to_toml(config: Config, *, header: str | None = None, left_out: Collection[s
 
 def _table(name: str, values: Mapping[str, Any]) -> str:
     lines = (
-        f"{key if _BARE_KEY.fullmatch(key) else _literal(key)} = {_literal(value)}" for key, value in values.items()
+        f"{key if _BARE_KEY.fullmatch(key) else _literal(key)} = {_literal(value)}"
+        for key, value in values.items()
     )
     return "\n".join([f"[{name}]", *lines])
 
 
 def _literal(value: Any) -> str:
-    """As JSON: TOML writes numbers, booleans, lists and text in the same way, except for one character."""
-    return json.dumps("none" if value is None else value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """As JSON: TOML writes numbers, booleans, lists and text in the same way, except for one
+    character."""
+    return json.dumps("none" if value is None else value, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )

@@ -1,7 +1,9 @@
-"""The settings as a flat table by dotted path (`optim.lr`), the values each takes, and what a misspelt path means.
+"""The settings as a flat table by dotted path (`optim.lr`), the values each takes, and what a
+misspelt path means.
 
-Flags, files, rules and help work on this table, so a setting is added in schema.py alone. A value that does not fit
-is a `Mismatch`, whose text completes a message that begins with the name of the setting.
+Flags, files, rules and help work on this table, so a setting is added in schema.py alone. A value
+that does not fit is a `Mismatch`, whose text completes a message that begins with the name of the
+setting.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Field:
 
 
 SECTIONS: Mapping[str, type[Any]] = {
-    name: cls for name, cls in get_type_hints(Config).items() if isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    name: cls
+    for name, cls in get_type_hints(Config).items()
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls)
 }
 """The dataclass of each section, in the order of the schema."""
 
@@ -46,14 +50,18 @@ def _fields_of_schema() -> Iterator[tuple[str, Field]]:
         defaults = cls()
         for field in dataclasses.fields(cls):
             scope = field.metadata.get(SettingScope, EXPERIMENT)
-            yield f"{section}.{field.name}", Field(hints[field.name], getattr(defaults, field.name), scope)
+            yield (
+                f"{section}.{field.name}",
+                Field(hints[field.name], getattr(defaults, field.name), scope),
+            )
 
 
 FIELDS: Mapping[str, Field] = dict(_fields_of_schema())
 """Every setting, in the order of the schema."""
 
 TASK_SECTION = "task"
-"""The section of a task's own settings: what it holds is known once the task is loaded (`task_fields.py`)."""
+"""The section of a task's own settings: what it holds is known once the task is loaded
+(`task_fields.py`)."""
 UNKNOWN_TYPE: Any = object()
 """The type of such a setting until then."""
 
@@ -90,7 +98,8 @@ _PLAIN_KINDS: Mapping[Any, tuple[Any, str]] = {
 
 
 def annotation_of(path: str) -> Any | None:
-    """The type of a setting, or of one option inside a table (`model.options.hidden`); None: no such setting."""
+    """The type of a setting, or of one option inside a table (`model.options.hidden`); None: no
+    such setting."""
     if path in FIELDS:
         return FIELDS[path].annotation
     if path.startswith(f"{TASK_SECTION}."):
@@ -102,16 +111,20 @@ def annotation_of(path: str) -> Any | None:
 
 
 def scope_of(path: str) -> SettingScope:
-    """The scope of a setting. A task's own settings and the options inside a table are part of the experiment."""
+    """The scope of a setting. A task's own settings and the options inside a table are part of the
+    experiment."""
     field = FIELDS.get(path)
     return EXPERIMENT if field is None else field.scope
 
 
 def nearest(path: str, *, besides: Collection[str] = ()) -> tuple[str, ...]:
-    """The settings (or other names, `besides`) that a misspelt path is closest to; several only when they tie."""
+    """The settings (or other names, `besides`) that a misspelt path is closest to; several only
+    when they tie."""
     path = path.replace("-", "_").lower()
     section, _, name = path.rpartition(".")
-    in_section = {known.partition(".")[2]: known for known in FIELDS if known.startswith(f"{section}.")}
+    in_section = {
+        known.partition(".")[2]: known for known in FIELDS if known.startswith(f"{section}.")
+    }
     anywhere = {known.partition(".")[2]: known for known in FIELDS}
     guesses = (
         _closest(path, FIELDS, cutoff=0.85),
@@ -160,11 +173,16 @@ def from_value(annotation: Any, value: Any) -> Any:
     if kind is Annotated:
         return _within(arguments[1], from_value(arguments[0], value))
     if is_optional(annotation):
-        # TOML has no null, so "none" is accepted there too; otherwise a file could not unset a task's default.
+        # TOML has no null, so "none" is accepted there too; otherwise a file could not unset a
+        # task's default.
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         return None if is_none else from_value(_inner(annotation), value)
     if kind in UNIONS:
-        return _switch_or_choice(choices, value) if (choices := _choices_beside_switch(annotation)) else _scalar(value)
+        return (
+            _switch_or_choice(choices, value)
+            if (choices := _choices_beside_switch(annotation))
+            else _scalar(value)
+        )
     if kind is Literal:
         return _choice(arguments, value)
     if kind is tuple:
@@ -212,7 +230,8 @@ def describe_type(annotation: Any) -> str:
 
 
 def is_switch(annotation: Any, text: str | None = None) -> bool:
-    """Whether a flag of this type needs no value: without one it is true. `text`: whether this may be its value."""
+    """Whether a flag of this type needs no value: without one it is true. `text`: whether this may
+    be its value."""
     if annotation is bool:
         return text is None or text.lower() in SWITCHES
     if choices := _choices_beside_switch(annotation):
@@ -231,7 +250,9 @@ def is_optional(annotation: Any) -> bool:
 def _choices_beside_switch(annotation: Any) -> tuple[str, ...]:
     """The words of `bool | Literal[...]`; empty for any other type."""
     kinds = get_args(annotation) if get_origin(annotation) in UNIONS else ()
-    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal and bool in kinds), ())
+    return next(
+        (get_args(kind) for kind in kinds if get_origin(kind) is Literal and bool in kinds), ()
+    )
 
 
 def _inner(annotation: Any) -> Any:
@@ -240,7 +261,8 @@ def _inner(annotation: Any) -> Any:
 
 
 def _read(annotation: Any, text: str) -> Any:
-    """The value that a TOML file would have for this text; text that cannot be parsed is refused by `from_value`."""
+    """The value that a TOML file would have for this text; text that cannot be parsed is refused by
+    `from_value`."""
     kind = get_origin(annotation) or annotation
     arguments = get_args(annotation)
     if is_optional(annotation) and text.lower() == "none":
@@ -265,12 +287,17 @@ def _read(annotation: Any, text: str) -> Any:
 def _plain(kind: Any, value: Any) -> Any:
     """A number, true or false, or text."""
     if kind is collections.abc.Mapping:
-        raise Mismatch(f"{show_value(value)} is not a table; set its options one by one, each by its own name")
+        raise Mismatch(
+            f"{show_value(value)} is not a table; set its options one by one, each by its own name"
+        )
     accepted, described = _PLAIN_KINDS[kind]
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        # Text that could be parsed comes from a file or from Python: on a command line it would have been parsed.
+        # Text that could be parsed comes from a file or from Python: on a command line it would
+        # have been parsed.
         is_quoted = isinstance(value, str) and not isinstance(_read(kind, value), str)
-        raise Mismatch(f"{show_value(value)} is not {described}{'; write it without quotes' if is_quoted else ''}")
+        raise Mismatch(
+            f"{show_value(value)} is not {described}{'; write it without quotes' if is_quoted else ''}"
+        )
     if value == "":
         raise Mismatch("'' is empty")
     return kind(_scalar(value))
@@ -280,7 +307,8 @@ def _scalar(value: Any) -> Any:
     if not isinstance(value, str | int | float):
         raise Mismatch(f"{show_value(value)} is not text, a number, true or false")
     if isinstance(value, str):
-        # Bytes on the command line that are not UTF-8 arrive as lone surrogates, which no TOML file can hold.
+        # Bytes on the command line that are not UTF-8 arrive as lone surrogates, which no TOML file
+        # can hold.
         if value.encode(errors="ignore").decode() != value:
             raise Mismatch(f"{show_value(value)} is not valid UTF-8 text")
     elif not abs(value) <= sys.float_info.max:
@@ -306,7 +334,9 @@ def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         raise Mismatch(f"{show_value(value)} is not a list")
     count = None if arguments[1] is Ellipsis else len(arguments)
     if not value or count not in (None, len(value)):
-        raise Mismatch(f"{show_value(value)} must have {count or 'at least 1'} item{'s' if count else ''}")
+        raise Mismatch(
+            f"{show_value(value)} must have {count or 'at least 1'} item{'s' if count else ''}"
+        )
     try:
         return tuple(from_value(arguments[0], item) for item in value)
     except Mismatch as mismatch:
@@ -334,4 +364,8 @@ def _within(bounds: Bounds, value: float) -> float:
 def _limits(bounds: Bounds) -> str:
     if bounds.above is not None:
         return f"above {bounds.above:g}"
-    return f"at least {bounds.low:g}" if bounds.high is None else f"between {bounds.low:g} and {bounds.high:g}"
+    return (
+        f"at least {bounds.low:g}"
+        if bounds.high is None
+        else f"between {bounds.low:g} and {bounds.high:g}"
+    )

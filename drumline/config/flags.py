@@ -1,7 +1,8 @@
-"""One source of settings (flags, file, environment, task) as a checked `Layer`, and the command line of every verb.
+"""One source of settings (flags, file, environment, task) as a checked `Layer`, and the command
+line of every verb.
 
-All problems are collected, so that they are reported at once. That is why the parser is not a library: argparse and
-tyro both stop at the first mistake.
+All problems are collected, so that they are reported at once. That is why the parser is not a
+library: argparse and tyro both stop at the first mistake.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ SCHEMA_DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for a setting, and where it comes from: `--optim.lr`, `run.toml:3`, `DATASET_DIR`, `MyTask.defaults`."""
+    """A value for a setting, and where it comes from: `--optim.lr`, `run.toml:3`, `DATASET_DIR`,
+    `MyTask.defaults`."""
 
     path: str
     value: Any
     where: str
     is_text: bool = False
-    """Given as a command-line string, by a flag or variable that names the setting. The value of a task's own setting
-    that was given by its name alone is True, until its type is known."""
+    """Given as a command-line string, by a flag or variable that names the setting. The value of a
+    task's own setting that was given by its name alone is True, until its type is known."""
 
     def coerced(self, annotation: Any) -> Setting:
         """The same, with a value of the right type; raises Mismatch with the whole message."""
@@ -69,10 +71,14 @@ class Layer:
 
 
 def check_layer(
-    given: Iterable[Setting], *, besides: Collection[str] = (), problems: Iterable[str] = (), broken: Iterable[str] = ()
+    given: Iterable[Setting],
+    *,
+    besides: Collection[str] = (),
+    problems: Iterable[str] = (),
+    broken: Iterable[str] = (),
 ) -> Layer:
-    """Check names, types and bounds. `besides`: other names that may have been meant. `problems` and
-    `broken`: what was found before."""
+    """Check names, types and bounds. `besides`: other names that may have been meant. `problems`
+    and `broken`: what was found before."""
     settings: dict[str, Setting] = {}
     problems = list(problems)
     broken = set(broken)
@@ -95,7 +101,8 @@ def evidence(settings: Iterable[Setting]) -> str:
 
 
 def _options_apart(given: Iterable[Setting]) -> Iterator[Setting]:
-    """A table of options becomes one setting per option, so that layers can differ in some of them."""
+    """A table of options becomes one setting per option, so that layers can differ in some of
+    them."""
     for setting in given:
         field = FIELDS.get(setting.path)
         if field is not None and field.is_table and isinstance(setting.value, Mapping):
@@ -118,7 +125,8 @@ def _annotation(setting: Setting, besides: Collection[str]) -> Any:
 # The command line: `--a.b value`, `--a.b=value`, `--a.b` and `--no-a.b` for true and false
 
 FlagTable = Mapping[str, tuple[Any, str, str]]
-"""A verb's own flags: the type of each, the placeholder for its value in the help, and its help text."""
+"""A verb's own flags: the type of each, the placeholder for its value in the help, and its help
+text."""
 NO_FLAGS: FlagTable = MappingProxyType({})
 REPEATED = list[str]
 """The type of a flag that may be given several times: its value is the list of texts."""
@@ -138,18 +146,25 @@ class Flags:
 
 
 def read_flags(
-    argv: Sequence[str], own: FlagTable = NO_FLAGS, *, max_positional: int = 0, no_settings: str | None = None
+    argv: Sequence[str],
+    own: FlagTable = NO_FLAGS,
+    *,
+    max_positional: int = 0,
+    no_settings: str | None = None,
 ) -> Flags:
     """Parse a command line; never raises, problems are kept in `layer`.
 
-    `no_settings`: for a verb that takes no settings of a run, the end of the message about one that is given.
+    `no_settings`: for a verb that takes no settings of a run, the end of the message about one that
+    is given.
     """
     reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in own.items()})
     while reader.tokens:
         reader.take_one()
     settings = [setting for path, setting in reader.given.items() if path not in own]
     unexpected = reader.positional[max_positional:]
-    problems = [f"{token!r}: unexpected argument; a flag is given as --name value" for token in unexpected]
+    problems = [
+        f"{token!r}: unexpected argument; a flag is given as --name value" for token in unexpected
+    ]
     problems += reader.problems
     if no_settings is not None:
         problems += [_not_a_flag(setting, own, no_settings) for setting in settings]
@@ -223,7 +238,9 @@ class _FlagReader:
             return
         before = self.given.setdefault(path, setting)
         if before.value != setting.value:
-            raise Mismatch(f"{setting.where}: given twice, as {before.value!r} and as {setting.value!r}")
+            raise Mismatch(
+                f"{setting.where}: given twice, as {before.value!r} and as {setting.value!r}"
+            )
         if path in self.own:
             self.own_values[path] = setting.coerced(self.own[path]).value
 

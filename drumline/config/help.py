@@ -1,4 +1,5 @@
-"""The text of `--help`: a verb's own flags, and for `drumline train` every setting with its type, default and doc."""
+"""The text of `--help`: a verb's own flags, and for `drumline train` every setting with its type,
+default and doc."""
 
 from __future__ import annotations
 
@@ -39,15 +40,21 @@ def render_help(
     task_defaults: Mapping[str, Any] = NO_DEFAULTS,
     own: Mapping[str, tuple[Field, str]] = NO_OWN,
 ) -> str:
-    """The tasks and all settings, as plain text; `task_defaults` are shown in place of the schema's, as `task`'s.
-    `own`: the task's own settings, each with its doc."""
+    """The tasks and all settings, as plain text; `task_defaults` are shown in place of the
+    schema's, as `task`'s. `own`: the task's own settings, each with its doc."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     texts = field_docs()
     blocks = ["\n".join([_title("tasks", bold), *_tasks(width)])]
     blocks.append("\n".join([_title("settings", bold), *_wrapped(GRAMMAR, width, indent=2)]))
     if own:
         entries = [
-            render_entry(f"--{path}", describe_type(field.annotation), doc, default=_shown(field.default), width=width)
+            render_entry(
+                f"--{path}",
+                describe_type(field.annotation),
+                doc,
+                default=_shown(field.default),
+                width=width,
+            )
             for path, (field, doc) in own.items()
         ]
         blocks.append("\n".join([f"{_title(TASK_SECTION, bold)}  Settings of {task}.", *entries]))
@@ -63,7 +70,8 @@ def render_help(
 
 
 def field_docs() -> dict[str, str]:
-    """The docstring under each setting, as one line. Python does not keep these, so the source is parsed."""
+    """The docstring under each setting, as one line. Python does not keep these, so the source is
+    parsed."""
     docs: dict[str, str] = {}
     section_of = {cls.__name__: section for section, cls in SECTIONS.items()}
     for node in ast.parse(inspect.getsource(schema)).body:
@@ -77,7 +85,9 @@ def task_docs(task: type[Any]) -> dict[str, str]:
     docs: dict[str, str] = {}
     for cls in reversed(task.__mro__):
         with contextlib.suppress(OSError, TypeError):  # there is no source
-            docs |= _docs_in(ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0], TASK_SECTION)
+            docs |= _docs_in(
+                ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0], TASK_SECTION
+            )
     return docs
 
 
@@ -85,12 +95,16 @@ def _docs_in(node: ast.stmt, section: str) -> dict[str, str]:
     docs = {}
     for setting, doc in itertools.pairwise(getattr(node, "body", ())):
         match setting, doc:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 docs[f"{section}.{name}"] = " ".join(text.split())
     return docs
 
 
-def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None, width: int = 80) -> str:
+def render_entry(
+    flag: str, takes: str, doc: str, *, default: str | None = None, width: int = 80
+) -> str:
     """One flag: a line with what it takes, and its doc below."""
     head = f"  {flag}  {takes}".rstrip() + ("" if default is None else f"  [{default}]")
     if len(head) > width:  # what does not fit beside the flag goes below it, in one piece
@@ -105,7 +119,10 @@ def render_flags(groups: Mapping[str, FlagTable]) -> str:
     width = max(MIN_WIDTH, min(shutil.get_terminal_size().columns, MAX_WIDTH))
     blocks = []
     for title, flags in groups.items():
-        entries = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in flags.items()]
+        entries = [
+            render_entry(f"--{name}", takes, doc, width=width)
+            for name, (_, takes, doc) in flags.items()
+        ]
         blocks.append("\n".join([*textwrap.wrap(title, width), *entries]))
     return "\n\n".join(blocks) + "\n"
 
@@ -128,7 +145,11 @@ def _tasks(width: int) -> Iterator[str]:
 
 def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> str:
     prefix = f"{path}."
-    options = {key.removeprefix(prefix): task_defaults[key] for key in task_defaults if key.startswith(prefix)}
+    options = {
+        key.removeprefix(prefix): task_defaults[key]
+        for key in task_defaults
+        if key.startswith(prefix)
+    }
     if path in task_defaults or options:
         return f"{task or 'task'}: {_shown(options or task_defaults[path])}"
     return _shown(FIELDS[path].default)
@@ -145,4 +166,6 @@ def _shown(value: Any) -> str:
 
 def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
     margin = " " * indent
-    return textwrap.wrap(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )

@@ -1,6 +1,7 @@
 """The default settings of the built-in tasks.
 
-Here and not in `tasks/`, so that the config of such a run is resolved and checked before torch is imported.
+Here and not in `tasks/`, so that the config of such a run is resolved and checked before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "synthetic": Preset(
         "MiniResNet on synthetic images, to measure speed and test a cluster",
-        {"model.name": "mini_resnet", "data.name": "synthetic_images", "train.batch_size": 64, "train.epochs": 2},
+        {
+            "model.name": "mini_resnet",
+            "data.name": "synthetic_images",
+            "train.batch_size": 64,
+            "train.epochs": 2,
+        },
     ),
 }

@@ -1,7 +1,9 @@
-"""From all sources of settings to one Config: flags > file > environment > the task's defaults > the schema's.
+"""From all sources of settings to one Config: flags > file > environment > the task's defaults >
+the schema's.
 
-Two stages, because a task of the user's own imports torch: `check_layers` finds what can be found before that,
-`resolve` adds the task's defaults and finds the rest. Both raise one ConfigError that lists every problem.
+Two stages, because a task of the user's own imports torch: `check_layers` finds what can be found
+before that, `resolve` adds the task's defaults and finds the rest. Both raise one ConfigError that
+lists every problem.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from drumline.config.setting_rules import EXCLUSIVE_PAIRS, broken_rules, pairs_g
 from drumline.config.task_fields import check_task_settings, name_in_task
 
 DATASET_DIR = "DATASET_DIR"
-DEFAULTS = Layer({path: Setting(path, field.default, SCHEMA_DEFAULT) for path, field in FIELDS.items()})
+DEFAULTS = Layer(
+    {path: Setting(path, field.default, SCHEMA_DEFAULT) for path, field in FIELDS.items()}
+)
 NEXT_STEP = "`drumline train --help` lists every setting with its type, bounds and default"
 
 
@@ -32,8 +36,11 @@ class Layers(NamedTuple):
     environment: Layer
 
 
-def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[str, str]) -> Layers:
-    """Read every source of settings but the task; never raises: `check_layers` or `resolve` reports all problems."""
+def read_layers(
+    flags: Flags, *, config_file: Path | None, environment: Mapping[str, str]
+) -> Layers:
+    """Read every source of settings but the task; never raises: `check_layers` or `resolve` reports
+    all problems."""
     file = Layer({}) if config_file is None else read_config_file(config_file)
     folder = environment.get(DATASET_DIR)  # an empty variable counts as not set
     variables = [Setting("data.dir", folder, where=DATASET_DIR, is_text=True)] if folder else []
@@ -41,7 +48,8 @@ def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[
 
 
 def check_layers(layers: Layers) -> None:
-    """Stage 1, before the user's code is imported: report mistakes that do not depend on the task's defaults."""
+    """Stage 1, before the user's code is imported: report mistakes that do not depend on the task's
+    defaults."""
     _raise_problems(layers, _settle(layers))
 
 
@@ -52,10 +60,14 @@ def resolve(
     task: str = "task",
     task_fields: Mapping[str, Field] = MappingProxyType({}),
 ) -> Config:
-    """Stage 2: the config of the run. `task` names the task in messages about its defaults; `task_fields`: its own
-    settings."""
-    of_task = check_layer(Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items())
-    own = Layer({path: Setting(path, field.default, where=task) for path, field in task_fields.items()})
+    """Stage 2: the config of the run. `task` names the task in messages about its defaults;
+    `task_fields`: its own settings."""
+    of_task = check_layer(
+        Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items()
+    )
+    own = Layer(
+        {path: Setting(path, field.default, where=task) for path, field in task_fields.items()}
+    )
     given = [*layers, of_task, own]
     if any(path.startswith(f"{TASK_SECTION}.") for layer in given for path in layer.settings):
         given = [check_task_settings(layer, task_fields, task=task) for layer in given]
@@ -68,7 +80,9 @@ def resolve(
 def check_section(section: str, values: Any) -> None:
     """Check the values of a section that was made in Python."""
     where = type(values).__name__
-    given = check_layer(Setting(f"{section}.{name}", value, where) for name, value in vars(values).items())
+    given = check_layer(
+        Setting(f"{section}.{name}", value, where) for name, value in vars(values).items()
+    )
     _raise_problems([given], given.settings)
 
 
@@ -103,4 +117,6 @@ def _build(settled: Mapping[str, Setting], task: Mapping[str, Any]) -> Config:
         options = sorted(option for option in settled if option.startswith(f"{path}."))
         table = {option.removeprefix(f"{path}."): settled[option].value for option in options}
         values[section][name] = table if field.is_table else settled[path].value
-    return Config(**{section: cls(**values[section]) for section, cls in SECTIONS.items()}, task=task)
+    return Config(
+        **{section: cls(**values[section]) for section, cls in SECTIONS.items()}, task=task
+    )

@@ -1,4 +1,5 @@
-"""Settings that are valid one by one, but not together: the rules, and a message for each that is broken."""
+"""Settings that are valid one by one, but not together: the rules, and a message for each that is
+broken."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def always(fix: str) -> Callable[..., str]:
 
 
 def excluded_together(conditions: str, message: str, fix: str) -> Rule:
-    """Broken when all conditions hold: `SETTING = VALUE | VALUE` or `SETTING != VALUE`, with commas between them."""
+    """Broken when all conditions hold: `SETTING = VALUE | VALUE` or `SETTING != VALUE`, with commas
+    between them."""
     parts = [condition.split(" ", 2) for condition in conditions.split(", ")]
     wanted = [(operator == "=", values.split(" | ")) for _, operator, values in parts]
 
@@ -52,8 +54,12 @@ def excluded_together(conditions: str, message: str, fix: str) -> Rule:
     return Rule(tuple(path for path, _, _ in parts), is_broken, message, always(fix))
 
 
-EXCLUSIVE_PAIRS = (("train.batch_size", "train.batch_size_per_rank"), ("train.epochs", "train.steps"))
-"""Two settings for one thing. The one from the layer with the higher precedence replaces the other."""
+EXCLUSIVE_PAIRS = (
+    ("train.batch_size", "train.batch_size_per_rank"),
+    ("train.epochs", "train.steps"),
+)
+"""Two settings for one thing. The one from the layer with the higher precedence replaces the
+other."""
 WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
 RULES = (
     excluded_together(
@@ -326,7 +332,9 @@ RULES = (
     ),
     Rule(
         ("dist.sync", "dist.sync_parts", "dist.sync_overlap"),
-        lambda sync, parts, overlap: (interval := sync_interval(sync) or 0) > 0 and overlap > interval // parts,
+        lambda sync, parts, overlap: (
+            (interval := sync_interval(sync) or 0) > 0 and overlap > interval // parts
+        ),
         "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts",
         lambda sync, parts, _: f"--dist.sync_overlap {(sync_interval(sync) or 0) // parts}",
     ),
@@ -346,7 +354,9 @@ RULES = (
         ("model.heads", "model.width", "model.name"),
         lambda heads, width, name: name == "gpt" and width % heads != 0,
         "the heads must divide the width",
-        lambda heads, width, _: f"--model.heads {math.gcd(heads, width)} or --model.width {heads * -(-width // heads)}",
+        lambda heads, width, _: (
+            f"--model.heads {math.gcd(heads, width)} or --model.width {heads * -(-width // heads)}"
+        ),
     ),
     Rule(
         ("watch.notice",),
@@ -372,22 +382,32 @@ RULES = (
 
 
 def pairs_given_together(strongest_first: Iterable[Layer]) -> dict[tuple[str, str], BrokenRule]:
-    """The exclusive pairs of which one layer sets both, unless a layer before it has decided about one of them."""
+    """The exclusive pairs of which one layer sets both, unless a layer before it has decided about
+    one of them."""
     decided: set[str] = set()
     broken = {}
     for layer in strongest_first:
         for pair in EXCLUSIVE_PAIRS:
-            undecided = [layer.settings[path] for path in pair if path in layer.settings and path not in decided]
+            undecided = [
+                layer.settings[path]
+                for path in pair
+                if path in layer.settings and path not in decided
+            ]
             values = [setting for setting in undecided if setting.value is not None]
             if len(values) == len(pair):
-                problem = f"{' and '.join(pair)} exclude each other, give one of them: {evidence(values)}"
+                problem = (
+                    f"{' and '.join(pair)} exclude each other, give one of them: {evidence(values)}"
+                )
                 broken[pair] = BrokenRule(problem, " or ".join(f"--{path} none" for path in pair))
         decided |= layer.settings.keys()
     return broken
 
 
-def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[BrokenRule]:
-    """Each broken rule. Rules with a field that has no value, or is in `besides`, are not checked."""
+def broken_rules(
+    settled: Mapping[str, Setting], *, besides: Collection[str]
+) -> Iterator[BrokenRule]:
+    """Each broken rule. Rules with a field that has no value, or is in `besides`, are not
+    checked."""
     for rule in RULES:
         if not all(path in settled and path not in besides for path in rule.fields):
             continue

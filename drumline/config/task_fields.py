@@ -1,6 +1,8 @@
-"""A task's own settings (`--task.NAME`): the annotated attributes with a default in the user's class.
+"""A task's own settings (`--task.NAME`): the annotated attributes with a default in the user's
+class.
 
-Flags and files hold them as they were given until the task is loaded, which imports torch; then they are checked here.
+Flags and files hold them as they were given until the task is loaded, which imports torch; then
+they are checked here.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ HOW_TO_DECLARE = (
 
 
 def task_fields(task: type[Any], base: type[Any]) -> dict[str, Field]:
-    """The settings of a task by path, those that it inherits first. Names of `base`, which is Drumline's, names with an
-    underscore and other types are no settings."""
+    """The settings of a task by path, those that it inherits first. Names of `base`, which is
+    Drumline's, names with an underscore and other types are no settings."""
     fields = {}
     taken = {*dir(base), *_annotations(base), "config"}
     for cls in reversed(task.__mro__):
@@ -98,7 +100,8 @@ def _annotations(cls: type[Any]) -> dict[str, Any]:
 
 
 def _evaluated(annotation: Any, cls: type[Any]) -> Any:
-    """The type that an annotation names. Not by get_type_hints, which fails for all if one is unknown at run time."""
+    """The type that an annotation names. Not by get_type_hints, which fails for all if one is
+    unknown at run time."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -114,7 +117,9 @@ def _is_setting_type(annotation: Any) -> bool:
         return isinstance(arguments[1], Bounds) and _is_setting_type(arguments[0])
     if kind in UNIONS:
         inner = [argument for argument in arguments if argument is not NoneType]
-        is_scalar = len(inner) == len(arguments) and all(argument in PLAIN_TYPES for argument in inner)
+        is_scalar = len(inner) == len(arguments) and all(
+            argument in PLAIN_TYPES for argument in inner
+        )
         return is_scalar or (len(inner) == 1 and _is_setting_type(inner[0]))
     if kind is Literal:
         return all(isinstance(argument, str) for argument in arguments)

@@ -1,5 +1,5 @@
-"""Data from an object store, copied once to this machine's disk: what is there already is not fetched again, what
-changed is, and an incomplete copy is never used."""
+"""Data from an object store, copied once to this machine's disk: what is there already is not
+fetched again, what changed is, and an incomplete copy is never used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ MOST_RECORD_BYTES = 1 << 30
 Objects = Mapping[str, tuple[int, str]]
 """The size and the tag of each object that the store has."""
 Record = dict[str, list[object]]
-"""Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the file was written."""
+"""Of each object that was fetched: its size, the store's tag, the blake3 checksum, and when the
+file was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,9 @@ class BucketCopy:
             raise DataError(f"data.dir: {error.what}", next_step=error.next_step) from error
         except OSError as error:
             what = f"data.dir: {self.url} cannot be copied to {self._place}: {error.strerror}"
-            raise DataError(what, next_step="check that folder, or give another with --data.cache") from error
+            raise DataError(
+                what, next_step="check that folder, or give another with --data.cache"
+            ) from error
 
     def _update(self, store: ObjectStore) -> None:
         wanted = self._wait(in_background(store.tags))
@@ -78,7 +81,11 @@ class BucketCopy:
             step = "name the folder that holds the data, as in s3://bucket/folder: a single object is not copied"
             raise DataError(what, next_step=step)
         record = self._record()
-        record = {name: record[name] for name in wanted if name in record and self._is_here(name, record, wanted)}
+        record = {
+            name: record[name]
+            for name in wanted
+            if name in record and self._is_here(name, record, wanted)
+        }
         self._remove_others(wanted)
         missing = [name for name in wanted if name not in record]
         total = sum(wanted[name][0] for name in missing)
@@ -93,7 +100,9 @@ class BucketCopy:
             self.report(f"copying {amount} from {self.url} to {self.folder}")
             self._fetch(store, missing, wanted, record)
 
-    def _fetch(self, store: ObjectStore, names: Sequence[str], wanted: Objects, record: Record) -> None:
+    def _fetch(
+        self, store: ObjectStore, names: Sequence[str], wanted: Objects, record: Record
+    ) -> None:
         def fetch(name: str) -> tuple[str, int]:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +112,9 @@ class BucketCopy:
         written_at = time.monotonic()
         try:
             for start in range(0, len(names), NUM_SUBMITTED):
-                futures = {name: pool.submit(fetch, name) for name in names[start : start + NUM_SUBMITTED]}
+                futures = {
+                    name: pool.submit(fetch, name) for name in names[start : start + NUM_SUBMITTED]
+                }
                 for name, future in futures.items():
                     record[name] = [*wanted[name], *self._wait(future)]
                     if time.monotonic() - written_at > RECORD_EVERY_S:
@@ -142,11 +153,15 @@ class BucketCopy:
     def _record(self) -> Record:
         """Empty if there is none that can be read: then everything is fetched."""
         try:
-            found = parse_json(read_regular(self._place / "record.json", most=MOST_RECORD_BYTES).decode())
+            found = parse_json(
+                read_regular(self._place / "record.json", most=MOST_RECORD_BYTES).decode()
+            )
         except (OSError, ValueError):
             return {}
         entries = found.items() if isinstance(found, dict) else ()
-        return {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 4}
+        return {
+            name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 4
+        }
 
     def _write(self, record: Record) -> None:
         replace_text(self._place / "record.json", json.dumps(record))
@@ -161,7 +176,9 @@ class BucketCopy:
                     break
                 except BlockingIOError:
                     if attempt == 0:
-                        self.report(f"waiting for another process that copies {self.url} on this machine")
+                        self.report(
+                            f"waiting for another process that copies {self.url} on this machine"
+                        )
                     self.alive()
                     time.sleep(POLL_S)
             yield

@@ -1,8 +1,9 @@
 """CIFAR-10, read without executing anything in its files.
 
-Its python version is distributed as pickles, and a pickle is a program: it may call any function, or allocate any
-amount of memory. `pickletools` of the standard library splits it into opcodes without running them. Of these the pixels
-and the labels are taken, in the order of the file; opcodes and names that CIFAR-10's files do not have are refused.
+Its python version is distributed as pickles, and a pickle is a program: it may call any function,
+or allocate any amount of memory. `pickletools` of the standard library splits it into opcodes
+without running them. Of these the pixels and the labels are taken, in the order of the file;
+opcodes and names that CIFAR-10's files do not have are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,19 @@ _INTEGERS = ("BININT1", "BININT2", "BININT", "LONG1")
 _TEXTS = ("SHORT_BINSTRING", "BINSTRING")
 # Those that Python 2 wrote.
 _OPCODES = {
-    *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "NONE", "NEWTRUE", "NEWFALSE", *_INTEGERS, *_TEXTS),
+    *(
+        "PROTO",
+        "STOP",
+        "MARK",
+        "GLOBAL",
+        "REDUCE",
+        "BUILD",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        *_INTEGERS,
+        *_TEXTS,
+    ),
     *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "EMPTY_LIST", "APPEND", "APPENDS"),
     *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
 }
@@ -43,8 +56,9 @@ _NAMES = ("numpy ndarray", "numpy dtype", "numpy.core.multiarray _reconstruct")
 
 
 def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
-    """CIFAR-10 in its python or binary version: 50,000 + 10,000 images of [3, 32, 32]. `dir` is the folder of its
-    files, or the one above. Augmentation: the usual crop with a border of 4 pixels, and mirroring."""
+    """CIFAR-10 in its python or binary version: 50,000 + 10,000 images of [3, 32, 32]. `dir` is the
+    folder of its files, or the one above. Augmentation: the usual crop with a border of 4 pixels,
+    and mirroring."""
     if dir is None:
         raise DataError("cifar10 needs --data.dir, which is not set", next_step=_NEXT_STEP)
     folder, suffix = _find_cifar10(Path(dir))
@@ -56,16 +70,22 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
         num_classes=10,
         # Statistics of the training images: red, green and blue.
         prepare=Preparation(
-            mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4 if augment else 0, flip=augment
+            mean=(125.3, 123.0, 113.9),
+            std=(63.0, 62.1, 66.7),
+            padding=4 if augment else 0,
+            flip=augment,
         ),
     )
 
 
 def _find_cifar10(folder: Path) -> tuple[Path, str]:
-    """The folder with the files, and the suffix of their names: none in the python version, `.bin` in the binary."""
+    """The folder with the files, and the suffix of their names: none in the python version, `.bin`
+    in the binary."""
     for candidate in (folder, folder / _PYTHON_FOLDER, folder / _BINARY_FOLDER):
         for suffix in ("", ".bin"):
-            if any((candidate / f"{name}{suffix}").is_file() for name in (*_TRAIN_FILES, *_EVAL_FILES)):
+            if any(
+                (candidate / f"{name}{suffix}").is_file() for name in (*_TRAIN_FILES, *_EVAL_FILES)
+            ):
                 return candidate, suffix
     raise DataError(
         f"there is no CIFAR-10 in {folder}: expected {_PYTHON_FOLDER}/data_batch_1 or "
@@ -76,7 +96,9 @@ def _find_cifar10(folder: Path) -> tuple[Path, str]:
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if not path.is_file():
-        raise DataError(f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP)
+        raise DataError(
+            f"{path} is missing; other files of CIFAR-10 are there", next_step=_NEXT_STEP
+        )
     if path.suffix == ".bin":
         size = path.stat().st_size
         record = 1 + _PIXELS
@@ -94,7 +116,8 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The pixels are the longest text in the file, the labels are the integers after the name `labels`."""
+    """The pixels are the longest text in the file, the labels are the integers after the name
+    `labels`."""
     name = ""
     pixels = ""
     is_fortran = False
@@ -114,7 +137,9 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
                 pixels = max(pixels, argument, key=len)
             elif opcode.name in _INTEGERS and name == "labels":
                 labels.append(argument)
-            elif opcode.name == "NEWTRUE":  # the only one that an array has: it is in Fortran's order of memory
+            elif (
+                opcode.name == "NEWTRUE"
+            ):  # the only one that an array has: it is in Fortran's order of memory
                 is_fortran = True
         numbers = np.array(labels, dtype=np.int64)  # OverflowError for one of 255 bytes
     except DataError:
@@ -124,7 +149,9 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
             f"{path} is damaged or not a pickled batch of images ({type(error).__name__}: {error})",
             next_step="download the file again and compare its checksum",
         ) from error
-    count, rest = divmod(len(pixels), _PIXELS)  # pickletools gives bytes of Python 2 as text of the same length
+    count, rest = divmod(
+        len(pixels), _PIXELS
+    )  # pickletools gives bytes of Python 2 as text of the same length
     if rest or not 0 < count == len(labels):
         found = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
         raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {found}")

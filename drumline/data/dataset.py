@@ -1,12 +1,13 @@
 """The kinds of datasets, and how a batch is made from each.
 
-A dataset gives whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples one after another
-(a stream). The built-in ones make whole batches, because a Python call per sample would limit a fast step, and in two
-parts (`TwoPartDataset`), so that the second part runs on the device.
+A dataset gives whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples
+one after another (a stream). The built-in ones make whole batches, because a Python call per sample
+would limit a fast step, and in two parts (`TwoPartDataset`), so that the second part runs on the
+device.
 
-A batch (`BatchMaker`) depends only on the request and the seed. For samples by index the global generators of torch,
-numpy and `random` are seeded from (seed, epoch, index) before each, so that an augmentation that uses them is the same
-on any rank and in any worker.
+A batch (`BatchMaker`) depends only on the request and the seed. For samples by index the global
+generators of torch, numpy and `random` are seeded from (seed, epoch, index) before each, so that an
+augmentation that uses them is the same on any rank and in any worker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from drumline.base.errors import DataError, UsageError
 from drumline.data.draws import Draws, permute
@@ -41,7 +49,8 @@ class BatchDataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> Any:
-        """The samples at these indices as collated tensors. Take randomness from `draws`; None: evaluation."""
+        """The samples at these indices as collated tensors. Take randomness from `draws`; None:
+        evaluation."""
 
 
 class PartialBatch(NamedTuple):
@@ -52,17 +61,17 @@ class PartialBatch(NamedTuple):
 
 
 class TwoPartDataset(ABC):
-    """A BatchDataset whose batches are made in two parts: gathered on the host (in the training process or a worker),
-    and finished on the device. On the CPU the same code runs. With `--data.resident` all rows are gathered once, and
-    stay on the device."""
+    """A BatchDataset whose batches are made in two parts: gathered on the host (in the training
+    process or a worker), and finished on the device. On the CPU the same code runs. With
+    `--data.resident` all rows are gathered once, and stay on the device."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Any:
-        """The samples at these indices as they are stored: tensors on the CPU, or a tuple, list or dict of them, with a
-        row for each sample. `pinned`: preferably in page-locked memory."""
+        """The samples at these indices as they are stored: tensors on the CPU, or a tuple, list or
+        dict of them, with a row for each sample. `pinned`: preferably in page-locked memory."""
 
     def choose(self, draws: Draws | None) -> Any:
         """The random choices for these samples, as small tensors on the CPU. None: evaluation."""
@@ -70,7 +79,8 @@ class TwoPartDataset(ABC):
 
     @abstractmethod
     def finish(self, rows: Any, choices: Any) -> Any:
-        """The batch: torch operations on the device of the rows and choices, which must not wait for it."""
+        """The batch: torch operations on the device of the rows and choices, which must not wait
+        for it."""
 
     def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> Any:
         """Both parts at once."""
@@ -78,14 +88,14 @@ class TwoPartDataset(ABC):
 
 
 def is_in_two_parts(dataset: object) -> bool:
-    """Whether its batches may be gathered on the host and finished on the device. Not if a subclass overrides `batch`,
-    which then defines its batches."""
+    """Whether its batches may be gathered on the host and finished on the device. Not if a subclass
+    overrides `batch`, which then defines its batches."""
     return isinstance(dataset, TwoPartDataset) and type(dataset).batch is TwoPartDataset.batch
 
 
 def makes_batches(dataset: object) -> bool:
-    """Whether it is a BatchDataset: `batch` must be a method, not an attribute. That of Hugging Face's datasets, which
-    takes a `batch_size`, makes another dataset."""
+    """Whether it is a BatchDataset: `batch` must be a method, not an attribute. That of Hugging
+    Face's datasets, which takes a `batch_size`, makes another dataset."""
     if not isinstance(dataset, BatchDataset) or not callable(dataset.batch):
         return False
     return "batch_size" not in inspect.signature(dataset.batch).parameters
@@ -105,7 +115,9 @@ def checked_length(dataset: Any) -> int:
         )
     length = len(dataset)
     if length == 0:
-        raise DataError(f"the dataset {name} is empty", next_step="check the path and the split it reads")
+        raise DataError(
+            f"the dataset {name} is empty", next_step="check the path and the split it reads"
+        )
     return length
 
 
@@ -113,7 +125,9 @@ def is_stream(dataset: object) -> bool:
     """Whether its samples can only be read one after another."""
     if isinstance(dataset, IterableDataset):
         return True
-    return hasattr(type(dataset), "__iter__") and not (makes_batches(dataset) or _has_getitem(dataset))
+    return hasattr(type(dataset), "__iter__") and not (
+        makes_batches(dataset) or _has_getitem(dataset)
+    )
 
 
 def is_resumable(stream: object) -> bool:
@@ -142,10 +156,11 @@ def _has_getitem(dataset: object) -> bool:
 
 
 def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
-    """The rows at these indices, in a single copy, from an array in memory or mapped from a file. `pinned`: in
-    page-locked memory, which torch reuses when the copy to the device is done."""
+    """The rows at these indices, in a single copy, from an array in memory or mapped from a file.
+    `pinned`: in page-locked memory, which torch reuses when the copy to the device is done."""
     if not (pinned or (_sends_rows() and array.dtype.isnative)):
-        # Not array[indices], which may change the stride of an axis of size 1: kernels are chosen by strides.
+        # Not array[indices], which may change the stride of an axis of size 1: kernels are chosen
+        # by strides.
         return _native(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
         raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
@@ -157,8 +172,9 @@ def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool
 
 
 def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = False) -> Tensor:
-    """Memory for a batch that is not copied again on the host before it is sent to the device. In a worker for
-    a GPU it is shared memory, which the training process maps; `pinned`: page-locked memory."""
+    """Memory for a batch that is not copied again on the host before it is sent to the device. In a
+    worker for a GPU it is shared memory, which the training process maps; `pinned`: page-locked
+    memory."""
     if not _sends_rows() or not (num_bytes := math.prod(shape) * kind.itemsize):
         return torch.empty(shape, dtype=kind, pin_memory=pinned)
     # As torch's default_collate does.
@@ -167,18 +183,26 @@ def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = Fals
 
 
 def _sends_rows() -> bool:
-    """Whether this is a worker that sends rows as they are; on the CPU it makes the whole batch of them first."""
+    """Whether this is a worker that sends rows as they are; on the CPU it makes the whole batch of
+    them first."""
     worker = get_worker_info()
-    return worker is not None and isinstance(worker.dataset, BatchMaker) and worker.dataset.defers_finish
+    return (
+        worker is not None
+        and isinstance(worker.dataset, BatchMaker)
+        and worker.dataset.defers_finish
+    )
 
 
 def _native(rows: NDArray[Any]) -> Tensor:
     """As a tensor, in this machine's byte order."""
-    return torch.from_numpy(rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("=")))
+    return torch.from_numpy(
+        rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
+    )
 
 
 class BatchRequest(NamedTuple):
-    """Positions [low, high) of an epoch: shuffled and augmented for training, in order for evaluation."""
+    """Positions [low, high) of an epoch: shuffled and augmented for training, in order for
+    evaluation."""
 
     epoch: int
     low: int
@@ -187,8 +211,9 @@ class BatchRequest(NamedTuple):
 
 
 class BatchMaker(Dataset[Any]):
-    """`maker[request]` is a batch. For a `TwoPartDataset` and with `defer_finish` it is only the first part, from which
-    `finish` makes the batch; `pinned`: whether that part is in page-locked memory."""
+    """`maker[request]` is a batch. For a `TwoPartDataset` and with `defer_finish` it is only the
+    first part, from which `finish` makes the batch; `pinned`: whether that part is in page-locked
+    memory."""
 
     def __init__(
         self,
@@ -223,7 +248,10 @@ class BatchMaker(Dataset[Any]):
         with restored_generators():
             seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
             return self._collate(
-                [self._sample(index, seed) for index, seed in zip(indices.tolist(), seeds, strict=True)]
+                [
+                    self._sample(index, seed)
+                    for index, seed in zip(indices.tolist(), seeds, strict=True)
+                ]
             )
 
     def finish(self, made: Any) -> Any:
@@ -259,20 +287,24 @@ def restored_generators() -> Iterator[None]:
 
 
 def fingerprint(dataset: Any) -> str:
-    """The same text on every rank that has the same dataset; ranks compare it before the first step.
+    """The same text on every rank that has the same dataset; ranks compare it before the first
+    step.
 
-    It has the number of samples, and a hash of a few of them. A stream is not read for this: it has only its type.
+    It has the number of samples, and a hash of a few of them. A stream is not read for this: it has
+    only its type.
     """
     if is_stream(dataset):
-        return f"a {'resumable ' if is_resumable(dataset) else ''}stream, {type(dataset).__qualname__}"
+        return (
+            f"a {'resumable ' if is_resumable(dataset) else ''}stream, {type(dataset).__qualname__}"
+        )
     maker = BatchMaker(dataset, seed=0, collate=lambda samples: samples)
     spread = np.linspace(0, maker.length - 1, num=min(_NUM_COMPARED, maker.length)).astype(np.int64)
     digest = hashlib.blake2b(digest_size=8)
     for index in spread.tolist():
         request = BatchRequest(0, index, index + 1, shuffled=False)
         first, second = (content_hash(maker[request]) for _ in range(2))
-        # A sample that is not the same twice (from a generator that the dataset keeps) is left out: ranks with the same
-        # dataset must not be reported as different.
+        # A sample that is not the same twice (from a generator that the dataset keeps) is left out:
+        # ranks with the same dataset must not be reported as different.
         digest.update(first if first == second else b"")
     return f"{maker.length} samples, {digest.hexdigest()}"
 

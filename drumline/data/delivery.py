@@ -1,11 +1,13 @@
-"""Copies batches to the device ahead of the step that needs them, or picks them from data that stays there.
+"""Copies batches to the device ahead of the step that needs them, or picks them from data that
+stays there.
 
-On a GPU two batches are kept ahead: their copies and their second part (`finish`) run on a separate CUDA stream, in
-parallel with the step. There is no thread: the next batch is made when one is taken, while the device is still busy
-with the previous step. On the CPU nothing is made ahead and nothing is copied.
+On a GPU two batches are kept ahead: their copies and their second part (`finish`) run on a separate
+CUDA stream, in parallel with the step. There is no thread: the next batch is made when one is
+taken, while the device is still busy with the previous step. On the CPU nothing is made ahead and
+nothing is copied.
 
-With `--data.resident` all rows are gathered once, before the first step. A batch is then picked from them on the
-device, and only indices and random choices are copied.
+With `--data.resident` all rows are gathered once, before the first step. A batch is then picked
+from them on the device, and only indices and random choices are copied.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Delivery:
         return self._finish(to_device(batch, self._device))
 
     def _send(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
-        """The batch, and the event of its arrival. None: it stays on the host until the consuming stream copies it."""
+        """The batch, and the event of its arrival. None: it stays on the host until the consuming
+        stream copies it."""
         if self._stream is not None and can_change_streams(batch):
             with torch.cuda.stream(self._stream):
                 delivered = self.deliver(batch)
@@ -73,8 +76,8 @@ class Delivery:
 
 
 def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> Iterator[Any]:
-    """`send(batch)` for each batch, `count` batches ahead of the one that is taken. An error ends the sequence, and is
-    raised when its own batch is due."""
+    """`send(batch)` for each batch, `count` batches ahead of the one that is taken. An error ends
+    the sequence, and is raised when its own batch is due."""
     waiting: deque[Any] = deque()
     error: Exception | None = None
     try:
@@ -106,7 +109,8 @@ def clone(batch: Any) -> Any:
 
 
 def can_change_streams(batch: Any) -> bool:
-    """Whether every tensor in it has `record_stream`: a user's object may not, or may hide a tensor."""
+    """Whether every tensor in it has `record_stream`: a user's object may not, or may hide a
+    tensor."""
     if hasattr(batch, "to"):
         return hasattr(batch, "record_stream")
     if isinstance(batch, tuple | list | Mapping):
@@ -122,7 +126,8 @@ def leaves(batch: Any) -> list[Any]:
 
 
 def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
-    """The same batch with `move` applied to every tensor, and to every other object that has the `method`."""
+    """The same batch with `move` applied to every tensor, and to every other object that has the
+    `method`."""
     if isinstance(batch, torch.Tensor) or hasattr(batch, method):
         return move(batch)
     if isinstance(batch, tuple | list):
@@ -133,9 +138,11 @@ def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
     return batch
 
 
-def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bool) -> tuple[Any, int]:
-    """The dataset with its rows on the device, and how many workers it still needs. On the CPU it is not changed: its
-    arrays are in memory."""
+def make_resident(
+    dataset: Any, device: torch.device, *, workers: int, warns: bool
+) -> tuple[Any, int]:
+    """The dataset with its rows on the device, and how many workers it still needs. On the CPU it
+    is not changed: its arrays are in memory."""
     if device.type == "cpu":
         return dataset, workers
     name = type(dataset).__name__
@@ -167,8 +174,13 @@ class ResidentDataset(TwoPartDataset):
         self._dataset = dataset
         first = dataset.gather(_FIRST)
         length = len(dataset)
-        held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
-        step = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))  # the host holds a part of the rows at a time
+        held = [
+            torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
+            for leaf in leaves(first)
+        ]
+        step = max(
+            1, _CHUNK_BYTES // max(1, _num_bytes(first))
+        )  # the host holds a part of the rows at a time
         for start in range(0, length, step):
             part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
             for whole, rows in zip(held, leaves(part), strict=True):
@@ -186,7 +198,9 @@ class ResidentDataset(TwoPartDataset):
         return self._dataset.choose(draws)
 
     def finish(self, rows: Tensor, choices: Any) -> Any:
-        picked = map_leaves(self._rows, lambda leaf: leaf.index_select(0, rows), method="index_select")
+        picked = map_leaves(
+            self._rows, lambda leaf: leaf.index_select(0, rows), method="index_select"
+        )
         return self._dataset.finish(picked, choices)
 
 

@@ -1,8 +1,8 @@
 """The random numbers of samples, and the order of an epoch.
 
-Both depend only on (seed, epoch, sample index), never on the rank or worker. A number is a hash of these, so a whole
-batch is drawn at once, in any order, and a checkpoint has nothing to save. The arithmetic is on integers modulo 2**64:
-the numbers are the same on every platform.
+Both depend only on (seed, epoch, sample index), never on the rank or worker. A number is a hash of
+these, so a whole batch is drawn at once, in any order, and a checkpoint has nothing to save. The
+arithmetic is on integers modulo 2**64: the numbers are the same on every platform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
-# The odd number nearest 2**64 divided by the golden ratio: its multiples are spread evenly over 64 bits.
+# The odd number nearest 2**64 divided by the golden ratio: its multiples are spread evenly over 64
+# bits.
 _GOLDEN = 0x9E3779B97F4A7C15
 # Multipliers and shifts of the splitmix64 finaliser, a bijection of 64-bit integers.
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -24,8 +25,9 @@ _SHIFTS = (30, 27, 31)
 _ARRAY_MULTIPLIERS = tuple(np.array(multiplier, dtype=np.uint64) for multiplier in _MULTIPLIERS)
 _ARRAY_SHIFTS = tuple(np.array(shift, dtype=np.uint64) for shift in _SHIFTS)
 _DROPPED_BITS = np.uint64(11)  # a float64 holds 53 of 64 bits
-# Pairs of Feistel rounds of a shuffle: the fewest that make every order of five samples about equally likely
-# (chi-square over 24,000 seeds; five pairs fail it). A pair takes about five microseconds per batch.
+# Pairs of Feistel rounds of a shuffle: the fewest that make every order of five samples about
+# equally likely (chi-square over 24,000 seeds; five pairs fail it). A pair takes about five
+# microseconds per batch.
 _ROUND_PAIRS = 6
 
 
@@ -47,8 +49,11 @@ class Draws:
         return _mix_in_place(starts[:, np.newaxis] + counters)
 
     def uniform(self, count: int, *, stream: int = 0) -> NDArray[np.float64]:
-        """Numbers in [0, 1), `count` for each sample; a different `stream` gives independent ones."""
-        kept: NDArray[np.float64] = (self.bits(count, stream=stream) >> _DROPPED_BITS).astype(np.float64)
+        """Numbers in [0, 1), `count` for each sample; a different `stream` gives independent
+        ones."""
+        kept: NDArray[np.float64] = (self.bits(count, stream=stream) >> _DROPPED_BITS).astype(
+            np.float64
+        )
         kept *= 2.0**-53
         return kept
 
@@ -76,19 +81,22 @@ def _mix_in_place(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return numbers
 
 
-def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The sample indices at these positions of the epoch's shuffled order: a bijection of [0, length).
+def permute(
+    positions: NDArray[np.int64], *, length: int, seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """The sample indices at these positions of the epoch's shuffled order: a bijection of [0,
+    length).
 
-    The order is not stored: each index is computed separately, so ranks and workers compute only the indices of their
-    own batch. A dataset of a billion samples costs three megabytes and a few milliseconds per epoch, not eight
-    gigabytes and minutes.
+    The order is not stored: each index is computed separately, so ranks and workers compute only
+    the indices of their own batch. A dataset of a billion samples costs three megabytes and a few
+    milliseconds per epoch, not eight gigabytes and minutes.
     """
     if positions.size == 0:
         return positions.copy()
     grid = _grid(length, seed, epoch)
     indices = _shuffle(positions, grid)
-    # The grid has up to sqrt(length) extra cells. A position that lands on one is shuffled again until it lands inside
-    # ("cycle walking"): a bijection of the grid becomes one of the positions.
+    # The grid has up to sqrt(length) extra cells. A position that lands on one is shuffled again
+    # until it lands inside ("cycle walking"): a bijection of the grid becomes one of the positions.
     while indices.max() >= length:
         outside = indices >= length
         indices[outside] = _shuffle(indices[outside], grid)
@@ -121,8 +129,8 @@ def _grid(length: int, seed: int, epoch: int) -> _Grid:
 
 
 def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
-    """Feistel rounds: a random number that depends on the column is added to the row (modulo the number of rows), then
-    the other way round. Each is a bijection of the grid."""
+    """Feistel rounds: a random number that depends on the column is added to the row (modulo the
+    number of rows), then the other way round. Each is a bijection of the grid."""
     row, column = np.divmod(cells, grid.columns)
     for row_shift, column_shift in zip(grid.row_shifts, grid.column_shifts, strict=True):
         row += row_shift[column]

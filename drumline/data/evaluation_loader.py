@@ -1,7 +1,9 @@
-"""Evaluation batches on the device: each sample exactly once over all ranks, in order, never augmented.
+"""Evaluation batches on the device: each sample exactly once over all ranks, in order, never
+augmented.
 
-The content of a batch does not depend on the world size, so sums over batches, added up by batch number, do not either.
-Every rank reads all of a stream, and keeps its own batches; their number is known after a complete pass.
+The content of a batch does not depend on the world size, so sums over batches, added up by batch
+number, do not either. Every rank reads all of a stream, and keeps its own batches; their number is
+known after a complete pass.
 """
 
 from __future__ import annotations
@@ -30,25 +32,30 @@ class EvaluationBatch(NamedTuple):
     number: int
     """Which one it is of the batches of all ranks."""
     size: int
-    """0: the batch does not count. It is the last one of a rank that has one batch fewer than others."""
+    """0: the batch does not count. It is the last one of a rank that has one batch fewer than
+    others."""
     data: Any
 
 
 class EvaluationLoader(ABC):
-    """This rank's evaluation batches: every `world_size`-th of all. A rank may have fewer than others, or none."""
+    """This rank's evaluation batches: every `world_size`-th of all. A rank may have fewer than
+    others, or none."""
 
     num_samples: int | None = None
     """The number of samples of all ranks; None: not known before a complete pass over a stream."""
     digest: str = ""
-    """A hash of the first sample of the latest pass over a stream. Other datasets are compared before step 1."""
+    """A hash of the first sample of the latest pass over a stream. Other datasets are compared
+    before step 1."""
     observer: LoaderObserver | None = None
-    """Notified while a user's loop iterates; the engine, which uses `numbered`, marks its own heartbeats."""
+    """Notified while a user's loop iterates; the engine, which uses `numbered`, marks its own
+    heartbeats."""
     _producer: BatchProducer
 
     def __init__(self, dataset: Any, sharding: Sharding) -> None:
         if sharding.batch_size < 1:
             raise UsageError(
-                f"evaluation batches cannot have {sharding.batch_size} samples", next_step="set it to 1 or more"
+                f"evaluation batches cannot have {sharding.batch_size} samples",
+                next_step="set it to 1 or more",
             )
         self._name = type(dataset).__name__
         self._sharding = sharding
@@ -66,8 +73,8 @@ class EvaluationLoader(ABC):
 
     @abstractmethod
     def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
-        """This rank's batches in order, with the number of each and its size. `padded`: the same number of them on
-        every rank, so that the last one may not count."""
+        """This rank's batches in order, with the number of each and its size. `padded`: the same
+        number of them on every rank, so that the last one may not count."""
 
     def __iter__(self) -> Iterator[Any]:
         """The same without numbers."""
@@ -83,9 +90,12 @@ class IndexedEvaluationLoader(EvaluationLoader):
 
     num_samples: int
 
-    def __init__(self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions) -> None:
+    def __init__(
+        self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions
+    ) -> None:
         super().__init__(dataset, sharding)
-        # The seed matters only for a dataset that is random even in evaluation: its samples are the same each time.
+        # The seed matters only for a dataset that is random even in evaluation: its samples are the
+        # same each time.
         maker = batch_maker_for(dataset, options, device, seed=0)
         self.num_samples = maker.length
         self._numbers = range(sharding.rank, self.num_batches, sharding.world_size)
@@ -98,7 +108,9 @@ class IndexedEvaluationLoader(EvaluationLoader):
     def numbered(self, *, padded: bool = False) -> Iterator[EvaluationBatch]:
         size = self._sharding.batch_size
         requests = [
-            BatchRequest(0, number * size, min((number + 1) * size, self.num_samples), shuffled=False)
+            BatchRequest(
+                0, number * size, min((number + 1) * size, self.num_samples), shuffled=False
+            )
             for number in self._numbers
         ]
         sizes = [request.high - request.low for request in requests]
@@ -108,7 +120,9 @@ class IndexedEvaluationLoader(EvaluationLoader):
             sizes = [*sizes, 0]
             numbers = [*numbers, -1]
         batches = self._delivery.batches(self._producer.batches(requests))
-        for batch in zip(numbers, sizes, batches, strict=True):  # up to the end of `batches`, which ends its workers
+        for batch in zip(
+            numbers, sizes, batches, strict=True
+        ):  # up to the end of `batches`, which ends its workers
             yield EvaluationBatch(*batch)
 
 
@@ -126,7 +140,8 @@ class _EndOfPass(NamedTuple):
 
 
 class EvaluationReader(StreamReader):
-    """Answers with this rank's batches one by one, and at the end with the number of samples that all ranks have."""
+    """Answers with this rank's batches one by one, and at the end with the number of samples that
+    all ranks have."""
 
     def _answers_from(self, start: Any) -> Iterator[EvaluationBatch | _EndOfPass]:
         size = self._sharding.batch_size
@@ -146,7 +161,10 @@ class EvaluationReader(StreamReader):
                 yield EvaluationBatch(number, size, self._collate(own))
                 own = []
         if count == 0:
-            raise DataError(f"the stream {self._name} is empty", next_step="check the path and the split it reads")
+            raise DataError(
+                f"the stream {self._name} is empty",
+                next_step="check the path and the split it reads",
+            )
         if own:
             yield EvaluationBatch((count - 1) // size, len(own), self._collate(own))
         if _has_fewer(self._sharding, -(-count // size)):
@@ -158,13 +176,17 @@ class EvaluationReader(StreamReader):
 class StreamEvaluationLoader(EvaluationLoader):
     """Reads a stream."""
 
-    def __init__(self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions) -> None:
+    def __init__(
+        self, dataset: Any, *, sharding: Sharding, device: torch.device, options: LoadingOptions
+    ) -> None:
         super().__init__(dataset, sharding)
         check_stream(dataset)
         self._device = device
         reader = EvaluationReader(dataset, sharding=sharding, seed=0, collate=options.collate)
         # No warning about several workers: the training loader has already logged it.
-        self._producer = BatchProducer(reader, replace(options, workers=min(options.workers, 1)), device)
+        self._producer = BatchProducer(
+            reader, replace(options, workers=min(options.workers, 1)), device
+        )
 
     def __len__(self) -> int:
         raise UnknownLengthError(self._name)

@@ -1,8 +1,10 @@
-"""Images as bytes, and how a batch of them is prepared for a model: a random shift and mirror, then normalization.
+"""Images as bytes, and how a batch of them is prepared for a model: a random shift and mirror, then
+normalization.
 
-The host draws where each image is cropped (`crop_offsets`); torch moves and normalizes the pixels on their device, in a
-few calls for the whole batch. A single kernel for this took 18 us instead of 39 on an H200, for 512 images of 32 x 32:
-it would save 0.4% of their step, and takes two seconds to load and compile.
+The host draws where each image is cropped (`crop_offsets`); torch moves and normalizes the pixels
+on their device, in a few calls for the whole batch. A single kernel for this took 18 us instead of
+39 on an H200, for 512 images of 32 x 32: it would save 0.4% of their step, and takes two seconds to
+load and compile.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ from drumline.data.draws import Draws
 
 _DIGITS = Path(__file__).with_name("files") / "digits.npz"
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"}
-_SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "eval": ("eval", "val", "test")}
+_SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "eval": ("eval", "val", "test"),
+}
 _FOLDER_NEXT_STEP = (
-    "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; DIR is --data.dir or DATASET_DIR"
+    "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; DIR is "
+    "--data.dir or DATASET_DIR"
 )
 _STREAM = 0xA06  # the stream of draws that augmentation uses
 Shape = tuple[int, int, int]  # channels, height and width of an image
@@ -65,7 +71,9 @@ class ImageDataset(TwoPartDataset):
     def choose(self, draws: Draws | None) -> Tensor | None:
         if draws is None or not self._prepare.padding:
             return None
-        return crop_offsets(draws, self._shape, padding=self._prepare.padding, flip=self._prepare.flip)
+        return crop_offsets(
+            draws, self._shape, padding=self._prepare.padding, flip=self._prepare.flip
+        )
 
     def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
         images = rows.images
@@ -79,7 +87,12 @@ class ImageArrays(ImageDataset):
     """Images in memory: uint8 [count, channels, height, width] and int64 [count]."""
 
     def __init__(
-        self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, num_classes: int, prepare: Preparation
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        *,
+        num_classes: int,
+        prepare: Preparation,
     ) -> None:
         _, channels, height, width = images.shape
         super().__init__((channels, height, width), num_classes=num_classes, prepare=prepare)
@@ -91,7 +104,8 @@ class ImageArrays(ImageDataset):
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         return LabelledImages(
-            gather_rows(self._images, indices, pinned=pinned), gather_rows(self._labels, indices, pinned=pinned)
+            gather_rows(self._images, indices, pinned=pinned),
+            gather_rows(self._labels, indices, pinned=pinned),
         )
 
 
@@ -141,13 +155,16 @@ def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def _on_device(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _on_device(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
     return torch.tensor(mean).view(-1, 1, 1).to(device), torch.tensor(std).view(-1, 1, 1).to(device)
 
 
 def digits(*, split: Split, augment: bool) -> ImageArrays:
-    """Handwritten digits: 1,797 real images of [1, 8, 8], so that a first run needs no download. Every fifth is for
-    evaluation. Augmentation shifts by up to one pixel, without mirroring. Their licence is in `files/`."""
+    """Handwritten digits: 1,797 real images of [1, 8, 8], so that a first run needs no download.
+    Every fifth is for evaluation. Augmentation shifts by up to one pixel, without mirroring. Their
+    licence is in `files/`."""
     with np.load(_DIGITS, allow_pickle=False) as arrays:
         images = arrays["images"]
         labels = arrays["labels"]
@@ -162,21 +179,29 @@ def digits(*, split: Split, augment: bool) -> ImageArrays:
 
 
 class ImageFolder(ImageDataset):
-    """DIR/train/CLASS/*.png and DIR/eval/CLASS/*.png (or `val`, or `test`), as RGB of a given size; classes are
-    numbered in the order of their names. Images are decoded when they are needed: give this one DataLoader workers."""
+    """DIR/train/CLASS/*.png and DIR/eval/CLASS/*.png (or `val`, or `test`), as RGB of a given size;
+    classes are numbered in the order of their names. Images are decoded when they are needed: give
+    this one DataLoader workers."""
 
     def __init__(self, *, split: Split, dir: str | None, augment: bool, image_size: int) -> None:
         if importlib.util.find_spec("PIL") is None:
             raise MissingExtraError("the image_folder dataset", extra="images")
         if dir is None:
-            raise DataError("image_folder needs --data.dir, which is not set", next_step=_FOLDER_NEXT_STEP)
+            raise DataError(
+                "image_folder needs --data.dir, which is not set", next_step=_FOLDER_NEXT_STEP
+            )
         self.classes = _class_names(_split_folder(Path(dir), "train"))
         self._paths, self._labels = _list_images(_split_folder(Path(dir), split), self.classes)
         self._image_size = image_size
-        # The usual statistics of photographs, and the crop of CIFAR-10 in proportion: a border of an eighth.
+        # The usual statistics of photographs, and the crop of CIFAR-10 in proportion: a border of
+        # an eighth.
         padding = max(1, image_size // 8) if augment else 0
-        prepare = Preparation(mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4), padding=padding, flip=augment)
-        super().__init__((3, image_size, image_size), num_classes=len(self.classes), prepare=prepare)
+        prepare = Preparation(
+            mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4), padding=padding, flip=augment
+        )
+        super().__init__(
+            (3, image_size, image_size), num_classes=len(self.classes), prepare=prepare
+        )
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -197,9 +222,13 @@ def _split_folder(folder: Path, split: Split) -> Path:
 
 
 def _class_names(folder: Path) -> list[str]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = sorted(
+        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     if not names:
-        raise DataError(f"{folder} holds no folders: expected one for each class", next_step=_FOLDER_NEXT_STEP)
+        raise DataError(
+            f"{folder} holds no folders: expected one for each class", next_step=_FOLDER_NEXT_STEP
+        )
     return names
 
 
@@ -213,7 +242,9 @@ def _list_images(folder: Path, classes: list[str]) -> tuple[list[Path], NDArray[
                 next_step="give it a folder in train/, or remove it",
             )
         # Sorted, because the order in which a file system lists a folder differs from node to node.
-        found = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in _IMAGE_ENDINGS)
+        found = sorted(
+            path for path in (folder / name).rglob("*") if path.suffix.lower() in _IMAGE_ENDINGS
+        )
         if not found:
             raise DataError(
                 f"{folder / name} holds no images: expected files that end in {', '.join(sorted(_IMAGE_ENDINGS))}",
@@ -229,7 +260,9 @@ def _decode(path: Path, image_size: int) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as image:
-            resized = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR)
+            resized = image.convert("RGB").resize(
+                (image_size, image_size), Image.Resampling.BILINEAR
+            )
     except Exception as error:  # Pillow's decoders may raise anything for a damaged file
         raise DataError(
             f"the image {path} cannot be read ({type(error).__name__}: {error})",

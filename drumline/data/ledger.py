@@ -1,9 +1,11 @@
-"""The sample ledger: which positions of each epoch's order a rank has trained on, run-length encoded.
+"""The sample ledger: which positions of each epoch's order a rank has trained on, run-length
+encoded.
 
-The training loop adds every step; consecutive steps of one global batch each are one entry of five numbers. An epoch is
-one entry, or two when its last batch is short. Before each save rank 0 writes the entries of all ranks
-(`training/between_steps/saver.py`); `drumline verify` replays them. (The samples of a stream are assigned
-round-robin, so there an entry states how many samples of a global batch a rank had, not which.)
+The training loop adds every step; consecutive steps of one global batch each are one entry of five
+numbers. An epoch is one entry, or two when its last batch is short. Before each save rank 0 writes
+the entries of all ranks (`training/between_steps/saver.py`); `drumline verify` replays them. (The
+samples of a stream are assigned round-robin, so there an entry states how many samples of a global
+batch a rank had, not which.)
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ class Ledger:
     def add(self, plan: StepPlan) -> None:
         """Record a step. It runs in every step: mostly it only increments a counter."""
         low, high = plan.local_range
-        if low == self._low and high == self._high and plan.stop == self._stop and plan.epoch == self._epoch:
+        if (
+            low == self._low
+            and high == self._high
+            and plan.stop == self._stop
+            and plan.epoch == self._epoch
+        ):
             stride = self._stride
             self._count += 1
             self._low = low + stride

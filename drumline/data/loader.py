@@ -1,7 +1,8 @@
-"""Training batches on the device: this rank's part of each global batch, in the epoch's shuffled order.
+"""Training batches on the device: this rank's part of each global batch, in the epoch's shuffled
+order.
 
-The engine takes optimizer steps from `steps`; a user's own loop iterates. Both start at `cursor` and move
-it; epochs follow each other without a call of `set_epoch`. `Loader` is the base class of
+The engine takes optimizer steps from `steps`; a user's own loop iterates. Both start at `cursor`
+and move it; epochs follow each other without a call of `set_epoch`. `Loader` is the base class of
 `IndexedLoader` and `StreamLoader`.
 """
 
@@ -29,7 +30,8 @@ class MicroBatch(NamedTuple):
 
     data: Any
     size: int
-    """The number of its samples; 0: a placeholder, to be run with weight 0 so that collectives still match."""
+    """The number of its samples; 0: a placeholder, to be run with weight 0 so that collectives
+    still match."""
     is_last: bool
     """Whether it is the last of the step: gradients are synchronized here."""
     shard: int
@@ -39,7 +41,8 @@ class MicroBatch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One optimizer step: its plan, and its micro-batches, all of which must be taken before the next step."""
+    """One optimizer step: its plan, and its micro-batches, all of which must be taken before the
+    next step."""
 
     plan: StepPlan
     micro_batches: Iterator[MicroBatch]
@@ -59,13 +62,18 @@ class LoaderObserver(Protocol):
 
 
 def observed(
-    batches: Iterator[Any], observer: LoaderObserver | None, *, steps_done: Callable[[], int | None] = lambda: None
+    batches: Iterator[Any],
+    observer: LoaderObserver | None,
+    *,
+    steps_done: Callable[[], int | None] = lambda: None,
 ) -> Iterator[Any]:
     """The same batches, with notifications to the observer."""
     return batches if observer is None else _notifying(batches, observer, steps_done)
 
 
-def _notifying(batches: Iterator[Any], observer: LoaderObserver, steps_done: Callable[[], int | None]) -> Iterator[Any]:
+def _notifying(
+    batches: Iterator[Any], observer: LoaderObserver, steps_done: Callable[[], int | None]
+) -> Iterator[Any]:
     observer.batch_requested(steps_done())
     while (batch := next(batches, _END)) is not _END:
         observer.batch_ready()
@@ -80,9 +88,11 @@ class Loader(ABC):
     `DDPManager.loader` makes it."""
 
     scale: float = 1.0
-    """For the current batch: a mean loss times this, averaged over ranks by DDP, is the exact global mean."""
+    """For the current batch: a mean loss times this, averaged over ranks by DDP, is the exact
+    global mean."""
     is_last_micro_batch: bool = True
-    """Whether the current batch is the last of its optimizer step: synchronize gradients, then call the optimizer."""
+    """Whether the current batch is the last of its optimizer step: synchronize gradients, then call
+    the optimizer."""
     waited_s: float = 0.0
     """How long steps have waited for their batches so far."""
     count_tokens: Callable[[Any], int | None] | None = None
@@ -90,7 +100,8 @@ class Loader(ABC):
     num_tokens: int = 0
     """Of the micro-batches that steps have taken so far, on this rank."""
     observer: LoaderObserver | None = None
-    """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own heartbeats."""
+    """Notified while a user's loop iterates; the engine, which uses `steps`, marks its own
+    heartbeats."""
     num_samples: int | None
     """In an epoch, over all ranks; None for a stream, whose length is unknown."""
     steps_per_epoch: int | None
@@ -102,7 +113,8 @@ class Loader(ABC):
 
     @property
     def cursor(self) -> Cursor:
-        """Where the next global batch starts. A checkpoint holds only this, unless a stream has its own state."""
+        """Where the next global batch starts. A checkpoint holds only this, unless a stream has its
+        own state."""
         return self._cursor
 
     @cursor.setter
@@ -111,12 +123,17 @@ class Loader(ABC):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch, from 0: those that are left of ten are `range(loader.epoch, 10)`."""
+        """The epoch of the next batch, from 0: those that are left of ten are `range(loader.epoch,
+        10)`."""
         return self._cursor.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next global batch starts, for a checkpoint: after the last whole step."""
-        return {"epoch": self._cursor.epoch, "position": self._cursor.position, "stream": self.stream_state()}
+        return {
+            "epoch": self._cursor.epoch,
+            "position": self._cursor.position,
+            "stream": self.stream_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there, on any number of ranks."""
@@ -182,7 +199,8 @@ class Loader(ABC):
             if self.count_tokens is not None and span.size:
                 self.num_tokens += self.count_tokens(data) or 0
             if not left:
-                # Before the last batch is yielded: a checkpoint after the optimizer step needs the new cursor.
+                # Before the last batch is yielded: a checkpoint after the optimizer step needs the
+                # new cursor.
                 self._move_past(plan)
             yield MicroBatch(data, span.size, not left, span.shard, span.ends_shard)
         if not plan.spans:  # a rank may have none of a short batch's shards
@@ -215,7 +233,13 @@ class IndexedLoader(Loader):
     steps_per_epoch: int
 
     def __init__(
-        self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
+        self,
+        dataset: Any,
+        *,
+        sharding: Sharding,
+        device: torch.device,
+        seed: int,
+        options: LoadingOptions,
     ) -> None:
         super().__init__(sharding)
         maker = batch_maker_for(dataset, options, device, seed=seed)
@@ -238,7 +262,10 @@ class IndexedLoader(Loader):
 
     @property
     def steps_done(self) -> int:
-        return self._cursor.epoch * self.steps_per_epoch + self._cursor.position // self.sharding.batch_size
+        return (
+            self._cursor.epoch * self.steps_per_epoch
+            + self._cursor.position // self.sharding.batch_size
+        )
 
     def stream_state(self) -> None:
         """None: the cursor is enough. Only a stream with its own state has more to save."""
@@ -254,7 +281,8 @@ class IndexedLoader(Loader):
         return count + (len(self._plan(Cursor(0, self.num_samples - rest)).spans) if rest else 0)
 
     def preview(self, most: int | None = None) -> Any:
-        """The next micro-batch, with at most `most` samples, without taking it. None: this rank has no shard of it."""
+        """The next micro-batch, with at most `most` samples, without taking it. None: this rank has
+        no shard of it."""
         spans = self._next_plan().spans
         if not spans:
             return None
@@ -263,7 +291,8 @@ class IndexedLoader(Loader):
         return self._make(low, high if most is None else min(high, low + most), self._cursor.epoch)
 
     def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
-        """The micro-batches of the step `num_steps` after a cursor, made again; the cursor is not moved."""
+        """The micro-batches of the step `num_steps` after a cursor, made again; the cursor is not
+        moved."""
         plan = self._plan(cursor)
         for _ in range(num_steps):
             plan = self._plan(plan.next_cursor)
@@ -271,8 +300,8 @@ class IndexedLoader(Loader):
             yield self._make(span.low, span.high, plan.epoch)
 
     def resize_shards(self, sizes: tuple[int, ...] | None) -> None:
-        """Split global batches like this from the cursor on (`Sharding.sizes`). Batches that were made ahead are made
-        again."""
+        """Split global batches like this from the cursor on (`Sharding.sizes`). Batches that were
+        made ahead are made again."""
         self.sharding = replace(self.sharding, sizes=sizes)
         self._batches_at = None
 
@@ -295,21 +324,28 @@ class IndexedLoader(Loader):
         cursor = Cursor(plan.epoch, plan.start)
         endless = self._producer.is_persistent
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
-            requests = _requests(cursor, length=self.num_samples, sharding=self.sharding, endless=endless)
+            requests = _requests(
+                cursor, length=self.num_samples, sharding=self.sharding, endless=endless
+            )
             self._batches = self._delivery.batches(self._producer.batches(requests))
-        self._batches_at = None  # until the step is complete: if it is abandoned, its batches are made again
+        self._batches_at = (
+            None  # until the step is complete: if it is abandoned, its batches are made again
+        )
         return self._batches
 
     def _move_past(self, plan: StepPlan) -> None:
         self._cursor = self._batches_at = plan.next_cursor
 
 
-def _requests(cursor: Cursor, *, length: int, sharding: Sharding, endless: bool) -> Iterator[BatchRequest]:
-    """This rank's batches from a cursor on. `endless`: into the next epochs too, so that persistent workers have the
-    first batches of an epoch ready when it begins."""
+def _requests(
+    cursor: Cursor, *, length: int, sharding: Sharding, endless: bool
+) -> Iterator[BatchRequest]:
+    """This rank's batches from a cursor on. `endless`: into the next epochs too, so that persistent
+    workers have the first batches of an epoch ready when it begins."""
     has_any = True
     while has_any:
-        # A rank may have no shard in a whole epoch, and then has none in any: there is nothing to request.
+        # A rank may have no shard in a whole epoch, and then has none in any: there is nothing to
+        # request.
         has_any = endless and cursor.position > 0
         for plan in plan_epoch(cursor, length=length, sharding=sharding):
             for span in plan.spans:

@@ -1,7 +1,9 @@
-"""Which rank sees which positions of the epoch's order in which step: pure arithmetic, the same on every rank.
+"""Which rank sees which positions of the epoch's order in which step: pure arithmetic, the same on
+every rank.
 
-The global batch of a step depends only on the cursor and the batch size; the world size only decides how it is split.
-So a checkpoint needs only the cursor, and a run can resume on any number of ranks.
+The global batch of a step depends only on the cursor and the batch size; the world size only
+decides how it is split. So a checkpoint needs only the cursor, and a run can resume on any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How a global batch is split into shards: one per rank, or a fixed number on any number of ranks."""
+    """How a global batch is split into shards: one per rank, or a fixed number on any number of
+    ranks."""
 
     batch_size: int
     rank: int
@@ -46,8 +49,9 @@ class Sharding:
 
     @property
     def min_shard_size(self) -> int:
-        """The smallest shard of a short last batch. BatchNorm has no statistics for a single sample, and some layers
-        refuse it, so shards of one sample are made only if all are that small."""
+        """The smallest shard of a short last batch. BatchNorm has no statistics for a single
+        sample, and some layers refuse it, so shards of one sample are made only if all are that
+        small."""
         return min(2, max(1, self.batch_size // (self.num_shards * self.accumulate)))
 
     def shards_used(self, size: int) -> int:
@@ -61,8 +65,8 @@ class Sharding:
         return _parts_used(size, parts=self.accumulate, smallest=self.min_shard_size)
 
     def uneven_sizes(self, size: int) -> tuple[int, ...] | None:
-        """The sizes of the shards of a batch of this size if they follow `sizes`; None: they are as equal as possible,
-        as in a short batch that would leave a rank with too few samples."""
+        """The sizes of the shards of a batch of this size if they follow `sizes`; None: they are as
+        equal as possible, as in a short batch that would leave a rank with too few samples."""
         if self.sizes is None:
             return None
         ends = [size * end // self.batch_size for end in accumulate(self.sizes, initial=0)]
@@ -73,7 +77,9 @@ class Sharding:
         """The shards of a batch of this size that this rank computes."""
         if self.shards is None:
             return range(self.rank, self.rank + 1)
-        return shards_of_rank(self.rank, num_shards=self.shards_used(size), world_size=self.world_size)
+        return shards_of_rank(
+            self.rank, num_shards=self.shards_used(size), world_size=self.world_size
+        )
 
     def check(self) -> None:
         """Refuse a batch that cannot be split as requested."""
@@ -81,7 +87,9 @@ class Sharding:
         world_size = self.world_size
         shards = self.shards
         if size < self.num_shards:
-            what = f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
+            what = (
+                f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
+            )
             fewer = "start fewer ranks" if shards is None else "choose fewer shards"
             raise UsageError(
                 f"a global batch of {size} cannot be {what}: each needs a sample",
@@ -92,7 +100,10 @@ class Sharding:
                 f"{shards} shards are too few for {world_size} ranks: some ranks would have no samples",
                 next_step=f"start at most {shards} ranks, or begin a new run with --train.shards {world_size}",
             )
-        for name, value in (("accumulate", self.accumulate), ("micro_batch_size", self.micro_batch_size)):
+        for name, value in (
+            ("accumulate", self.accumulate),
+            ("micro_batch_size", self.micro_batch_size),
+        ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")
 
@@ -126,9 +137,9 @@ class StepPlan:
     local_range: tuple[int, int]
     """This rank's own samples are [low, high)."""
     spans: tuple[Span, ...]
-    """This rank's micro-batches. With one shard per rank every rank has the same number, so that collectives in the
-    forward pass match: a rank with too few samples ends with a placeholder, the first samples of the global batch.
-    With a fixed number of shards a rank may have none."""
+    """This rank's micro-batches. With one shard per rank every rank has the same number, so that
+    collectives in the forward pass match: a rank with too few samples ends with a placeholder, the
+    first samples of the global batch. With a fixed number of shards a rank may have none."""
     num_shards: int
     """How many shards of this global batch have samples."""
     next_cursor: Cursor
@@ -147,7 +158,8 @@ class StepPlan:
         return bool(self.spans) and self.spans[0].shard != self.spans[-1].shard
 
 
-# Called twice in every step: where its batches are made, which may be far ahead, and where they are used.
+# Called twice in every step: where its batches are made, which may be far ahead, and where they are
+# used.
 @lru_cache(maxsize=256)
 def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     """The step that starts at the cursor, which must be inside the epoch (`position < length`)."""
@@ -159,16 +171,22 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
         low = start + sum(sizes[: sharding.rank])
         own = [(sharding.rank, low, low + sizes[sharding.rank])]
     else:
-        own = [(shard, *_balanced(start, stop, part=shard, parts=count)) for shard in sharding.own_shards(stop - start)]
-    # With one shard per rank: what the rank with the most samples needs. The others do the same number of forward
-    # passes, because some of these hold collectives (SyncBatchNorm, or a user's loop without no_sync).
+        own = [
+            (shard, *_balanced(start, stop, part=shard, parts=count))
+            for shard in sharding.own_shards(stop - start)
+        ]
+    # With one shard per rank: what the rank with the most samples needs. The others do the same
+    # number of forward passes, because some of these hold collectives (SyncBatchNorm, or a user's
+    # loop without no_sync).
     largest = max(sizes) if sizes is not None else -(-(stop - start) // count)
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
         stop=stop,
         local_range=(own[0][1], own[-1][2]) if own else (stop, stop),
-        spans=tuple(span for shard in own for span in _spans(start, stop, *shard, largest, sharding)),
+        spans=tuple(
+            span for shard in own for span in _spans(start, stop, *shard, largest, sharding)
+        ),
         num_shards=count,
         next_cursor=Cursor(cursor.epoch, stop) if stop < length else Cursor(cursor.epoch + 1, 0),
     )
@@ -188,13 +206,19 @@ def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
     return range(*_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards)))
 
 
-def _spans(start: int, stop: int, shard: int, low: int, high: int, largest: int, sharding: Sharding) -> Iterator[Span]:
-    """The micro-batches of the shard [low, high) of the global batch [start, stop), whose largest shard has so many
-    samples."""
+def _spans(
+    start: int, stop: int, shard: int, low: int, high: int, largest: int, sharding: Sharding
+) -> Iterator[Span]:
+    """The micro-batches of the shard [low, high) of the global batch [start, stop), whose largest
+    shard has so many samples."""
     size = high - low
     smallest = sharding.min_shard_size
     count = sharding.micro_batches(largest if sharding.shards is None else size)
-    used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest)) if size else 0
+    used = (
+        max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest))
+        if size
+        else 0
+    )
     for number in range(count):
         ends_shard = number == count - 1
         if number < used:
@@ -204,8 +228,8 @@ def _spans(start: int, stop: int, shard: int, low: int, high: int, largest: int,
 
 
 def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:
-    """A contiguous part of [start, stop), empty if there are too few samples. The first parts get the remainder, so
-    that rank 0, whose buffers are broadcast, always has samples."""
+    """A contiguous part of [start, stop), empty if there are too few samples. The first parts get
+    the remainder, so that rank 0, whose buffers are broadcast, always has samples."""
     if part >= parts:
         return stop, stop
     size, extra = divmod(stop - start, parts)

@@ -1,7 +1,8 @@
-"""Training batches of a stream on the device; for the engine and for a user's own loop the same as an `IndexedLoader`.
+"""Training batches of a stream on the device; for the engine and for a user's own loop the same as
+an `IndexedLoader`.
 
-The length of a stream is not known: an epoch lasts until it ends, and the next one reads it again. A resumable stream,
-which keeps its own position on each rank, has no epochs.
+The length of a stream is not known: an epoch lasts until it ends, and the next one reads it again.
+A resumable stream, which keeps its own position on each rank, has no epochs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ class StreamLoader(Loader):
     steps_per_epoch: None = None
 
     def __init__(
-        self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
+        self,
+        dataset: Any,
+        *,
+        sharding: Sharding,
+        device: torch.device,
+        seed: int,
+        options: LoadingOptions,
     ) -> None:
         super().__init__(sharding)
         check_stream(dataset)
@@ -84,17 +91,24 @@ class StreamLoader(Loader):
 
     @property
     def steps_done(self) -> int:
-        """The number of optimizer steps before the cursor; of earlier epochs, only those that this loader has read."""
+        """The number of optimizer steps before the cursor; of earlier epochs, only those that this
+        loader has read."""
         return self._steps_of_epochs + self._cursor.position // self.sharding.batch_size
 
     def stream_state(self) -> dict[str, Any] | None:
-        """This rank's position in a resumable stream, after the last complete step; None: the cursor is enough."""
+        """This rank's position in a resumable stream, after the last complete step; None: the
+        cursor is enough."""
         if not self.is_resumable:
             return None
-        return {"world_size": self.sharding.world_size, "rank": self.sharding.rank, **self._position._asdict()}
+        return {
+            "world_size": self.sharding.world_size,
+            "rank": self.sharding.rank,
+            **self._position._asdict(),
+        }
 
     def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
-        """Move to the position of `stream_state`, on the same rank and with the same number of ranks."""
+        """Move to the position of `stream_state`, on the same rank and with the same number of
+        ranks."""
         if not self.is_resumable or state is None:
             return
         position = dict(state)
@@ -119,7 +133,8 @@ class StreamLoader(Loader):
         raise UnknownLengthError(self.name)
 
     def preview(self, most: int | None = None) -> Any:
-        """The next micro-batch, without taking it; complete, since it is already made. None: this rank has none."""
+        """The next micro-batch, without taking it; complete, since it is already made. None: this
+        rank has none."""
         batches = self._read().batches
         return self._delivery.deliver(batches[0]) if batches else None
 
@@ -139,12 +154,17 @@ class StreamLoader(Loader):
         self._answers_at = None
 
     def _read(self) -> StreamStep:
-        """The step at the cursor. A step that was abandoned half-way is kept, since reading it again may take long."""
+        """The step at the cursor. A step that was abandoned half-way is kept, since reading it
+        again may take long."""
         if self._current is not None:
             return self._current
         if self._answers_at != self._cursor:
-            self._answers = read_stream(self._producer, self._position if self.is_resumable else self._cursor)
-        self._answers_at = None  # until there is an answer: after an error the stream is opened again
+            self._answers = read_stream(
+                self._producer, self._position if self.is_resumable else self._cursor
+            )
+        self._answers_at = (
+            None  # until there is an answer: after an error the stream is opened again
+        )
         read: StreamStep = next(self._answers)
         self._current = read
         self._answers_at = read.plan.next_cursor

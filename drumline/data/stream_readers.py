@@ -1,11 +1,12 @@
 """Reading a stream on each rank, with random numbers that depend on the position of a sample.
 
-`SharedStreamReader`: every rank reads the whole stream and keeps its own samples, assigned round-robin. A global batch
-is the next `batch_size` samples, on any number of ranks. `RankStreamReader`: a stream that keeps its own position
-(`state_dict`, `load_state_dict`) decides what each rank gets, usually by rank.
+`SharedStreamReader`: every rank reads the whole stream and keeps its own samples, assigned
+round-robin. A global batch is the next `batch_size` samples, on any number of ranks.
+`RankStreamReader`: a stream that keeps its own position (`state_dict`, `load_state_dict`) decides
+what each rank gets, usually by rank.
 
-A reader runs in the training process, or ahead of it in one worker process. Several workers would split the stream
-among them, and the order of samples would depend on their number.
+A reader runs in the training process, or ahead of it in one worker process. Several workers would
+split the stream among them, and the order of samples would depend on their number.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class StreamStep(NamedTuple):
 
 
 class StreamPosition(NamedTuple):
-    """Where one rank is in a stream that keeps its own position. Checkpoints hold it under these names."""
+    """Where one rank is in a stream that keeps its own position. Checkpoints hold it under these
+    names."""
 
     position: int = 0
     """Samples that all ranks have taken together."""
@@ -57,20 +59,28 @@ class StreamPosition(NamedTuple):
 
 
 class UnknownLengthError(UsageError, TypeError):
-    """The length of a stream is not known. A TypeError too, which `list` expects when there is no length."""
+    """The length of a stream is not known. A TypeError too, which `list` expects when there is no
+    length."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"the length of the stream {name} is not known", next_step="count the batches while you take them"
+            f"the length of the stream {name} is not known",
+            next_step="count the batches while you take them",
         )
 
 
 class StreamReader(Dataset[Any]):
-    """`reader[start]` opens the stream there and returns the first answer, each `reader[None]` the next: this rank's
-    part of a step, or a DataError, which `read_stream` raises in the training process."""
+    """`reader[start]` opens the stream there and returns the first answer, each `reader[None]` the
+    next: this rank's part of a step, or a DataError, which `read_stream` raises in the training
+    process."""
 
     def __init__(
-        self, dataset: Any, *, sharding: Sharding, seed: int, collate: Callable[[list[Any]], Any] | None = None
+        self,
+        dataset: Any,
+        *,
+        sharding: Sharding,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._dataset = dataset
         self._name = type(dataset).__name__
@@ -93,7 +103,8 @@ class StreamReader(Dataset[Any]):
         """Answers without end."""
 
     def _samples(self, *seeds: int, position: int = 0) -> Iterator[Any]:
-        """One pass over the stream, from a position on. The global generators are seeded for each sample."""
+        """One pass over the stream, from a position on. The global generators are seeded for each
+        sample."""
         seed_generators(hash_integers(*seeds, _BEGINNING))
         samples = iter(self._dataset)
         for number in count(position):
@@ -114,15 +125,16 @@ class StreamReader(Dataset[Any]):
 
 
 class SharedStreamReader(StreamReader):
-    """Sample number n of a global batch belongs to shard n % (number of shards), so a rank knows its own samples
-    before the end of the batch is known. Every rank keeps only the first few samples of a batch: a batch that ends
-    with them is split into fewer shards."""
+    """Sample number n of a global batch belongs to shard n % (number of shards), so a rank knows
+    its own samples before the end of the batch is known. Every rank keeps only the first few
+    samples of a batch: a batch that ends with them is split into fewer shards."""
 
     def _answers_from(self, start: Cursor) -> Iterator[StreamStep]:
         sharding = self._sharding
         smallest = self._sharding.min_shard_size
         own = sharding.own_shards(sharding.batch_size)
-        # With one more sample the batch has enough for all its shards. Placeholders are made from the first samples.
+        # With one more sample the batch has enough for all its shards. Placeholders are made from
+        # the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
         for epoch in count(start.epoch):
             position = start.position if epoch == start.epoch else 0
@@ -136,9 +148,14 @@ class SharedStreamReader(StreamReader):
                         kept[size] = ahead
                     ahead = next(samples, _END)
                     size += 1
-                length = position + size + (ahead is not _END)  # of the epoch, as far as it is known
+                length = (
+                    position + size + (ahead is not _END)
+                )  # of the epoch, as far as it is known
                 plan = plan_step(Cursor(epoch, position), length=length, sharding=sharding)
-                batches = [self._collate([kept[number] for number in numbers]) for numbers in _round_robin(plan)]
+                batches = [
+                    self._collate([kept[number] for number in numbers])
+                    for numbers in _round_robin(plan)
+                ]
                 is_first = Cursor(epoch, position) == start
                 yield StreamStep(plan, batches, content_hash(kept[0]).hex() if is_first else "")
                 position = plan.stop
@@ -164,8 +181,8 @@ class SharedStreamReader(StreamReader):
 
 
 def _round_robin(plan: StepPlan) -> Iterator[range]:
-    """For each span of a plan the numbers of its samples in the global batch. A plan gives each shard a range of
-    positions; assigned round-robin, each shard gets the same number."""
+    """For each span of a plan the numbers of its samples in the global batch. A plan gives each
+    shard a range of positions; assigned round-robin, each shard gets the same number."""
     starts: dict[int, int] = {}
     for span in plan.spans:
         if span.counts:
@@ -176,9 +193,9 @@ def _round_robin(plan: StepPlan) -> Iterator[range]:
 
 
 class RankStreamReader(StreamReader):
-    """A rank takes as many samples in a step as its part of a global batch has; a stream that ends starts over. The
-    answer contains the state after the step, so that a checkpoint holds the position of the steps that were taken, not
-    of those that were read ahead."""
+    """A rank takes as many samples in a step as its part of a global batch has; a stream that ends
+    starts over. The answer contains the state after the step, so that a checkpoint holds the
+    position of the steps that were taken, not of those that were read ahead."""
 
     def __init__(self, dataset: Any, **settings: Any) -> None:
         super().__init__(dataset, **settings)
@@ -188,13 +205,17 @@ class RankStreamReader(StreamReader):
     def _answers_from(self, start: StreamPosition) -> Iterator[StreamStep]:
         self._set_epoch(start.round)
         if start.position or self._was_opened:
-            self._dataset.load_state_dict(copy.deepcopy(start.dataset if start.position else self._beginning))
+            self._dataset.load_state_dict(
+                copy.deepcopy(start.dataset if start.position else self._beginning)
+            )
         self._was_opened = True
         samples = self._samples_of_rounds(start)
         size = self._sharding.batch_size
         for position in count(start.position, size):
             # Every step is full: to a plan the epoch is infinite.
-            plan = plan_step(Cursor(0, position), length=position + size + 1, sharding=self._sharding)
+            plan = plan_step(
+                Cursor(0, position), length=position + size + 1, sharding=self._sharding
+            )
             taken = list(islice(samples, plan.local_size))
             batches = []
             for span in plan.spans:
@@ -204,13 +225,17 @@ class RankStreamReader(StreamReader):
             sample, _, _ = taken[0]
             _, round, number = taken[-1]
             digest = content_hash(sample).hex() if position == start.position else ""
-            yield StreamStep(plan, batches, digest, StreamPosition(plan.stop, round, number, self._state()))
+            yield StreamStep(
+                plan, batches, digest, StreamPosition(plan.stop, round, number, self._state())
+            )
 
     def _samples_of_rounds(self, start: StreamPosition) -> Iterator[tuple[Any, int, int]]:
         """Samples without end, each with its round and how many of the round were taken with it."""
         taken = start.taken
         for round in count(start.round):
-            for sample in self._samples(self._seed, _RANK_SEEDS, self._sharding.rank, round, position=taken):
+            for sample in self._samples(
+                self._seed, _RANK_SEEDS, self._sharding.rank, round, position=taken
+            ):
                 taken += 1
                 yield sample, round, taken
             if taken == 0:
@@ -227,7 +252,8 @@ class RankStreamReader(StreamReader):
 
 
 def read_stream(producer: BatchProducer, start: Any) -> Iterator[Any]:
-    """The answers of the producer's reader from `start` on, without end: it continues with the next epoch."""
+    """The answers of the producer's reader from `start` on, without end: it continues with the next
+    epoch."""
     for answer in producer.batches(chain([start], repeat(None))):
         if isinstance(answer, DataError):
             raise answer

@@ -1,5 +1,5 @@
-"""Synthetic data that can be learned, for tests and benchmarks. A sample is computed from (seed, index); nothing is
-stored."""
+"""Synthetic data that can be learned, for tests and benchmarks. A sample is computed from (seed,
+index); nothing is stored."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ def _num_samples(split: Split, samples: int) -> int:
 
 
 class SyntheticImages(ImageDataset):
-    """Each class has a coarse pattern; an image is its class's pattern plus noise, in equal parts."""
+    """Each class has a coarse pattern; an image is its class's pattern plus noise, in equal
+    parts."""
 
-    def __init__(self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int) -> None:
+    def __init__(
+        self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int
+    ) -> None:
         padding = max(1, image_size // 8) if augment else 0
         prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)
         super().__init__((3, image_size, image_size), num_classes=classes, prepare=prepare)
@@ -62,7 +65,8 @@ def _random_bytes(draws: Draws, count: int, *, stream: int) -> NDArray[np.uint8]
 
 
 class SyntheticTokens(TwoPartDataset):
-    """Each token follows from the one before (5 x + 3 modulo the vocabulary), but one in ten is replaced at random."""
+    """Each token follows from the one before (5 x + 3 modulo the vocabulary), but one in ten is
+    replaced at random."""
 
     vocab_size = 64
 
@@ -71,7 +75,8 @@ class SyntheticTokens(TwoPartDataset):
         self._part = _SPLITS[split]
         self._seed = seed
         self._context = context
-        # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over positions.
+        # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over
+        # positions.
         factors = [1]
         terms = [0]
         for _ in range(context):
@@ -88,7 +93,9 @@ class SyntheticTokens(TwoPartDataset):
         first = (own.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
         rows = (first * self._factors + self._terms) % self.vocab_size
         chance = own.uniform(self._context + 1, stream=_NOISE) * 10
-        return torch.from_numpy(np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows))
+        return torch.from_numpy(
+            np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows)
+        )
 
     def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
         return inputs_and_targets(rows)

@@ -1,4 +1,5 @@
-"""Samples for a language model: windows of tokens from token files, from text, or from Python's own source.
+"""Samples for a language model: windows of tokens from token files, from text, or from Python's own
+source.
 
 Single files are mapped into memory, not read: the ranks of a node share the pages that are used.
 """
@@ -45,11 +46,14 @@ class Tokens(NamedTuple):
 
 
 def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> TokenWindows:
-    """One part of a text or of a file of tokens; with no `dir`, of the Python standard library's source."""
+    """One part of a text or of a file of tokens; with no `dir`, of the Python standard library's
+    source."""
     train, evaluation = find_tokens(dir, token_type=token_type)
     if evaluation is None:
         cut = len(train.values) - len(train.values) // _EVALUATION_PART
-        chosen = train._replace(values=train.values[:cut] if split == "train" else train.values[cut:])
+        chosen = train._replace(
+            values=train.values[:cut] if split == "train" else train.values[cut:]
+        )
     else:
         # One vocabulary for both parts: the model is built from it.
         vocab_size = max(train.vocab_size, evaluation.vocab_size)
@@ -64,8 +68,8 @@ def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> T
 
 
 class TokenWindows(TwoPartDataset):
-    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They are copied to
-    the device in the type they are stored in, and widened there."""
+    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets.
+    They are copied to the device in the type they are stored in, and widened there."""
 
     def __init__(self, tokens: Tokens, *, context: int) -> None:
         window = context + 1
@@ -105,7 +109,9 @@ def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
     count, window = rows.shape
     # A view of both, so that they are widened and laid out in one copy.
     both = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
-    inputs, targets = both.to(torch.int64, copy=True, memory_format=torch.contiguous_format).unbind()
+    inputs, targets = both.to(
+        torch.int64, copy=True, memory_format=torch.contiguous_format
+    ).unbind()
     return inputs, targets
 
 
@@ -121,8 +127,12 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
     train = _named(path, "train")
     evaluation = _named(path, "eval") or _named(path, "val")
     if train is not None:
-        return _open(train, token_type), None if evaluation is None else _open(evaluation, token_type)
-    texts = sorted(file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file())
+        return _open(train, token_type), None if evaluation is None else _open(
+            evaluation, token_type
+        )
+    texts = sorted(
+        file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file()
+    )
     if not texts:
         raise DataError(
             f"{path} holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files",
@@ -132,8 +142,9 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
 
 
 def standard_library() -> Tokens:
-    """The source of Python's standard library, without its tests: about 11 MB that every machine has. It differs
-    between versions of Python; ranks compare what they have before the first step."""
+    """The source of Python's standard library, without its tests: about 11 MB that every machine
+    has. It differs between versions of Python; ranks compare what they have before the first
+    step."""
     folder = Path(sysconfig.get_path("stdlib"))
     found = []
     for path, subfolders, names in os.walk(folder):
@@ -144,7 +155,8 @@ def standard_library() -> Tokens:
 
 
 def _joined(paths: Iterable[Path], *, name: str) -> Tokens:
-    # In memory: many small files cannot be mapped as one. A corpus that is too large for memory should be one file.
+    # In memory: many small files cannot be mapped as one. A corpus that is too large for memory
+    # should be one file.
     text = b"".join(path.read_bytes() for path in paths)
     return Tokens(np.frombuffer(text, dtype=np.uint8), _TEXT_VOCABULARY, name)
 
@@ -179,9 +191,12 @@ def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
 def _map_npy(path: Path) -> NDArray[Any]:
     try:
         values: NDArray[Any] = open_memmap(path, mode="r")
-    except Exception as error:  # a damaged header may raise anything: its shape may have any numbers
+    except (
+        Exception
+    ) as error:  # a damaged header may raise anything: its shape may have any numbers
         raise DataError(
-            f"{path} cannot be mapped as a .npy file ({error})", next_step="write it with numpy.save(path, tokens)"
+            f"{path} cannot be mapped as a .npy file ({error})",
+            next_step="write it with numpy.save(path, tokens)",
         ) from error
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise DataError(
@@ -192,14 +207,16 @@ def _map_npy(path: Path) -> NDArray[Any]:
 
 
 def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
-    """How many different tokens there are, and whether a meta.json beside the file states it as `vocab_size`."""
+    """How many different tokens there are, and whether a meta.json beside the file states it as
+    `vocab_size`."""
     meta = path.with_name("meta.json")
     if meta.is_file():
         try:
             stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
         except (OSError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
+                f"{meta} cannot be read as a JSON object ({error})",
+                next_step="correct or remove it",
             ) from error
         if type(stated) is int and 0 < stated <= _MAX_VOCABULARY:
             return stated, True
@@ -214,5 +231,8 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
         piece = values[start : start + _SCAN_CHUNK]
         highest = max(highest, int(piece.max()))
         if (lowest := int(piece.min())) < 0:
-            raise DataError(f"{path} holds the token {lowest}: tokens are counted from 0", next_step="write it again")
+            raise DataError(
+                f"{path} holds the token {lowest}: tokens are counted from 0",
+                next_step="write it again",
+            )
     return highest + 1, False

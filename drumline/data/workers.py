@@ -1,7 +1,9 @@
-"""Batches in the order of their requests, made in the training process or ahead of time by DataLoader workers.
+"""Batches in the order of their requests, made in the training process or ahead of time by
+DataLoader workers.
 
-What it adds to torch: a worker that hangs in `fork` is forked again; signals for the rank do not end its workers; a
-worker that dies is named; ending them cannot hang. Only this file uses private parts of torch's DataLoader.
+What it adds to torch: a worker that hangs in `fork` is forked again; signals for the rank do not
+end its workers; a worker that dies is named; ending them cannot hang. Only this file uses private
+parts of torch's DataLoader.
 """
 
 from __future__ import annotations
@@ -51,9 +53,11 @@ class LoadingOptions:
     """Makes a batch of samples; None: torch's default."""
 
 
-def batch_maker_for(dataset: Any, options: LoadingOptions, device: torch.device, *, seed: int) -> BatchMaker:
-    """What makes the batches of a dataset for this device. On the CPU a batch in two parts has no advantage, and a
-    worker can make the whole batch."""
+def batch_maker_for(
+    dataset: Any, options: LoadingOptions, device: torch.device, *, seed: int
+) -> BatchMaker:
+    """What makes the batches of a dataset for this device. On the CPU a batch in two parts has no
+    advantage, and a worker can make the whole batch."""
     on_gpu = device.type == "cuda"
     return BatchMaker(
         dataset,
@@ -76,7 +80,8 @@ class WorkerTimes(NamedTuple):
 class BatchProducer:
     """Makes `maker[request]` for each of a sequence of requests; one sequence at a time.
 
-    Its workers end with `close`, with its garbage collection, or at the latest with the process that started them.
+    Its workers end with `close`, with its garbage collection, or at the latest with the process
+    that started them.
     """
 
     def __init__(self, maker: Dataset[Any], options: LoadingOptions, device: torch.device) -> None:
@@ -96,11 +101,14 @@ class BatchProducer:
                 pin_memory=self._pin_memory,
                 persistent_workers=self.is_persistent,
                 prefetch_factor=options.prefetch_factor,
-                # Children of this process end with it, even by kill -9. Workers of a fork server, Python 3.14's
-                # default, would be the server's children and continue.
-                multiprocessing_context=ForkContext() if sys.version_info >= (3, 12) else _RetryingForkContext(),
+                # Children of this process end with it, even by kill -9. Workers of a fork server,
+                # Python 3.14's default, would be the server's children and continue.
+                multiprocessing_context=ForkContext()
+                if sys.version_info >= (3, 12)
+                else _RetryingForkContext(),
                 worker_init_fn=_prepare_worker,
-                # Otherwise the DataLoader would draw a number from the training process's generator.
+                # Otherwise the DataLoader would draw a number from the training process's
+                # generator.
                 generator=torch.Generator(),
             )
         self._running: list[Any] = []
@@ -114,8 +122,9 @@ class BatchProducer:
         if not self.is_persistent:
             self.close()
         self._requests.pending = requests
-        # Uncollected garbage of this process may hold CUDA memory or events, and a forked process that frees them
-        # aborts: a worker starts with its garbage collector off, and first freezes the objects that it inherited.
+        # Uncollected garbage of this process may hold CUDA memory or events, and a forked process
+        # that frees them aborts: a worker starts with its garbage collector off, and first freezes
+        # the objects that it inherited.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -135,7 +144,8 @@ class BatchProducer:
         return WorkerTimes(tuple(stats), cpu_s, age_s) if stats else None
 
     def close(self) -> None:
-        """End the worker processes, if there are any. A later call of `batches` would start new ones."""
+        """End the worker processes, if there are any. A later call of `batches` would start new
+        ones."""
         if self._loader is not None:
             self._loader._iterator = None  # where torch keeps persistent workers
             self._loader.generator = torch.Generator()  # so that new workers get the same seeds
@@ -154,9 +164,10 @@ class _RequestSampler:
 class _ForkedWorker(ForkProcess):
     """A child that reports when it runs Python, and is forked again if it never does.
 
-    On Python 3.11 a child hangs in `fork` if a C++ thread (gloo's, NCCL's) is in `PyThreadState_New` at that moment:
-    the thread holds a lock of the interpreter, which the child waits for forever. No code before the fork can prevent
-    that, since the thread does not hold the GIL. Python 3.12 takes the lock first.
+    On Python 3.11 a child hangs in `fork` if a C++ thread (gloo's, NCCL's) is in
+    `PyThreadState_New` at that moment: the thread holds a lock of the interpreter, which the child
+    waits for forever. No code before the fork can prevent that, since the thread does not hold the
+    GIL. Python 3.12 takes the lock first.
     """
 
     _ready: tuple[int, int]
@@ -175,7 +186,8 @@ class _ForkedWorker(ForkProcess):
             process_obj._ready = os.pipe()
             try:
                 child = Popen(process_obj)
-                # The last child is always kept: if it sleeps every time, this race is not the reason.
+                # The last child is always kept: if it sleeps every time, this race is not the
+                # reason.
                 if attempt == FORK_ATTEMPTS or _has_left_fork(child.pid, process_obj._ready[0]):
                     return child
             finally:
@@ -184,7 +196,9 @@ class _ForkedWorker(ForkProcess):
             child.kill()
             child.wait()
             child.close()
-            log.warning(f"DataLoader worker {child.pid} hung in fork (fixed in Python 3.12) and was forked again")
+            log.warning(
+                f"DataLoader worker {child.pid} hung in fork (fixed in Python 3.12) and was forked again"
+            )
         raise AssertionError
 
 
@@ -193,7 +207,8 @@ class _RetryingForkContext(ForkContext):
 
 
 def _has_left_fork(pid: int, ready: int) -> bool:
-    """False: it has slept for too long; a child that waits for a core or the disk is not in state S."""
+    """False: it has slept for too long; a child that waits for a core or the disk is not in state
+    S."""
     last_ticks = -1
     since = time.monotonic()
     while not wait([ready], timeout=POLL_EVERY_S):
@@ -212,24 +227,30 @@ def _prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
     gc.freeze()
     gc.enable()
-    # torchrun, Slurm and Ctrl-C signal the whole process group. The rank decides what to do: it may finish its step and
-    # save, and needs its workers for that.
+    # torchrun, Slurm and Ctrl-C signal the whole process group. The rank decides what to do: it may
+    # finish its step and save, and needs its workers for that.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
-    """The same batches. When a worker is killed, mostly because memory ran out, reading its last message may raise any
-    error; it is replaced by one that names the worker."""
+    """The same batches. When a worker is killed, mostly because memory ran out, reading its last
+    message may raise any error; it is replaced by one that names the worker."""
     try:
         yield from iterator
     except (OSError, EOFError, RuntimeError) as error:
         processes = iterator._workers
-        with suppress(RuntimeError):  # torch's own notice of the death, by a signal, may come at any moment
+        with suppress(
+            RuntimeError
+        ):  # torch's own notice of the death, by a signal, may come at any moment
             exited = wait([process.sentinel for process in processes], timeout=0.5)
             for process in (process for process in processes if process.sentinel in exited):
                 process.join(timeout=0.5)
-        dead = [f"{process.pid} (exit code {process.exitcode})" for process in processes if process.exitcode]
+        dead = [
+            f"{process.pid} (exit code {process.exitcode})"
+            for process in processes
+            if process.exitcode
+        ]
         if not dead:
             raise
         raise TrainingError(
@@ -239,14 +260,16 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
 
 
 def end_workers(running: list[Any], owner: int) -> None:
-    """End the workers of these DataLoader iterators, if this process (and not a forked copy of it) owns them."""
+    """End the workers of these DataLoader iterators, if this process (and not a forked copy of it)
+    owns them."""
     while running and os.getpid() == owner:
         iterator = running.pop()
         if not any(process.exitcode for process in iterator._workers):
-            iterator._shutdown_workers()  # what torch does itself when the iterator is garbage-collected
+            # what torch does itself when the iterator is garbage-collected
+            iterator._shutdown_workers()
         else:
-            # Not torch's shutdown, now or when the iterator is garbage-collected: it would wait forever for a lock that
-            # a killed worker held.
+            # Not torch's shutdown, now or when the iterator is garbage-collected: it would wait
+            # forever for a lock that a killed worker held.
             iterator._shutdown = True
             signal_handling._remove_worker_pids(id(iterator))  # torch must not report their deaths
             iterator._worker_pids_set = False
@@ -256,6 +279,8 @@ def end_workers(running: list[Any], owner: int) -> None:
                 queue.cancel_join_thread()
                 queue.close()
         for process in iterator._workers:
-            if process.is_alive():  # stuck in the user's code, it would block the exit of this process
+            if (
+                process.is_alive()
+            ):  # stuck in the user's code, it would block the exit of this process
                 process.kill()
                 process.join()

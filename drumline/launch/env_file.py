@@ -1,7 +1,7 @@
 """One node of a job that is started by hand on each machine, described by a `.env` file.
 
-Eight names are ours; everything else in the file goes into the ranks' environment unchanged. Its values may be secrets,
-so no message contains one: a message about a wrong line has only its number.
+Eight names are ours; everything else in the file goes into the ranks' environment unchanged. Its
+values may be secrets, so no message contains one: a message about a wrong line has only its number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NUMBERS = {
 # A name that is closer than this to one of ours is a typo; NCCL_DEBUG and the like are not.
 TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
-# As in bash, a backslash has no meaning between single quotes. No two branches may begin with the same character.
+# As in bash, a backslash has no meaning between single quotes. No two branches may begin with the
+# same character.
 QUOTED = re.compile(r"""(?:'(?P<plain>[^']*)'|"(?P<escaped>(?:\\.|[^"\\])*)")\s*(?:#.*)?""")
 COMMENT = re.compile(r"(?:^|\s)#")
 ESCAPED = re.compile(r"\\(.)")
@@ -91,7 +92,9 @@ def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
             continue
         key = found["key"]
         text = _unquoted(found["value"])
-        near = [] if key in KNOWN else difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
+        near = (
+            [] if key in KNOWN else difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
+        )
         if text is None:
             problems.append(f"{where}: the quotes of {key} are not closed, or text follows them")
         elif key in values:

@@ -1,7 +1,8 @@
-"""Which hosts a job runs on (`--hosts a,b:4,c`, or a hostfile of `host slots=N` lines) and how many of them it needs.
+"""Which hosts a job runs on (`--hosts a,b:4,c`, or a hostfile of `host slots=N` lines) and how many
+of them it needs.
 
-A host's name becomes part of commands, so a name that a shell or ssh could misread is rejected. All mistakes are
-listed at once.
+A host's name becomes part of commands, so a name that a shell or ssh could misread is rejected. All
+mistakes are listed at once.
 """
 
 from __future__ import annotations
@@ -60,13 +61,17 @@ def _entries(text: str, where: str) -> list[_Entry]:
 
 def hosts_from_file(path: Path) -> list[Host]:
     entries = []
-    for number, line in enumerate(read_lines(path, f"the hostfile {path}", flag="--hostfile"), start=1):
+    for number, line in enumerate(
+        read_lines(path, f"the hostfile {path}", flag="--hostfile"), start=1
+    ):
         if not (words := line.partition("#")[0].strip()):
             continue
         found = LINE.fullmatch(words)
         where = f"{path}:{number}"
         problem = "" if found else f"{words!r} is not understood; {LINE_FORM}"
-        entries.append(_Entry(where, found["name"] if found else "", found and found["slots"], problem))
+        entries.append(
+            _Entry(where, found["name"] if found else "", found and found["slots"], problem)
+        )
     return _checked(entries or [_Entry(str(path), "", problem=f"no host is in it; {LINE_FORM}")])
 
 
@@ -76,7 +81,9 @@ def read_lines(path: Path, what: str, *, flag: str) -> list[str]:
         return read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"{what} cannot be read: {reason}", next_step=f"check the path of {flag}") from error
+        raise UsageError(
+            f"{what} cannot be read: {reason}", next_step=f"check the path of {flag}"
+        ) from error
 
 
 def wrong_name(name: str) -> str | None:
@@ -100,14 +107,20 @@ def _checked(entries: Iterable[_Entry]) -> list[Host]:
             continue
         hosts.append(host := Host(name, None if slots is None else whole_number(slots)))
         if slots is not None and not host.slots:
-            problems.append(f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed")
+            problems.append(
+                f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed"
+            )
         address = host.address.lower()
         if address in seen:
             before = "" if seen[address] == where else f" (first in {seen[address]})"
-            problems.append(f"{where}: {address} is listed twice{before}; list it once, with all its slots")
+            problems.append(
+                f"{where}: {address} is listed twice{before}; list it once, with all its slots"
+            )
         seen.setdefault(address, where)
     if problems:
-        raise UsageError(as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems))
+        raise UsageError(
+            as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems)
+        )
     return hosts
 
 
@@ -116,18 +129,23 @@ def read_counts(text: str) -> tuple[int | None, int | None] | None:
     found = COUNTS.fullmatch(text.strip())
     if found is None or not text.strip():
         return None
-    least, most = ((whole_number(found[name]) or 0) if found[name] else None for name in ("least", "most"))
+    least, most = (
+        (whole_number(found[name]) or 0) if found[name] else None for name in ("least", "most")
+    )
     if 0 in (least, most) or (least is not None and most is not None and least > most):
         return None
     return least, most
 
 
 def wrong_counts(text: str) -> str | None:
-    return None if read_counts(text) else f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"
+    return (
+        None if read_counts(text) else f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"
+    )
 
 
 def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | None:
-    """`--nnodes` for a job whose number of nodes is known: how many of them are enough, None for all."""
+    """`--nnodes` for a job whose number of nodes is known: how many of them are enough, None for
+    all."""
     counts = None if text is None else read_counts(text)
     if counts is None:
         return None

@@ -8,8 +8,8 @@ MAX_PAUSE_S = 60.0
 
 
 def next_pause_s(pause_s: float, ran_s: float) -> float:
-    """The pause after a start that ran for `ran_s` and began after a pause of `pause_s`: a notice that is still there
-    preempts each start soon."""
+    """The pause after a start that ran for `ran_s` and began after a pause of `pause_s`: a notice
+    that is still there preempts each start soon."""
     if ran_s > LONG_RUN_S:
         return 0.0
     return min(MAX_PAUSE_S, 2 * pause_s + FIRST_PAUSE_S)

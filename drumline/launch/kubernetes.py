@@ -1,8 +1,10 @@
-"""A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job. Nothing is applied.
+"""A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job.
+Nothing is applied.
 
-In each pod torchrun's agent starts the ranks. The rendezvous (c10d) is at the first pod, whose address comes from
-Kubeflow's variables, or in a plain Job from the pod's index and a headless Service. A task's pods run `drumline
-launch`; a script's image need not contain drumline, so its pods run torchrun, unless the job may continue with fewer.
+In each pod torchrun's agent starts the ranks. The rendezvous (c10d) is at the first pod, whose
+address comes from Kubeflow's variables, or in a plain Job from the pod's index and a headless
+Service. A task's pods run `drumline launch`; a script's image need not contain drumline, so its
+pods run torchrun, unless the job may continue with fewer.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE_ENV, RUN_ID, Progr
 Api = Literal["v2", "v1", "job"]
 Object = dict[str, Any]
 RUNS = "/runs"
-# A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER` after it.
+# A Service's name has the strictest rules: it becomes a DNS label, and a pod's name has `-NUMBER`
+# after it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 RUNTIME = "torch-distributed"
 # What a block of YAML can hold as it is.
@@ -29,7 +32,11 @@ POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status
 # The kubelet sets it for pods of an indexed Job.
 POD_NUMBER = {
     "name": "POD_NUMBER",
-    "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}},
+    "valueFrom": {
+        "fieldRef": {
+            "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        }
+    },
 }
 BACKOFF_PER_NODE = 3
 SECRET_KEY = "secret"
@@ -73,9 +80,14 @@ def manifest_text(job: KubernetesJob, api: Api) -> str:
         "v1": "Needs the Kubeflow Training Operator (kubeflow.org/v1).",
         "job": "Needs nothing beside Kubernetes 1.27 or later.",
     }
-    comments = ["Written by drumline launch --kubernetes; apply it with kubectl apply -f FILE.", needs[api]]
+    comments = [
+        "Written by drumline launch --kubernetes; apply it with kubectl apply -f FILE.",
+        needs[api],
+    ]
     if job.claim is None:
-        comments.append("Without --claim the run folder is lost with its pod: the job cannot resume.")
+        comments.append(
+            "Without --claim the run folder is lost with its pod: the job cannot resume."
+        )
     if job.has_secret:
         namespace = f" --namespace {job.namespace}" if job.namespace else ""
         comments += [
@@ -127,7 +139,10 @@ def _pytorch_job(job: KubernetesJob) -> list[Object]:
         specs["Worker"] = replicas(job.num_nodes - 1, False)
     spec = {
         "nprocPerNode": str(job.num_procs),
-        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": BACKOFF_PER_NODE * job.num_nodes},
+        "runPolicy": {
+            "cleanPodPolicy": "Running",
+            "backoffLimit": BACKOFF_PER_NODE * job.num_nodes,
+        },
         "pytorchReplicaSpecs": specs,
     }
     return [_object("kubeflow.org/v1", "PyTorchJob", job, spec)]
@@ -165,7 +180,12 @@ def _indexed_job(job: KubernetesJob) -> list[Object]:
 
 
 def _object(
-    api_version: str, kind: str, job: KubernetesJob, spec: Object, *, labels: Mapping[str, str] | None = None
+    api_version: str,
+    kind: str,
+    job: KubernetesJob,
+    spec: Object,
+    *,
+    labels: Mapping[str, str] | None = None,
 ) -> Object:
     given = {"name": job.name, "namespace": job.namespace, "labels": labels}
     metadata = {name: value for name, value in given.items() if value}
@@ -176,7 +196,10 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
     program = job.program
     variables: list[Object] = [dict(POD_ADDRESS), {"name": OWN_STORE_ENV, "value": "1"}]
     if job.has_secret:
-        reference = {"name": job.secret, "key": SECRET_KEY}  # without it the pod does not start: nothing runs unsealed
+        reference = {
+            "name": job.secret,
+            "key": SECRET_KEY,
+        }  # without it the pod does not start: nothing runs unsealed
         variables.append({"name": SECRET_ENV, "valueFrom": {"secretKeyRef": reference}})
     if job.claim and not program.is_task:
         variables.append({"name": "OUTPUT_DIR", "value": _literal(f"{RUNS}/{job.name}")})
@@ -192,7 +215,9 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
         "name": container,
         "image": job.image,
         "command": command,
-        "args": [_literal(word) for word in (own if job.has_launcher else program.torchrun_arguments())],
+        "args": [
+            _literal(word) for word in (own if job.has_launcher else program.torchrun_arguments())
+        ],
         "env": variables,
         **({"resources": {"limits": {"nvidia.com/gpu": job.num_gpus}}} if job.num_gpus else {}),
         "volumeMounts": mounts,
@@ -200,7 +225,9 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
     return {"containers": [described], "volumes": volumes}
 
 
-def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None) -> list[str]:
+def _agent(
+    job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None
+) -> list[str]:
     """The agent of a pod, which gives its address: pods cannot resolve each other's host names."""
     procs = str(job.num_procs)
     restarts = ["--max-restarts", str(job.max_restarts)]
@@ -212,7 +239,8 @@ def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool |
         return [*words, "--local-addr", "$(POD_IP)"]
     words = ["drumline", "launch", "--procs", procs, *restarts]
     if job.num_nodes == 1:
-        # Needed because an operator sets RANK in a pod, and the launcher would believe that it is a rank.
+        # Needed because an operator sets RANK in a pod, and the launcher would believe that it is a
+        # rank.
         return [*words, "--nodes", "1", "--node-rank", "0"]
     words += ["--nodes", str(job.num_nodes), "--node-rank", node_rank, "--master", endpoint]
     if job.min_nodes is not None:
@@ -226,10 +254,12 @@ def _literal(word: str) -> str:
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]], *, comments: Sequence[str] = ()) -> str:
-    """The documents below the comments: mappings, lists and scripts in blocks, other strings in JSON's quotes, which
-    YAML reads."""
+    """The documents below the comments: mappings, lists and scripts in blocks, other strings in
+    JSON's quotes, which YAML reads."""
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    return head + "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
+    return head + "---\n".join(
+        "".join(f"{line}\n" for line in _lines(document)) for document in documents
+    )
 
 
 def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
@@ -246,6 +276,8 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
                 yield f"{name}: {json.dumps(item)}"
     else:
         for item in value:
-            first, *rest = _lines(item) if isinstance(item, Mapping | list) and item else [json.dumps(item)]
+            first, *rest = (
+                _lines(item) if isinstance(item, Mapping | list) and item else [json.dumps(item)]
+            )
             yield f"- {first}"
             yield from (f"  {line}" for line in rest)

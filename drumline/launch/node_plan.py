@@ -1,6 +1,8 @@
-"""What each node of a job runs, and how; and the same as a command to type or to put into a manifest.
+"""What each node of a job runs, and how; and the same as a command to type or to put into a
+manifest.
 
-The node that Drumline starts itself (`node/local.py`) has the same settings, given to torchrun's agent directly.
+The node that Drumline starts itself (`node/local.py`) has the same settings, given to torchrun's
+agent directly.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ DEFAULT_PORT = 29500
 JOIN_TIMEOUT_S = 600
 LAST_CALL_S = 30
 KEEP_ALIVE_ATTEMPTS = 3
-# Unless it is 1, all starts of a job share one store, in which gloo finds addresses of the previous start.
+# Unless it is 1, all starts of a job share one store, in which gloo finds addresses of the previous
+# start.
 OWN_STORE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Runs a script as Python would, with the watchdog.
 SCRIPT_RUNNER = "drumline.parallel.scripts.script_runner"
@@ -69,19 +72,21 @@ class NodePlan:
 
     @property
     def silence_s(self) -> int:
-        """A node without a heartbeat for this long is lost. A job that can continue without it does not wait for what
-        TCP sends again."""
+        """A node without a heartbeat for this long is lost. A job that can continue without it does
+        not wait for what TCP sends again."""
         return self.lost_after_s if self.may_shrink else silence_limit_s(self.lost_after_s)
 
     @property
     def known_address(self) -> str:
-        """The address of this node for the others, as far as it is known: they reach the first node at the endpoint."""
+        """The address of this node for the others, as far as it is known: they reach the first node
+        at the endpoint."""
         return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
 
 
 def silence_limit_s(cut_s: int) -> int:
-    """How long heartbeats may be missing if a cut of this length is to lose nobody: TCP sends again after pauses that
-    double, so what was sent during a cut may arrive when twice its length has passed."""
+    """How long heartbeats may be missing if a cut of this length is to lose nobody: TCP sends again
+    after pauses that double, so what was sent during a cut may arrive when twice its length has
+    passed."""
     return 2 * cut_s + 5
 
 
@@ -92,23 +97,32 @@ class Program:
     is_task: bool = False
     is_watched: bool = False
     profile: Sequence[str] = ()
-    """Of a script: which steps to profile, the folder, and `only` to end it after them, or `all`."""
+    """Of a script: which steps to profile, the folder, and `only` to end it after them, or
+    `all`."""
     run: str | None = None
     """The run folder of a task, as its settings name it; None where they were not read."""
     can_resume: bool = True
     """Whether the same command resumes a task: not so an evaluation."""
     continues: bool = False
-    """Whether the ranks of other nodes continue without those of a lost one, as far as the settings were read."""
+    """Whether the ranks of other nodes continue without those of a lost one, as far as the settings
+    were read."""
 
     def python_arguments(self) -> list[str]:
         if self.profile:
-            return ["-m", SCRIPT_PROFILER, *self.profile, "watched" if self.is_watched else "plain", *self.words]
+            return [
+                "-m",
+                SCRIPT_PROFILER,
+                *self.profile,
+                "watched" if self.is_watched else "plain",
+                *self.words,
+            ]
         if self.is_watched:
             return ["-m", SCRIPT_RUNNER, *self.words]
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)
 
     def torchrun_arguments(self) -> list[str]:
-        # The `--` keeps torchrun from parsing the rest: it reads `--run` as a prefix of its own `--run-path`.
+        # The `--` keeps torchrun from parsing the rest: it reads `--run` as a prefix of its own
+        # `--run-path`.
         return ["-m", "--", "drumline", *self.words] if self.is_task else ["--", *self.words]
 
 
@@ -122,8 +136,8 @@ class Supervision:
     folder: Path | None = None
     """The folder for the output of ranks; None: they write to the screen."""
     report: Callable[..., None] = lambda kind, **content: None
-    """Called with starts and failures of ranks, at once, since ending the others may take long. Times are by this
-    machine's monotonic clock; the controller knows its offset."""
+    """Called with starts and failures of ranks, at once, since ending the others may take long.
+    Times are by this machine's monotonic clock; the controller knows its offset."""
     secret: str | None = field(default=None, repr=False)
     """The secret that all nodes of the job were given, or None (`base/job_secret.py`)."""
     script_watch: ScriptWatch | None = None
@@ -131,7 +145,8 @@ class Supervision:
     standby: Standby | None = None
     """The standby processes in which restarted ranks of a task begin."""
     first_start: int = 0
-    """The number of the first start of ranks here: earlier attempts of the launch have lower numbers."""
+    """The number of the first start of ranks here: earlier attempts of the launch have lower
+    numbers."""
 
 
 def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str | None]) -> Program:
@@ -145,13 +160,15 @@ def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str 
 
 
 def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
-    """A task resumes from its newest checkpoint. A script may not: it would train from the start each time, and
-    overwrite its files. A user who lets a job continue with fewer nodes states that the script resumes."""
+    """A task resumes from its newest checkpoint. A script may not: it would train from the start
+    each time, and overwrite its files. A user who lets a job continue with fewer nodes states that
+    the script resumes."""
     return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
 
 
 def nodes_of_hosts(hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]) -> list[NodePlan]:
-    """These nodes, each on its host, with as many ranks as that has slots; their rendezvous is at the first."""
+    """These nodes, each on its host, with as many ranks as that has slots; their rendezvous is at
+    the first."""
     return [
         replace(
             node,
@@ -179,7 +196,14 @@ def torchrun_command(node: NodePlan, program: Program) -> list[str]:
 
 def _rendezvous_flags(node: NodePlan) -> list[str]:
     if not node.endpoint:
-        return ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        return [
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "127.0.0.1:0",
+            "--local-addr",
+            "127.0.0.1",
+        ]
     # Set which node hosts the rendezvous: torchrun decides by what the name resolves to.
     settings = [f"is_host={'true' if node.node_rank == 0 else 'false'}"]
     if node.join_timeout_s != JOIN_TIMEOUT_S:

@@ -1,9 +1,10 @@
-"""Slurm: reads srun's variables for a rank or a node, and writes a batch file that starts a job and requeues it.
+"""Slurm: reads srun's variables for a rank or a node, and writes a batch file that starts a job and
+requeues it.
 
-srun starts every rank itself, or one task on each node (`drumline launch --srun`), which starts that node's ranks. The
-rendezvous is at the step's first host, at a port that follows from the job's number: two jobs on one host do not
-collide. To Slurm a job that exits, as after a preemption (code 75), has failed and is not started again, so
-the batch file requeues itself.
+srun starts every rank itself, or one task on each node (`drumline launch --srun`), which starts
+that node's ranks. The rendezvous is at the step's first host, at a port that follows from the job's
+number: two jobs on one host do not collide. To Slurm a job that exits, as after a preemption (code
+75), has failed and is not started again, so the batch file requeues itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from drumline.launch.node_plan import NodePlan
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120
 MAX_REQUEUES = 1000
-# Slurm splits a line at blanks and has its own rules for quotes: values that it could misread are rejected.
+# Slurm splits a line at blanks and has its own rules for quotes: values that it could misread are
+# rejected.
 VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -115,7 +117,9 @@ class BatchJob:
         return f"{self.name}-%j.log"
 
 
-def wrong_values(options: Mapping[str, str], others: Sequence[str], signal_before_s: int) -> Iterator[str]:
+def wrong_values(
+    options: Mapping[str, str], others: Sequence[str], signal_before_s: int
+) -> Iterator[str]:
     """A message for each value that a batch file cannot contain, or that would not work."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
@@ -134,7 +138,9 @@ def _seconds_of(limit: str) -> float:
     if (found := TIME.fullmatch(limit)) is None:
         return math.inf
     numbers = [int(part) for part in found.groups()[1:] if part]
-    hours, minutes, seconds = [*([0] if not found[1] and len(numbers) < 3 else []), *numbers, 0, 0][:3]
+    hours, minutes, seconds = [*([0] if not found[1] and len(numbers) < 3 else []), *numbers, 0, 0][
+        :3
+    ]
     return ((int(found[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
@@ -149,7 +155,8 @@ def batch_text(job: BatchJob) -> str:
     return TEXT.format(
         written=WRITTEN,
         directives="\n".join(f"#SBATCH {flag}" for flag in flags),
-        # srun does not inherit the job's number of cores. A node that is done must not end the others.
+        # srun does not inherit the job's number of cores. A node that is done must not end the
+        # others.
         srun_flags=shlex.join(["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]),
         command=shlex.join(job.command),
         preempted=int(ExitCode.PREEMPTED),
@@ -165,21 +172,27 @@ def write_batch_file(path: Path, text: str) -> None:
             raise UsageError(what, next_step="give another path with --out")
         replace_text(path, text)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", next_step="check --out") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", next_step="check --out"
+        ) from error
 
 
 def check_sbatch(search_path: str | None) -> str:
     """The path of sbatch."""
     if (sbatch := shutil.which("sbatch", path=search_path)) is None:
         what = f"sbatch is not installed on {socket.gethostname()}"
-        raise UsageError(what, next_step="run this where jobs are submitted, or show the batch file with --print")
+        raise UsageError(
+            what, next_step="run this where jobs are submitted, or show the batch file with --print"
+        )
     return sbatch
 
 
 def submit(sbatch: str, path: Path) -> str:
     """The job's number."""
     command = [sbatch, "--parsable", str(path)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode != 0:
         heading = f"sbatch rejected {path} (exit code {done.returncode}):"
         raise UsageError(

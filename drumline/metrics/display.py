@@ -1,4 +1,5 @@
-"""The display of rank 0: events as text, and plain lines for log files and pipes. `live` draws on a terminal.
+"""The display of rank 0: events as text, and plain lines for log files and pipes. `live` draws on a
+terminal.
 
 Errors are not shown here.
 """
@@ -53,7 +54,8 @@ class Display:
         self._logged_at: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        """Show one event: with the method named after its kind if there is one, otherwise as a line."""
+        """Show one event: with the method named after its kind if there is one, otherwise as a
+        line."""
         if event["kind"] == "start":
             self.epochs = event["epochs"]
             self.total_steps = event["total_steps"]
@@ -64,7 +66,10 @@ class Display:
 
     def show_logged(self, event: Event) -> None:
         """A name at most every few seconds."""
-        if event["time"] - self._logged_at.get(event["name"], float("-inf")) >= _SECONDS_BETWEEN_STEPS:
+        if (
+            event["time"] - self._logged_at.get(event["name"], float("-inf"))
+            >= _SECONDS_BETWEEN_STEPS
+        ):
             self._logged_at[event["name"]] = event["time"]
             self.show_line(event, logged_line(event))
 
@@ -92,7 +97,9 @@ class PlainDisplay(Display):
         self._last_train_time = event["time"]
         loss = f"loss {number_text(event['loss'])}"
         left = f"{clock(event['seconds_left'])} left"
-        self.show_line(event, "   ".join([step_of(event, self.total_steps), loss, *rates(event), left]))
+        self.show_line(
+            event, "   ".join([step_of(event, self.total_steps), loss, *rates(event), left])
+        )
 
     def show_evaluation(self, event: Event) -> None:
         self.show_line(event, evaluation_line(event, self.epochs))
@@ -106,7 +113,10 @@ class PlainDisplay(Display):
         show_lines([f"{now} {first}", *(f"  {line}" for line in more)], stream=self._stream)
 
     def _show_page(self, page: Page) -> None:
-        lines = [page.heading, *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows)]
+        lines = [
+            page.heading,
+            *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows),
+        ]
         for label, command in page.commands:
             lines += [f"  {label}", *wrap_command(command, width=80, indent="    ")]
         show_lines(lines, stream=self._stream)
@@ -152,15 +162,23 @@ def opening_page(event: Event) -> Page:
 def _peak_rate(event: Event) -> str:
     rate = f"{event['lr']:.3g} at its peak"
     num_rates = event.get("lr_rates", 1)
-    return rate if num_rates == 1 else f"{rate}, the highest of the {num_rates} rates of parameter groups"
+    return (
+        rate
+        if num_rates == 1
+        else f"{rate}, the highest of the {num_rates} rates of parameter groups"
+    )
 
 
 def closing_page(event: Event) -> Page:
-    rows = [(name, metric_text(name, value)) for name, value in metrics_of(event["metrics"]).items()]
+    rows = [
+        (name, metric_text(name, value)) for name, value in metrics_of(event["metrics"]).items()
+    ]
     if event["samples_per_s"] > 0:  # a finished run that was started again took no step
         rows.append(("speed", ", ".join(speeds(event))))
     if event.get("start_s") is not None:
-        rows.append(("start", f"{duration(event['start_s'])} to the first step, not part of the speed"))
+        rows.append(
+            ("start", f"{duration(event['start_s'])} to the first step, not part of the speed")
+        )
     if event.get("data_share", 0.0) >= _MIN_SHARE:
         rows.append(("waiting", f"for data {event['data_share']:.0%} of the time"))
     if (event.get("communication_share") or 0.0) >= _MIN_SHARE:
@@ -173,9 +191,14 @@ def closing_page(event: Event) -> Page:
         rows.append(("stopped", str(event["stopped"])))
     rows += [("straggler", words) for words in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
-    commands = [("to resume", event.get("resume_command")), ("on two nodes", event.get("two_node_command"))]
+    commands = [
+        ("to resume", event.get("resume_command")),
+        ("on two nodes", event.get("two_node_command")),
+    ]
     known = [(label, command) for label, command in commands if command]
-    return Page(f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, known)
+    return Page(
+        f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, known
+    )
 
 
 def event_line(event: Event) -> str | None:
@@ -189,11 +212,19 @@ def event_line(event: Event) -> str | None:
             since = "the command" if event["since"] == "command" else "this rank began"
             total = event["seconds"]
             # Parts below 1% are left out.
-            parts = [f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= total / 100]
+            parts = [
+                f"{name} {duration(part)}"
+                for name, part in event["parts"].items()
+                if part >= total / 100
+            ]
             return f"first step {duration(total)} after {since}: {', '.join(parts)}"
         case "checkpoint":
             # Without a copy, training was paused until the save was complete.
-            paused = "" if event.get("copy", "none") == "none" else f", training paused {duration(event['blocked_s'])}"
+            paused = (
+                ""
+                if event.get("copy", "none") == "none"
+                else f", training paused {duration(event['blocked_s'])}"
+            )
             return f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}{paused})"
         case "preempted":
             by = event["signal"]
@@ -220,7 +251,11 @@ def _recovered_line(event: Event) -> str:
 def logged_line(event: Event) -> str:
     """`step 40: distance 0.1234`, of text the beginning, of an image its file."""
     value = event.get("value", event.get("path"))
-    text = number_text(value) if isinstance(value, float) else textwrap.shorten(str(value), 100, placeholder="...")
+    text = (
+        number_text(value)
+        if isinstance(value, float)
+        else textwrap.shorten(str(value), 100, placeholder="...")
+    )
     return f"step {event['step']}: {event['name']} {text}"
 
 
@@ -236,18 +271,30 @@ def step_of(event: Event, total_steps: int) -> str:
 
 def epoch_of(event: Event, epochs: int | None) -> str:
     """`epoch  7/20`, as wide for the first epoch as for the last."""
-    return f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}" if epochs else f"epoch {event['epoch']}"
+    return (
+        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}"
+        if epochs
+        else f"epoch {event['epoch']}"
+    )
 
 
 def rates(event: Event) -> list[str]:
     """`lr 0.0983`, the speeds and, where it matters, `waits for data 12%`, from a `train` event."""
-    shares = {"waits for data": event.get("data_share"), "exposed communication": event.get("communication_share")}
-    waits = [f"{what} {share:.0%}" for what, share in shares.items() if share is not None and share >= _MIN_SHARE]
+    shares = {
+        "waits for data": event.get("data_share"),
+        "exposed communication": event.get("communication_share"),
+    }
+    waits = [
+        f"{what} {share:.0%}"
+        for what, share in shares.items()
+        if share is not None and share >= _MIN_SHARE
+    ]
     return [f"lr {event['lr']:.3g}", *speeds(event), *waits]
 
 
 def speeds(event: Event) -> list[str]:
-    """`8,123 samples/s`, `1,039,744 tokens/s`, `412 TFLOP/s`, `MFU 41.7%`, as far as they are known."""
+    """`8,123 samples/s`, `1,039,744 tokens/s`, `412 TFLOP/s`, `MFU 41.7%`, as far as they are
+    known."""
     parts = [speed(event["samples_per_s"])]
     if (tokens := event.get("tokens_per_s")) is not None:
         parts.append(speed(tokens, "tokens/s"))
@@ -266,7 +313,9 @@ def speed(number: float, unit: str = "samples/s") -> str:
 def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
     """The task's own numbers in an event, the loss first."""
     found = {
-        name: value for name, value in values.items() if name not in _BOOKKEEPING and isinstance(value, int | float)
+        name: value
+        for name, value in values.items()
+        if name not in _BOOKKEEPING and isinstance(value, int | float)
     }
     return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
 

@@ -1,4 +1,5 @@
-"""The live display: a progress bar and the newest numbers at the bottom of the terminal, other lines above them.
+"""The live display: a progress bar and the newest numbers at the bottom of the terminal, other
+lines above them.
 
 The thread that reports an event draws it: there is no refresh thread.
 """
@@ -97,7 +98,9 @@ class LiveDisplay(Display):
         for label, command in page.commands:
             self._console.print()
             self._print(Text(f"  {label}", "dim"))
-            for line in display.wrap_command(command, width=self._console.width, indent=f"{_MARGIN}    "):
+            for line in display.wrap_command(
+                command, width=self._console.width, indent=f"{_MARGIN}    "
+            ):
                 self._console.print(Text(line, "cyan"), soft_wrap=True)
         self._console.print()
 
@@ -111,13 +114,21 @@ class LiveDisplay(Display):
         bar.add_column(no_wrap=True)
         bar.add_row(
             _MARGIN + display.epoch_of(event, self.epochs),
-            ProgressBar(self.total_steps, event["step"], complete_style="cyan", finished_style="cyan"),
+            ProgressBar(
+                self.total_steps, event["step"], complete_style="cyan", finished_style="cyan"
+            ),
             f"{display.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
         )
-        parts = [f"{name} {display.metric_text(name, value)}" for name, value in display.metrics_of(event).items()]
+        parts = [
+            f"{name} {display.metric_text(name, value)}"
+            for name, value in display.metrics_of(event).items()
+        ]
         parts += display.rates(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
-        numbers = Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")
-        # The last line is empty and has the cursor, so that the output of another rank starts on a new line.
+        numbers = Text(
+            one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis"
+        )
+        # The last line is empty and has the cursor, so that the output of another rank starts on a
+        # new line.
         return Group(Text(), bar, numbers, Text())

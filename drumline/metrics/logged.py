@@ -1,5 +1,5 @@
-"""What `Run.log` and `Task.log` take: a number, an image or text, as the fields of a `logged` event. An image is
-written to the run folder as PNG; its event has the path."""
+"""What `Run.log` and `Task.log` take: a number, an image or text, as the fields of a `logged`
+event. An image is written to the run folder as PNG; its event has the path."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from drumline.base.errors import UsageError
 from drumline.base.untrusted import make_own_folder, replace_bytes
 
 MEDIA = "media"
-_NEXT_STEP = "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"
+_NEXT_STEP = (
+    "log a number, text, or an image of HxW, HxWx3 or 3xHxW in uint8 or in floats from 0 to 1"
+)
 
 
 def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str, Any]:
-    """The fields of the event. `folder`: the run's, where an image is written; raises OSError if that fails."""
+    """The fields of the event. `folder`: the run's, where an image is written; raises OSError if
+    that fails."""
     if isinstance(value, str):
         return {"name": name, "type": "text", "value": value}
     array = _as_array(name, value)
     if array.ndim == 0:
-        return {"name": name, "type": "scalar", "value": float(array) if array.dtype.kind == "f" else int(array)}
+        return {
+            "name": name,
+            "type": "scalar",
+            "value": float(array) if array.dtype.kind == "f" else int(array),
+        }
     path = Path(MEDIA) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{step:08d}.png"
     content = encode_png(_as_pixels(name, array))
     make_own_folder(folder / MEDIA)
@@ -36,12 +43,15 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
 def encode_png(pixels: np.ndarray[Any, Any]) -> bytes:
     """A PNG file of bytes: HxW in grey, HxWx3 in colour."""
     height, width = pixels.shape[:2]
-    rows = np.zeros((height, 1 + pixels[0].size), np.uint8)  # each row begins with the number of its filter: none
+    rows = np.zeros(
+        (height, 1 + pixels[0].size), np.uint8
+    )  # each row begins with the number of its filter: none
     rows[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     )
 
 
@@ -53,7 +63,9 @@ def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
     is_known = isinstance(value, bool | int | float | np.generic | np.ndarray)
     array = np.asarray(value) if is_known else None
     if array is None or array.dtype.kind not in "biuf":
-        raise UsageError(f"{name} cannot be logged: it is a {type(value).__name__}", next_step=_NEXT_STEP)
+        raise UsageError(
+            f"{name} cannot be logged: it is a {type(value).__name__}", next_step=_NEXT_STEP
+        )
     return array
 
 

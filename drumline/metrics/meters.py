@@ -1,7 +1,7 @@
 """Meters: the sums behind a logged loss, kept on the device.
 
-The engine adds to a `Meter` at every micro-batch, without waiting for the device. To log, it takes the sums, adds them
-up over the ranks and only then copies them to the host.
+The engine adds to a `Meter` at every micro-batch, without waiting for the device. To log, it takes
+the sums, adds them up over the ranks and only then copies them to the host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Meter:
         return self._names or ()
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Set the names of the metrics before the first `add`, or without one (on a rank without samples)."""
+        """Set the names of the metrics before the first `add`, or without one (on a rank without
+        samples)."""
         given = tuple(sorted(names))
         if self._names is None:
             check_names(given)
@@ -48,7 +49,9 @@ class Meter:
                 next_step="return the same metrics with every Loss",
             )
 
-    def add(self, loss_total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
+    def add(
+        self, loss_total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]
+    ) -> None:
         """Add the sums of one micro-batch, without waiting for the device."""
         if self._names is None or metrics.keys() != self._metrics.keys():
             self.prepare(metrics)
@@ -61,7 +64,8 @@ class Meter:
             self._metrics[name].add_(total.detach())
 
     def take(self) -> Tensor:
-        """The sums since the last `take`, in a tensor of [loss, weight, *metrics], still on the device."""
+        """The sums since the last `take`, in a tensor of [loss, weight, *metrics], still on the
+        device."""
         self._weight.add_(self.host_weight)
         sums = self._sums.clone()
         self._sums.zero_()
@@ -75,8 +79,8 @@ class Meter:
         return sums
 
     def put(self, sums: Sequence[float], names: Sequence[str]) -> None:
-        """Continue with saved sums, on one of the ranks: the next log line then includes them. They are dropped if the
-        metrics differ, or if they are not finite."""
+        """Continue with saved sums, on one of the ranks: the next log line then includes them. They
+        are dropped if the metrics differ, or if they are not finite."""
         if all(map(math.isfinite, sums)):
             self._kept = (tuple(names), sums)
 
@@ -85,11 +89,13 @@ class Meter:
         return self._sums.clone()
 
     def put_back_if(self, condition: Tensor, kept: Tensor) -> None:
-        """Undo what was added since `keep`, if the condition on the device is true, without waiting for it."""
+        """Undo what was added since `keep`, if the condition on the device is true, without waiting
+        for it."""
         self._sums.copy_(torch.where(condition, kept, self._sums))
 
     def put_back(self, sums: Tensor, host_weight: float) -> None:
-        """Undo what was added since `keep`. If the names of the metrics were not known then, all of it is dropped."""
+        """Undo what was added since `keep`. If the names of the metrics were not known then, all of
+        it is dropped."""
         if sums.shape == self._sums.shape:
             self._sums.copy_(sums)
         else:
@@ -113,7 +119,8 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def means(sums: Sequence[float], names: Iterable[str]) -> dict[str, float]:
-    """The loss and the metrics per unit of weight, from the numbers of `Meter.take`, summed over ranks or not."""
+    """The loss and the metrics per unit of weight, from the numbers of `Meter.take`, summed over
+    ranks or not."""
     loss, weight, *metrics = sums
     if weight == 0:
         raise TrainingError(

@@ -1,6 +1,8 @@
-"""Authenticated connections in an event loop: closed unless a handshake succeeds, and sealed after it.
+"""Authenticated connections in an event loop: closed unless a handshake succeeds, and sealed after
+it.
 
-An unauthenticated peer may send a thousand bytes and has three seconds for the handshake. Buffers are bounded.
+An unauthenticated peer may send a thousand bytes and has three seconds for the handshake. Buffers
+are bounded.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class PeerConnection(asyncio.Protocol):
         self.ended = asyncio.Event()
 
     def send(self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
-        """Never blocks; False when the buffer is full. Raises FrameError for a message that is too long."""
+        """Never blocks; False when the buffer is full. Raises FrameError for a message that is too
+        long."""
         transport = self._transport
         session = self._session
         if transport is None or session is None or self.why or transport.is_closing():
@@ -81,7 +84,11 @@ class PeerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("?",))[0])
         self._owner.connection_made(self)
-        late = partial(self.end, Reason.NO_REPLY) if self.is_ours else partial(self.end, LATE, is_refused=True)
+        late = (
+            partial(self.end, Reason.NO_REPLY)
+            if self.is_ours
+            else partial(self.end, LATE, is_refused=True)
+        )
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, late)
         self._send_plain(next(self._handshake))
 
@@ -129,8 +136,9 @@ class PeerConnection(asyncio.Protocol):
 
 
 class PendingConnections:
-    """Connections whose handshake is not complete. When there are too many, the oldest is dropped: a handshake takes
-    milliseconds, so a flood of idle sockets has the oldest. Each host of the job has its own limit."""
+    """Connections whose handshake is not complete. When there are too many, the oldest is dropped:
+    a handshake takes milliseconds, so a flood of idle sockets has the oldest. Each host of the job
+    has its own limit."""
 
     def __init__(self, known: Collection[str]) -> None:
         """`known`: the addresses of the job's hosts."""
@@ -157,10 +165,13 @@ class PendingConnections:
 
 
 class Acceptor:
-    """Accepts connections at a port, a few at a time, and leaves none open when it closes; asyncio's server leaks one
-    that arrives then (seen with Python 3.11). It owns the socket; other processes that have it open keep it."""
+    """Accepts connections at a port, a few at a time, and leaves none open when it closes;
+    asyncio's server leaks one that arrives then (seen with Python 3.11). It owns the socket; other
+    processes that have it open keep it."""
 
-    def __init__(self, listener: socket.socket, make_connection: Callable[[], PeerConnection]) -> None:
+    def __init__(
+        self, listener: socket.socket, make_connection: Callable[[], PeerConnection]
+    ) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._make_connection = make_connection

@@ -1,8 +1,9 @@
-"""Whether a port of another host is reachable, and why not: errno in words, waiting for a port, probing many hosts.
+"""Whether a port of another host is reachable, and why not: errno in words, waiting for a port,
+probing many hosts.
 
-A probe is a TCP connection that the host answers with a random token of this start: an address may belong to more than
-one machine (every docker0 has the same), so an answer alone is not enough. The host's wall clock is sent with the
-token.
+A probe is a TCP connection that the host answers with a random token of this start: an address may
+belong to more than one machine (every docker0 has the same), so an answer alone is not enough. The
+host's wall clock is sent with the token.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def explained_closed(reason: str) -> str:
     return _CLOSED.get(reason, reason)
 
 
-def closed_data_ports(sources: Sequence[str], target: str, *, port: int, reason: str) -> PreflightError:
+def closed_data_ports(
+    sources: Sequence[str], target: str, *, port: int, reason: str
+) -> PreflightError:
     """Only the rendezvous port is open."""
     return PreflightError(
         f"data ports are closed from {', '.join(sources)} to {target}: port {port} ({explained_closed(reason)})",
@@ -129,7 +132,8 @@ class WaitNotice:
         return True
 
     def report(self, text: str) -> None:
-        """Report what this process waits for: one updated line on a terminal, otherwise when due. Call it often."""
+        """Report what this process waits for: one updated line on a terminal, otherwise when due.
+        Call it often."""
         if not sys.stderr.isatty():
             if self.is_due():
                 print_message(text)
@@ -150,17 +154,24 @@ class Blocked(NamedTuple):
 
 
 def wait_for_port(
-    host: str, port: int, *, timeout_s: float, limits: Mapping[str, float], report: Callable[[str], None]
+    host: str,
+    port: int,
+    *,
+    timeout_s: float,
+    limits: Mapping[str, float],
+    report: Callable[[str], None],
 ) -> Blocked | None:
-    """None when something listens there. `limits`: how long some reasons may last before the wait ends early. `report`
-    is called repeatedly with the reason."""
+    """None when something listens there. `limits`: how long some reasons may last before the wait
+    ends early. `report` is called repeatedly with the reason."""
     begin = time.monotonic()
     before = ""
     since = 0.0
     pause_s = FIRST_POLL_S
     while True:
         try:
-            socket.create_connection((host, port), timeout=max(0.1, min(CONNECT_S, timeout_s))).close()
+            socket.create_connection(
+                (host, port), timeout=max(0.1, min(CONNECT_S, timeout_s))
+            ).close()
             return None
         except OSError as error:
             reason = reason_of(error)
@@ -243,7 +254,8 @@ def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
 
 
 def _probe(target: ProbeTarget) -> str | float:
-    """Why it failed; otherwise how far the host's clock is ahead of ours, at least (negative: behind)."""
+    """Why it failed; otherwise how far the host's clock is ahead of ours, at least (negative:
+    behind)."""
     token = target.token.encode()
     received = b""
     begun = time.monotonic()

@@ -1,7 +1,8 @@
-"""JSON objects, one per line: the format of every channel between our processes, over sockets and pipes.
+"""JSON objects, one per line: the format of every channel between our processes, over sockets and
+pipes.
 
-Lines are bounded in size, nothing that arrives is evaluated, and a line that is not a frame is an error that shows what
-arrived. After a handshake (handshake.py) each line is also sealed.
+Lines are bounded in size, nothing that arrives is evaluated, and a line that is not a frame is an
+error that shows what arrived. After a handshake (handshake.py) each line is also sealed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from drumline.base.errors import PreflightError
 from drumline.base.untrusted import parse_json
 
 Message = dict[str, Any]
-# The facts of a machine with some hundred packages, and one host's results about 255 others, are below 200 kB.
+# The facts of a machine with some hundred packages, and one host's results about 255 others, are
+# below 200 kB.
 MAX_BYTES = 1 << 20
 # For a frame on a pipe from a supervisor, which carries the output of ranks.
 MAX_PIPE_BYTES = 1 << 24
@@ -75,7 +77,11 @@ def _check_numbers(text: bytes) -> None:
 
 
 def read_field(
-    message: Mapping[str, Any], name: str, kind: type[Any], low: float | None = None, high: float | None = None
+    message: Mapping[str, Any],
+    name: str,
+    kind: type[Any],
+    low: float | None = None,
+    high: float | None = None,
 ) -> Any:
     """A field of this type and within these bounds; FrameError otherwise."""
     value: Any = message.get(name)
@@ -91,15 +97,20 @@ def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> l
     """A list of values of one type, with at most `most` entries."""
     values = read_field(message, name, list)
     if len(values) > most:
-        raise FrameError(WRONG_FIELD, f"{name} has {len(values):,} entries; up to {most:,} are allowed")
+        raise FrameError(
+            WRONG_FIELD, f"{name} has {len(values):,} entries; up to {most:,} are allowed"
+        )
     return [read_field({name: value}, name, kind) for value in values]
 
 
 class Session:
-    """Frames as lines, for both directions of one connection. With keys, one for each direction, a line carries a keyed
-    hash over its number and text: a line that was replayed, changed, removed or added on the way is refused."""
+    """Frames as lines, for both directions of one connection. With keys, one for each direction, a
+    line carries a keyed hash over its number and text: a line that was replayed, changed, removed
+    or added on the way is refused."""
 
-    def __init__(self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES
+    ) -> None:
         self._mine = mine
         self._theirs = theirs
         self._max_bytes = max_bytes
@@ -110,7 +121,9 @@ class Session:
         """The next line, which must be sent."""
         text = encode(message)
         if len(text) > self._max_bytes:
-            raise FrameError(TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}")
+            raise FrameError(
+                TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}"
+            )
         if not self._mine:
             return text + b"\n"
         line = _seal(self._mine, self._sent, text) + b" " + text + b"\n"
@@ -120,12 +133,18 @@ class Session:
     def decode(self, line: bytes) -> Message:
         """The frame of the next received line. Its seal is checked before its text is parsed."""
         if len(line) > self.max_line:
-            raise FrameError(TOO_LONG, f"received a line of more than {self._max_bytes:,} bytes, the limit")
+            raise FrameError(
+                TOO_LONG, f"received a line of more than {self._max_bytes:,} bytes, the limit"
+            )
         if not self._theirs:
             return decode(line, max_bytes=self._max_bytes)
         text = line[SEAL_BYTES + 1 :]
-        if not hmac.compare_digest(line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "):
-            raise FrameError(WRONG_SEAL, "received a line with a wrong seal: it was changed or added on the way")
+        if not hmac.compare_digest(
+            line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "
+        ):
+            raise FrameError(
+                WRONG_SEAL, "received a line with a wrong seal: it was changed or added on the way"
+            )
         self._received += 1
         return decode(text, max_bytes=self._max_bytes)
 
@@ -135,7 +154,8 @@ def _seal(key: bytes, number: int, text: bytes) -> bytes:
 
 
 class LineBuffer:
-    """Splits received data into lines, and never holds more than the limit of one line and one read."""
+    """Splits received data into lines, and never holds more than the limit of one line and one
+    read."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -145,7 +165,8 @@ class LineBuffer:
         self._data += data
 
     def pop(self) -> bytes | None:
-        """The next line; None: it has not arrived yet. A line that is too long is cut after `max_bytes` + 1 bytes."""
+        """The next line; None: it has not arrived yet. A line that is too long is cut after
+        `max_bytes` + 1 bytes."""
         end = self._data.find(b"\n", 0, self.max_bytes + 1)
         if end < 0 and len(self._data) <= self.max_bytes:
             return None
@@ -178,7 +199,8 @@ class FrameReader:
         self._lines.max_bytes = session.max_line
 
     def read(self) -> list[Message]:
-        """All frames with a `kind` that have arrived; never blocks. Other lines, like a greeting, are skipped."""
+        """All frames with a `kind` that have arrived; never blocks. Other lines, like a greeting,
+        are skipped."""
         while self._receive(0.0):
             pass
         frames = []
@@ -209,7 +231,8 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Frames to a pipe, as fast as its other end reads them, without blocking. A closed pipe is not an error."""
+    """Frames to a pipe, as fast as its other end reads them, without blocking. A closed pipe is not
+    an error."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)

@@ -1,4 +1,5 @@
-"""Two processes prove to each other that both have a secret, without sending it, and agree on session keys.
+"""Two processes prove to each other that both have a secret, without sending it, and agree on
+session keys.
 
     dialler                                                 listener
     {"drumline": PURPOSE, "node", "to", "nonce", "secret"}
@@ -6,9 +7,10 @@
     {"proof"}
                                                             {"proof"}, or {"refused", "next"}
 
-A proof is a keyed hash over both first messages and the role, so that it is valid for this connection only. The lines
-after it are sealed (frames.py) but not encrypted, and contain no secrets. If neither side has a secret
-(`"secret": false`), the network is trusted, as in PyTorch's own store. This module does not use sockets.
+A proof is a keyed hash over both first messages and the role, so that it is valid for this
+connection only. The lines after it are sealed (frames.py) but not encrypted, and contain no
+secrets. If neither side has a secret (`"secret": false`), the network is trusted, as in PyTorch's
+own store. This module does not use sockets.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ NOT_TAKEN = f"refused our {SECRET_ENV}"
 class RefusedError(FrameError):
     """The other side may not connect. `what` and `next_step` are sent to it, for its user."""
 
-    def __init__(self, what: str, *, next_step: str | None = None, kind: str = WRONG_SECRET) -> None:
+    def __init__(
+        self, what: str, *, next_step: str | None = None, kind: str = WRONG_SECRET
+    ) -> None:
         super().__init__(kind, what, next_step=next_step)
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """The result of a handshake: the other node, the session, and the last message, if this side must still send it."""
+    """The result of a handshake: the other node, the session, and the last message, if this side
+    must still send it."""
 
     node: int
     session: Session
@@ -54,8 +59,16 @@ Handshake = Generator[Message | None, Message, Agreed]
 
 
 def dial(secret: bytes | None, purpose: str, me: int, to: int, **facts: Any) -> Handshake:
-    """The dialler's side, which sends its proof first. `facts`: what else the listener should know about this node."""
-    hello = {"drumline": purpose, "node": me, "to": to, "nonce": nonce(), "secret": secret is not None, **facts}
+    """The dialler's side, which sends its proof first. `facts`: what else the listener should know
+    about this node."""
+    hello = {
+        "drumline": purpose,
+        "node": me,
+        "to": to,
+        "nonce": nonce(),
+        "secret": secret is not None,
+        **facts,
+    }
     challenge = yield hello
     _check_not_refused(challenge)
     _check_nonce(challenge)
@@ -73,12 +86,17 @@ def answer(
     callers: Container[int],
     admit: Callable[[Message], None] = lambda hello: None,
 ) -> Handshake:
-    """The listener's side. `callers`: the nodes that may connect. `admit` raises RefusedError for a node that is proved
-    to be of this job but may not connect."""
+    """The listener's side. `callers`: the nodes that may connect. `admit` raises RefusedError for a
+    node that is proved to be of this job but may not connect."""
     hello = yield None
     node = hello.get("node")
     # bool is a subclass of int.
-    if hello.get("drumline") != purpose or type(node) is not int or node not in callers or hello.get("to") != me:
+    if (
+        hello.get("drumline") != purpose
+        or type(node) is not int
+        or node not in callers
+        or hello.get("to") != me
+    ):
         raise FrameError(UNKNOWN_NODE)
     _check_nonce(hello)
     if hello.get("secret") is not (secret is not None):
@@ -109,7 +127,9 @@ def _check_nonce(message: Message) -> None:
 def _check_not_refused(reply: Message) -> None:
     if "refused" in reply:
         step = reply.get("next")
-        raise RefusedError(str(reply["refused"]), next_step=step if isinstance(step, str) else None, kind=NOT_TAKEN)
+        raise RefusedError(
+            str(reply["refused"]), next_step=step if isinstance(step, str) else None, kind=NOT_TAKEN
+        )
 
 
 def _proof(secret: bytes | None, role: str, hello: Message, challenge: Message) -> str | None:
@@ -119,11 +139,19 @@ def _proof(secret: bytes | None, role: str, hello: Message, challenge: Message) 
 def _is_proof(given: object, expected: str | None) -> bool:
     if expected is None:
         return given is None
-    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+    return isinstance(given, str) and hmac.compare_digest(
+        given.encode(errors="replace"), expected.encode()
+    )
 
 
-def _session(secret: bytes | None, roles: tuple[str, str], hello: Message, challenge: Message) -> Session:
-    return Session() if secret is None else Session(*(_hash(secret, role, hello, challenge) for role in roles))
+def _session(
+    secret: bytes | None, roles: tuple[str, str], hello: Message, challenge: Message
+) -> Session:
+    return (
+        Session()
+        if secret is None
+        else Session(*(_hash(secret, role, hello, challenge) for role in roles))
+    )
 
 
 def _hash(secret: bytes, role: str, hello: Message, challenge: Message) -> bytes:

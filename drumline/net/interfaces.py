@@ -1,7 +1,8 @@
-"""The network interfaces and addresses of this machine, and which interface gloo and NCCL use. No packet is sent.
+"""The network interfaces and addresses of this machine, and which interface gloo and NCCL use. No
+packet is sent.
 
-Both libraries choose an interface unless a variable names one, and neither reports its choice. With a wrong one (a
-container's bridge, the loopback) the process group never forms.
+Both libraries choose an interface unless a variable names one, and neither reports its choice. With
+a wrong one (a container's bridge, the loopback) the process group never forms.
 """
 
 from __future__ import annotations
@@ -71,11 +72,14 @@ def interfaces() -> list[Interface]:
 def gloo_interface(
     found: Sequence[Interface], environment: Mapping[str, str], *, own: Sequence[str] | None = None
 ) -> Interface | None:
-    """The interface that gloo uses: the named one, otherwise the one that this host's name resolves to (`own`)."""
+    """The interface that gloo uses: the named one, otherwise the one that this host's name resolves
+    to (`own`)."""
     if named := environment.get(GLOO_VARIABLE):
         wanted = named.split(",")[0]
         known = (one for one in found if one.name == wanted and (one.address or one.ipv6))
-        return next((one if one.address else replace(one, address=one.ipv6[0]) for one in known), None)
+        return next(
+            (one if one.address else replace(one, address=one.ipv6[0]) for one in known), None
+        )
     for address in own_addresses() if own is None else own:
         if one := _holder(found, address):
             return replace(one, address=address)
@@ -84,9 +88,12 @@ def gloo_interface(
 
 
 def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -> Interface | None:
-    """The first interface that NCCL uses: by its variable, otherwise any but container bridges and loopback."""
+    """The first interface that NCCL uses: by its variable, otherwise any but container bridges and
+    loopback."""
     family = environment.get(NCCL_FAMILY)
-    usable = [one for one in (_of_family(one, family) for one in found if one.is_up) if one is not None]
+    usable = [
+        one for one in (_of_family(one, family) for one in found if one.is_up) if one is not None
+    ]
     named = environment.get(NCCL_VARIABLE, "")
     if len(named) > 1:  # NCCL does not look at a single character
         return next((one for one in usable if _matches(one.name, named)), None)
@@ -94,21 +101,26 @@ def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -
 
 
 def interface_towards(found: Sequence[Interface], host: str) -> Interface | None:
-    """The interface on the route to that host; None when there is no route, or that host is this one."""
+    """The interface on the route to that host; None when there is no route, or that host is this
+    one."""
     try:
-        family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[
+            0
+        ]
         with socket.socket(family, kind) as probe:
             probe.connect(target)  # on a datagram socket: chooses the route, sends nothing
             source: str = probe.getsockname()[0]
     except OSError:
         return None
-    one = next((replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None)
+    one = next(
+        (replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None
+    )
     return None if one is None or one.is_loopback or source == target[0] else one
 
 
 def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
-    """This host's address on the interface that a variable names for the backend, otherwise on the route to rank 0's
-    store. None: that store is on this host."""
+    """This host's address on the interface that a variable names for the backend, otherwise on the
+    route to rank 0's store. None: that store is on this host."""
     found = interfaces()
     if environment.get(GLOO_VARIABLE):
         one = gloo_interface(found, environment)
@@ -149,7 +161,8 @@ def own_address(endpoint: str) -> str:
 
 
 def check_is_own(endpoint: str) -> None:
-    """The first node runs the rendezvous, at one of its addresses: a second node with NODE_RANK 0 must not start."""
+    """The first node runs the rendezvous, at one of its addresses: a second node with NODE_RANK 0
+    must not start."""
     host = endpoint.rpartition(":")[0]
     own = own_address(endpoint)
     if not _is_own(host):
@@ -162,10 +175,13 @@ def check_is_own(endpoint: str) -> None:
 
 
 def own_binding(host: str) -> str:
-    """The address of this machine that others reach by that name; 0.0.0.0 if that is not known. On Debian a host's own
-    name resolves to 127.0.1.1: then it is the only other address that the machine has."""
+    """The address of this machine that others reach by that name; 0.0.0.0 if that is not known. On
+    Debian a host's own name resolves to 127.0.1.1: then it is the only other address that the
+    machine has."""
     try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        found = [
+            str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        ]
     except OSError:
         found = []
     found.sort(key=lambda address: ":" in address)  # other hosts use IPv4, if they have it
@@ -173,14 +189,18 @@ def own_binding(host: str) -> str:
     is_meant = host == "localhost" or host in found
     outer = own if is_meant else [one for one in own if not ipaddress.ip_address(one).is_loopback]
     if own and not outer:
-        outer = [one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up]
+        outer = [
+            one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up
+        ]
         return outer[0] if len(outer) == 1 else EVERYWHERE
     return outer[0] if outer else EVERYWHERE
 
 
 def _is_own(address: str) -> bool:
     """Whether an address or a name is this machine's."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -191,7 +211,8 @@ def _is_own(address: str) -> bool:
 def _holder(found: Sequence[Interface], address: str) -> Interface | None:
     if one := next((one for one in found if address == one.address or address in one.ipv6), None):
         return one
-    # On Debian a host's name resolves to 127.0.1.1, which no interface has; the loopback answers there.
+    # On Debian a host's name resolves to 127.0.1.1, which no interface has; the loopback answers
+    # there.
     is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return next((one for one in found if one.is_loopback), None) if is_loopback else None
 
@@ -205,13 +226,17 @@ def _of_family(one: Interface, family: str | None) -> Interface | None:
 
 
 def _nccl_place(one: Interface) -> int:
-    """The sort key: InfiniBand first, then the rest in the kernel's order, then container bridges and the loopback."""
-    last = next((place for place, prefix in enumerate(NCCL_LAST, start=2) if one.name.startswith(prefix)), 1)
+    """The sort key: InfiniBand first, then the rest in the kernel's order, then container bridges
+    and the loopback."""
+    last = next(
+        (place for place, prefix in enumerate(NCCL_LAST, start=2) if one.name.startswith(prefix)), 1
+    )
     return 0 if one.name.startswith("ib") else last
 
 
 def _matches(name: str, wanted: str) -> bool:
-    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` excludes; a port after a name is ignored."""
+    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` excludes; a port after a name is
+    ignored."""
     excludes = wanted.startswith("^")
     text = wanted.removeprefix("^")
     is_exact = text.startswith("=")

@@ -1,4 +1,5 @@
-"""Gives a secret to another process through a store that others can read, by a Diffie-Hellman exchange."""
+"""Gives a secret to another process through a store that others can read, by a Diffie-Hellman
+exchange."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ BASE = (9).to_bytes(KEY_BYTES, "little")
 class KeyPair:
     """One side of a Diffie-Hellman exchange (X25519) through a store that others can read.
 
-    An attacker who only reads learns nothing. One who also writes, at the very start, can impersonate both sides;
-    DRUMLINE_SECRET on all nodes prevents that too."""
+    An attacker who only reads learns nothing. One who also writes, at the very start, can
+    impersonate both sides; DRUMLINE_SECRET on all nodes prevents that too."""
 
     def __init__(self) -> None:
         self._private = secrets.token_bytes(KEY_BYTES)
         self.public = x25519(self._private, BASE).hex()
 
     def wrap(self, secret: str, their_public: object, *purpose: str) -> str | None:
-        """The secret (64 hexadecimal digits), encrypted for the owner of that key; None: key or secret is invalid.
-        `purpose`: what it is for. The other side unwraps it by the same call."""
+        """The secret (64 hexadecimal digits), encrypted for the owner of that key; None: key or
+        secret is invalid. `purpose`: what it is for. The other side unwraps it by the same call."""
         try:
             plain = bytes.fromhex(secret)
             public = bytes.fromhex(str(their_public))

@@ -1,8 +1,10 @@
-"""Whether all ranks differ from the first pass of a sharded model in the same way (`--dist.find_unused_parameters`).
+"""Whether all ranks differ from the first pass of a sharded model in the same way
+(`--dist.find_unused_parameters`).
 
-A rank that leaves out a block, or calls another one, asks in the store, before it enters a collective of its own. Ranks
-that differ in the same way agree, and continue. A rank that has called the block may be blocked in gathering it, so a
-thread answers for it. A pass like the first one asks nothing.
+A rank that leaves out a block, or calls another one, asks in the store, before it enters a
+collective of its own. Ranks that differ in the same way agree, and continue. A rank that has called
+the block may be blocked in gathering it, so a thread answers for it. A pass like the first one asks
+nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class BlockCall:
 
 
 class BlockAgreement:
-    """One rank's part. `reached`: the number of its pass, and the position in it. `store`: for this model only, empty
-    at first."""
+    """One rank's part. `reached`: the number of its pass, and the position in it. `store`: for this
+    model only, empty at first."""
 
     def __init__(
         self,
@@ -66,14 +68,15 @@ class BlockAgreement:
         self._store.set_timeout(timedelta(seconds=timeout_s))
         self._thread_store = store.clone()
         self._question = 0
-        """The number of the next question, the same on all ranks: they have agreed on those before."""
+        """The number of the next question, the same on all ranks: they have agreed on those
+        before."""
         self._num_asked = 0
         self._is_closed = threading.Event()
         threading.Thread(target=self._answer_questions, name="drumline-blocks", daemon=True).start()
 
     def different_call(self, call: BlockCall) -> BlockCall | None:
-        """Wait until all ranks have come to this position; returns what another rank calls there, None if all call the
-        same."""
+        """Wait until all ranks have come to this position; returns what another rank calls there,
+        None if all call the same."""
         question = self._question
         # Before the position changes: the thread then leaves the answer to this rank's call.
         self._num_asked = question + 1
@@ -105,7 +108,8 @@ class BlockAgreement:
                 return
 
     def _answer(self, question: int) -> bool:
-        """Answer the question if this rank has called the block in question. Returns whether it was asked."""
+        """Answer the question if this rank has called the block in question. Returns whether it was
+        asked."""
         content = self._thread_store.peek(f"{question}/first")
         if content is None:
             return False
@@ -113,7 +117,9 @@ class BlockAgreement:
         # In this order: the rank asks before its position changes.
         has_passed = self._reached() > call.place
         if has_passed and self._num_asked <= question:
-            answer = BlockCall(call.number, call.position, call.expected, call.expected, self.rank, self.host)
+            answer = BlockCall(
+                call.number, call.position, call.expected, call.expected, self.rank, self.host
+            )
             self._thread_store.set(f"{question}/answer", json.dumps(asdict(answer)))
         return True
 

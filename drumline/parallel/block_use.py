@@ -1,9 +1,10 @@
-"""Which blocks of a sharded model a pass calls, and whose gradients it reduces: ranks gather a block together when they
-call it, and reduce its gradients together, so a rank that leaves one out makes the others wait, or mixes up their data.
+"""Which blocks of a sharded model a pass calls, and whose gradients it reduces: ranks gather a
+block together when they call it, and reduce its gradients together, so a rank that leaves one out
+makes the others wait, or mixes up their data.
 
-Before the first step the ranks compare what they call. After that each rank compares its passes with the first, and
-raises before it would enter a collective of its own. With `--dist.find_unused_parameters` a pass may differ, if all
-ranks leave out the same blocks in it.
+Before the first step the ranks compare what they call. After that each rank compares its passes
+with the first, and raises before it would enter a collective of its own. With
+`--dist.find_unused_parameters` a pass may differ, if all ranks leave out the same blocks in it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ THE_MODEL = "the model"
 
 
 class BlockUse:
-    """What the passes of a sharded model use. `sharded`: the modules that hold shards, by name; the model itself has an
-    empty name. `mode`: `--dist.mode`."""
+    """What the passes of a sharded model use. `sharded`: the modules that hold shards, by name; the
+    model itself has an empty name. `mode`: `--dist.mode`."""
 
     def __init__(self, sharded: Mapping[str, nn.Module], *, mode: str, finds_unused: bool) -> None:
         self._mode = mode
@@ -74,9 +75,17 @@ class BlockUse:
         self._reduced.fix_order()
 
     def agree_in(
-        self, store: SealedStore, *, rank: int, host: str, world_size: int, timeout_s: float, device: torch.device
+        self,
+        store: SealedStore,
+        *,
+        rank: int,
+        host: str,
+        world_size: int,
+        timeout_s: float,
+        device: torch.device,
     ) -> None:
-        """Collective: from now on a pass may call other blocks than the first, if all ranks call the same."""
+        """Collective: from now on a pass may call other blocks than the first, if all ranks call
+        the same."""
         name = broadcast_json(secrets.token_hex(8), device=device)
         self._agreement = BlockAgreement(
             store.under(f"blocks/{name}"),
@@ -121,7 +130,11 @@ class BlockUse:
             raise _unused(self._parameters[name if missing is None else missing])
         if size not in self._sizes[name]:
             reduced = _reduced_parameters()
-            unused = [] if reduced is None else [param for param in self._parameters[name] if param not in reduced]
+            unused = (
+                []
+                if reduced is None
+                else [param for param in self._parameters[name] if param not in reduced]
+            )
             raise _unused(unused)
 
     def _before_block(self, name: str, *_: Any) -> None:
@@ -137,10 +150,15 @@ class BlockUse:
                 self._called.skip_to(name)
                 return
             missing = self._called.next_name()
-            raise self._left_out(missing) if name in self._called and missing is not None else self._added(name)
+            raise (
+                self._left_out(missing)
+                if name in self._called and missing is not None
+                else self._added(name)
+            )
 
     def _agree(self, name: str | None, agreement: BlockAgreement) -> None:
-        """Collective for the ranks whose pass differs from the first: raise if those of other ranks do not."""
+        """Collective for the ranks whose pass differs from the first: raise if those of other ranks
+        do not."""
         call = BlockCall(
             number=self._pass_number,
             position=self._called.position,
@@ -199,7 +217,8 @@ class BlockUse:
 
 
 class FirstCalls:
-    """The order in which blocks are first called in a pass; they may be called again at any time."""
+    """The order in which blocks are first called in a pass; they may be called again at any
+    time."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -218,7 +237,8 @@ class FirstCalls:
         self._places = {name: place for place, name in enumerate(self._order)}
 
     def visit(self, name: str) -> bool:
-        """Whether this block may be called now: not before one that was called earlier in the first pass."""
+        """Whether this block may be called now: not before one that was called earlier in the first
+        pass."""
         place = self._places.get(name, len(self._order))
         if place == self.position < len(self._order):
             self.position += 1
@@ -229,8 +249,8 @@ class FirstCalls:
         return len(self._order) if name is None else self._places.get(name, -1)
 
     def skip_to(self, name: str) -> None:
-        """All ranks call this block now, and leave out those before it; one that the first pass did not call changes
-        nothing."""
+        """All ranks call this block now, and leave out those before it; one that the first pass did
+        not call changes nothing."""
         self.position = max(self.position, self.place_of(name) + 1)
 
     def next_name(self) -> str | None:
@@ -247,9 +267,18 @@ class CheckedReduceScatter:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
         self._use.before_reduction(self._name, input_tensor.numel())
-        return _reduce_scatter(output=output_tensor, input=input_tensor, op=op, group=group, async_op=async_op)
+        return _reduce_scatter(
+            output=output_tensor, input=input_tensor, op=op, group=group, async_op=async_op
+        )
 
 
 def can_find_unused() -> bool:
@@ -289,19 +318,23 @@ def _advice_for_all_ranks(action: str) -> str:
 
 
 def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[str]]:
-    """The trained parameters that each of these modules shards itself, by their names in the model."""
+    """The trained parameters that each of these modules shards itself, by their names in the
+    model."""
     names: dict[str, list[str]] = {}
     taken: set[str] = set()
     # An inner module before the one that holds it.
     for name, module in sorted(sharded.items(), key=lambda item: -len(item[0])):
-        trained = [parameter for parameter, value in module.named_parameters(name) if value.requires_grad]
+        trained = [
+            parameter for parameter, value in module.named_parameters(name) if value.requires_grad
+        ]
         names[name] = [parameter for parameter in trained if parameter not in taken]
         taken.update(trained)
     return names
 
 
 def _reduced_parameters() -> set[str] | None:
-    """The parameters whose gradients torch is about to reduce, which only its calling function knows; None: unknown."""
+    """The parameters whose gradients torch is about to reduce, which only its calling function
+    knows; None: unknown."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if "fsdp_params" in frame.f_locals:

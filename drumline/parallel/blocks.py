@@ -1,4 +1,5 @@
-"""The blocks of a model: the modules that are sharded, and whose activations are computed again, one by one."""
+"""The blocks of a model: the modules that are sharded, and whose activations are computed again,
+one by one."""
 
 from __future__ import annotations
 
@@ -16,17 +17,20 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 PLAIN = (nn.Sequential, *CONTAINERS)
 """Their class does not say what is in them."""
 INNER_SHARE = 0.8
-"""Blocks inside larger ones (in the stages of a network) are taken if they hold this part of what the larger ones
-hold."""
+"""Blocks inside larger ones (in the stages of a network) are taken if they hold this part of what
+the larger ones hold."""
 FURTHER_SHARE = 0.1
-"""Another class (the decoder's beside the encoder's) is taken too if it holds this part of what the first one holds."""
+"""Another class (the decoder's beside the encoder's) is taken too if it holds this part of what the
+first one holds."""
 EXPERT = "expert"
-"""In a module's name or class: an expert is called for some samples, and perhaps not on every rank."""
+"""In a module's name or class: an expert is called for some samples, and perhaps not on every
+rank."""
 
 
 def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Module]:
-    """By name, an inner block before the one that holds it. `wrap`: classes by name, or a number of parameters from
-    which on a module is a block; by default the modules that repeat in the model's lists and hold most parameters."""
+    """By name, an inner block before the one that holds it. `wrap`: classes by name, or a number of
+    parameters from which on a module is a block; by default the modules that repeat in the model's
+    lists and hold most parameters."""
     if not wrap:
         chosen = _repeated(model)
     elif len(wrap) == 1 and wrap[0].isdecimal():
@@ -41,7 +45,8 @@ def find_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> dict[str, nn.Modu
                 f"{did_you_mean(name, sorted(classes))}",
                 next_step="name classes of the model's modules, or give a number of parameters",
             )
-    # A parameter that a module outside the block has, too, is sharded with the rest of the model (tied weights).
+    # A parameter that a module outside the block has, too, is sharded with the rest of the model
+    # (tied weights).
     everywhere = _uses(model)
     return {
         name: block
@@ -69,12 +74,17 @@ def _class_name(block: nn.Module) -> str:
 
 @dataclass
 class _Candidate:
-    """Modules that may be the blocks: all of one class, or those of one list of plain `nn.Sequential`."""
+    """Modules that may be the blocks: all of one class, or those of one list of plain
+    `nn.Sequential`."""
 
     modules: dict[str, nn.Module]
 
     def __post_init__(self) -> None:
-        self.sizes = {id(value): value.numel() for module in self.modules.values() for value in module.parameters()}
+        self.sizes = {
+            id(value): value.numel()
+            for module in self.modules.values()
+            for value in module.parameters()
+        }
         self.size = sum(self.sizes.values())
 
     def holds(self, candidate: _Candidate) -> bool:
@@ -87,9 +97,10 @@ class _Candidate:
 
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that repeat in lists, by class: those that hold the most parameters, and further classes beside them.
-    Without lists those that repeat anywhere, otherwise one in a list. Single layers only where there is nothing larger:
-    to compute a layer's activations again saves nothing."""
+    """The modules that repeat in lists, by class: those that hold the most parameters, and further
+    classes beside them. Without lists those that repeat anywhere, otherwise one in a list. Single
+    layers only where there is nothing larger: to compute a layer's activations again saves
+    nothing."""
     names = {id(module): name for name, module in model.named_modules()}
     members = _members_of_lists(model, names)
     larger = [member for member in members if not _is_layer(member)]
@@ -101,7 +112,9 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     blocks = _choose(candidates) if candidates else []
     layers = _by_kind(model, [member for member in members if _is_layer(member)])
     largest_layers = max(layers, key=lambda candidate: candidate.size, default=None)
-    if largest_layers is not None and _outside(largest_layers, blocks) > sum(block.size for block in blocks):
+    if largest_layers is not None and _outside(largest_layers, blocks) > sum(
+        block.size for block in blocks
+    ):
         return _inside_out(model, [largest_layers])
     return _inside_out(model, blocks)
 
@@ -135,7 +148,9 @@ def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
     while inner := [
         candidate
         for candidate in candidates
-        if candidate is not first and first.holds(candidate) and candidate.size >= INNER_SHARE * first.size
+        if candidate is not first
+        and first.holds(candidate)
+        and candidate.size >= INNER_SHARE * first.size
     ]:
         first = max(inner, key=lambda candidate: candidate.size)
     chosen = [first]
@@ -147,11 +162,17 @@ def _choose(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _by_kind(model: nn.Module, members: Iterable[nn.Module], *, least: int = 2) -> list[_Candidate]:
-    """All modules of each class that one of these has, if there are so many. A plain container says nothing."""
+    """All modules of each class that one of these has, if there are so many. A plain container says
+    nothing."""
     kinds = {type(member) for member in members if type(member) not in PLAIN}
     modules: dict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
     for name, module in model.named_modules():
-        if type(module) in kinds and module is not model and _size(module) and not _is_expert(name, module):
+        if (
+            type(module) in kinds
+            and module is not model
+            and _size(module)
+            and not _is_expert(name, module)
+        ):
             modules[type(module)][name] = module
     return [_Candidate(named) for named in modules.values() if len(named) >= least]
 
@@ -165,7 +186,9 @@ def _plain_lists(model: nn.Module, names: dict[int, str]) -> list[_Candidate]:
         members: dict[str, nn.Module] = {
             names[id(member)]: member
             for member in parent.children()
-            if type(member) is nn.Sequential and _size(member) and not _is_expert(names[id(member)], member)
+            if type(member) is nn.Sequential
+            and _size(member)
+            and not _is_expert(names[id(member)], member)
         }
         if len(members) > 1:
             candidates.append(_Candidate(members))
@@ -180,11 +203,14 @@ def _outside(layers: _Candidate, blocks: list[_Candidate]) -> int:
 
 def _inside_out(model: nn.Module, candidates: list[_Candidate]) -> dict[str, nn.Module]:
     chosen = {name for candidate in candidates for name in candidate.modules}
-    return {name: module for name, module in reversed(list(model.named_modules())) if name in chosen}
+    return {
+        name: module for name, module in reversed(list(model.named_modules())) if name in chosen
+    }
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """A single layer, as torch.nn has them; a class of the user's may compute with its own parameters."""
+    """A single layer, as torch.nn has them; a class of the user's may compute with its own
+    parameters."""
     return next(module.children(), None) is None and type(module).__module__.startswith("torch.")
 
 
@@ -202,14 +228,17 @@ def _by_class(model: nn.Module, names: set[str]) -> dict[str, nn.Module]:
 
 
 def _by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
-    """From the inside out: modules whose parameters that are in no smaller block reach this number. An embedding is
-    left to its model, which may use its weight elsewhere, as an output layer for example."""
+    """From the inside out: modules whose parameters that are in no smaller block reach this number.
+    An embedding is left to its model, which may use its weight elsewhere, as an output layer for
+    example."""
     blocks: dict[str, nn.Module] = {}
     taken: set[int] = set()
     for name, module in reversed(list(model.named_modules())):
         if module is model or isinstance(module, (*CONTAINERS, nn.Embedding)):
             continue
-        sizes = {id(value): value.numel() for value in module.parameters() if id(value) not in taken}
+        sizes = {
+            id(value): value.numel() for value in module.parameters() if id(value) not in taken
+        }
         if sum(sizes.values()) >= least:
             blocks[name] = module
             taken |= sizes.keys()
@@ -222,4 +251,9 @@ def _size(module: nn.Module) -> int:
 
 def _uses(root: nn.Module) -> Counter[int]:
     """How many modules have each parameter."""
-    return Counter(id(value) for module in root.modules() for value in module._parameters.values() if value is not None)
+    return Counter(
+        id(value)
+        for module in root.modules()
+        for value in module._parameters.values()
+        if value is not None
+    )

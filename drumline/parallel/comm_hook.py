@@ -1,8 +1,9 @@
-"""How DDP sends gradients (`--dist.comm`): rounded to 16 bits, or as two thin factors (PowerSGD), by torch's own hooks.
+"""How DDP sends gradients (`--dist.comm`): rounded to 16 bits, or as two thin factors (PowerSGD),
+by torch's own hooks.
 
-Rounding has no state. PowerSGD has: `error` is what this rank has not sent yet, and is added to its next gradient; from
-the factors `q` the next step starts. All of it is in checkpoints. Its random numbers are not: only new factors need
-them.
+Rounding has no state. PowerSGD has: `error` is what this rank has not sent yet, and is added to its
+next gradient; from the factors `q` the next step starts. All of it is in checkpoints. Its random
+numbers are not: only new factors need them.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with the types.
@@ -18,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.base.errors import UsageError, log
 
 EPSILON = 1e-12
-"""Added to the norm of a factor's column: torch's default divides the zeros of a gradient of zeros by zero."""
+"""Added to the norm of a factor's column: torch's default divides the zeros of a gradient of zeros
+by zero."""
 
 
 def rounding_hook(comm: str) -> Callable[[Any, dist.GradBucket], Future[Tensor]] | None:
@@ -46,14 +48,17 @@ def reduce_as_fp16(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 class PowerSGD:
-    """PowerSGD for the gradients of a model, and its state. The buckets must be final before a step is compressed,
-    since the state belongs to them: in a run that begins after `start` steps, in a resumed one after a paused pass."""
+    """PowerSGD for the gradients of a model, and its state. The buckets must be final before a step
+    is compressed, since the state belongs to them: in a run that begins after `start` steps, in a
+    resumed one after a paused pass."""
 
     def __init__(self, model: DistributedDataParallel, *, columns: int, start: int) -> None:
         """`columns`: of a factor. The first `start` steps are not compressed."""
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-        self._names = {id(one): name.removeprefix("module.model.") for name, one in model.named_parameters()}
+        self._names = {
+            id(one): name.removeprefix("module.model.") for name, one in model.named_parameters()
+        }
         trained = [one for one in model.parameters() if one.requires_grad]
         if odd := [self._names[id(one)] for one in trained if one.dim() == 0 or one.numel() == 0]:
             raise UsageError(
@@ -61,15 +66,19 @@ class PowerSGD:
                 next_step="give the parameter the shape [1], or use --dist.comm bf16",
             )
         self._own = PowerSGDState(
-            None, matrix_approximation_rank=columns, start_powerSGD_iter=start, orthogonalization_epsilon=EPSILON
+            None,
+            matrix_approximation_rank=columns,
+            start_powerSGD_iter=start,
+            orthogonalization_epsilon=EPSILON,
         )
         self._buckets: dict[int, list[str]] = {}
         """The names of the parameters in each bucket that was compressed."""
         self._saved: dict[int, dict[str, Any]] = {}
         """What was loaded, until the first step takes it."""
         self._is_paused = False
-        # torch's hook starts its second and third all-reduce in gloo's two threads, which wait there for them. With two
-        # buckets at once both threads wait, and nobody sends; and ranks may start them in a different order.
+        # torch's hook starts its second and third all-reduce in gloo's two threads, which wait
+        # there for them. With two buckets at once both threads wait, and nobody sends; and ranks
+        # may start them in a different order.
         self._waits = dist.get_backend() == "gloo"
         model.register_comm_hook(self, reduce_by_factors)
 
@@ -97,8 +106,9 @@ class PowerSGD:
         return reduced
 
     def _begin(self, bucket: dist.GradBucket) -> None:
-        """Before the first compressed step of a bucket: take its state from the checkpoint, if it fits. Buckets come in
-        the order of their indices: from the first one that does not fit on, all start anew, with one warning."""
+        """Before the first compressed step of a bucket: take its state from the checkpoint, if it
+        fits. Buckets come in the order of their indices: from the first one that does not fit on,
+        all start anew, with one warning."""
         index = bucket.index()
         buffer = bucket.buffer()
         names = [self._names[id(one)] for one in bucket.parameters()]
@@ -125,16 +135,21 @@ class PowerSGD:
         yield from (("error", own.error_dict), ("p", own.p_memory_dict), ("q", own.q_memory_dict))
 
     def state_dict(self) -> dict[int, Any]:
-        """The state of this rank, sharing memory with it. Empty before the first compressed step."""
+        """The state of this rank, sharing memory with it. Empty before the first compressed
+        step."""
         columns = self._own.matrix_approximation_rank
         return {
-            index: {"parameters": names, "columns": columns, **{part: one[index] for part, one in self._memories()}}
+            index: {
+                "parameters": names,
+                "columns": columns,
+                **{part: one[index] for part, one in self._memories()},
+            }
             for index, names in self._buckets.items()
         }
 
     def load_state_dict(self, state: Mapping[int, Any], *, step: int) -> None:
-        """Continue after this step, with the state of this rank, or an empty one. Where `start` is later now, it is not
-        used."""
+        """Continue after this step, with the state of this rank, or an empty one. Where `start` is
+        later now, it is not used."""
         names = ("parameters", "columns", "error", "p", "q")
         saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
         self._own.iter = step
@@ -142,8 +157,8 @@ class PowerSGD:
 
 
 def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:
-    """One state for any number of ranks, from those of all ranks of an earlier world: with the mean of their errors,
-    what is still to be sent stays the same."""
+    """One state for any number of ranks, from those of all ranks of an earlier world: with the mean
+    of their errors, what is still to be sent stays the same."""
     merged: dict[int, Any] = {}
     for number, state in enumerate(states, start=1):
         for index, bucket in state.items():

@@ -1,8 +1,10 @@
-"""Sums vectors over replicas, in fp32, bf16 or int8 on the wire, in two halves that may run beside training.
+"""Sums vectors over replicas, in fp32, bf16 or int8 on the wire, in two halves that may run beside
+training.
 
-Every replica owns a slice of the sum. In the first half it receives the others' parts of its slice and adds them up; in
-the second it sends the sum of its slice to all: as many bytes as a ring all-reduce. Both are rounded, and what rounding
-leaves out is added the next time (error feedback). All replicas get the same bits.
+Every replica owns a slice of the sum. In the first half it receives the others' parts of its slice
+and adds them up; in the second it sends the sum of its slice to all: as many bytes as a ring
+all-reduce. Both are rounded, and what rounding leaves out is added the next time (error feedback).
+All replicas get the same bits.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def _decode_int8(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class DeltaSum:
-    """The sum of one vector over a group, as often as it is started; and what rounding has left out so far."""
+    """The sum of one vector over a group, as often as it is started; and what rounding has left out
+    so far."""
 
     def __init__(self, like: Tensor, wire: Wire, group: dist.ProcessGroup) -> None:
         """`wire`: fp32 (as the vector is), bf16 or int8."""
@@ -74,7 +77,9 @@ class DeltaSum:
         self._count = dist.get_world_size(group)
         length = -(-self._size // (self._count * BLOCK)) * BLOCK
         # gloo has no all-to-all between GPUs.
-        self._wire_device = torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
+        self._wire_device = (
+            torch.device("cpu") if dist.get_backend(group) == "gloo" else like.device
+        )
         is_rounded = wire != "fp32"
         self._error = like.new_zeros(self._count, length) if is_rounded else None
         self._slice_error = like.new_zeros(1, length) if is_rounded else None
@@ -91,7 +96,9 @@ class DeltaSum:
         rows[: self._size] = values
         self._sent = self._rounded(rows.view(self._count, self._length), self._error)
         self._received = torch.empty_like(self._sent)
-        self._work = dist.all_to_all_single(self._received, self._sent, group=self._group, async_op=True)
+        self._work = dist.all_to_all_single(
+            self._received, self._sent, group=self._group, async_op=True
+        )
         self._is_second_half = False
 
     def advance(self) -> None:
@@ -103,7 +110,9 @@ class DeltaSum:
         self._sent = self._rounded(slices.sum(0, keepdim=True), self._slice_error)
         self._received = self._sent.new_empty(self._count, self._sent.shape[1])
         # torch renames the function that needs no list.
-        self._work = dist.all_gather(list(torch.split(self._received, 1)), self._sent, group=self._group, async_op=True)
+        self._work = dist.all_gather(
+            list(torch.split(self._received, 1)), self._sent, group=self._group, async_op=True
+        )
         self._is_second_half = True
 
     def settle(self) -> Tensor:
@@ -138,7 +147,8 @@ class DeltaSum:
         return {name: one for name, one in named.items() if one is not None}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, has_result: bool) -> None:
-        """That of the same replica among as many. `has_result`: it was saved while a sum was on its way."""
+        """That of the same replica among as many. `has_result`: it was saved while a sum was on its
+        way."""
         for name, own in (("error", self._error), ("slice_error", self._slice_error)):
             if own is not None and name in state:
                 own.copy_(state[name])

@@ -1,6 +1,6 @@
-"""`--dist.meta_init`: gives memory and initial values to the modules of a model that was built on the meta device, one
-module at a time on the CPU. Random numbers depend on the seed and the module's name only, so the weights are the same
-on every rank and for every sharding.
+"""`--dist.meta_init`: gives memory and initial values to the modules of a model that was built on
+the meta device, one module at a time on the CPU. Random numbers depend on the seed and the module's
+name only, so the weights are the same on every rank and for every sharding.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class ModuleInit:
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
     """Those that belong to the module itself, and not to one inside it."""
-    return [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+    return [
+        one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None
+    ]
 
 
 def _unset_like(old: Tensor) -> Tensor:
@@ -90,7 +92,8 @@ def _unset_bits(bits: Tensor) -> int:
 
 
 def _is_unset(tensor: Tensor) -> bool:
-    """Whether some of it was not written; of integers of 8 bits, which may have any value, whether nothing was."""
+    """Whether some of it was not written; of integers of 8 bits, which may have any value, whether
+    nothing was."""
     if tensor.is_floating_point() or tensor.is_complex():
         return bool((tensor.float() if tensor.element_size() == 1 else tensor).isnan().any())
     bits = tensor.view(_BITS[tensor.element_size()])

@@ -1,9 +1,11 @@
-"""`--dist.sync`: replicas that train alone and synchronize every H steps, for links that are too slow for every step.
+"""`--dist.sync`: replicas that train alone and synchronize every H steps, for links that are too
+slow for every step.
 
-All replicas keep a copy of the weights that they share: those of the last round. In a round each sends how far its own
-weights are from them; the mean of that is a gradient for the outer optimizer (`local`: rate 1 and no momentum, which is
-the mean of the weights), which changes the shared weights on every rank alike. The model may be sent in parts, each
-with rounds of its own, and while training continues: then a rank keeps the steps that it has taken meanwhile.
+All replicas keep a copy of the weights that they share: those of the last round. In a round each
+sends how far its own weights are from them; the mean of that is a gradient for the outer optimizer
+(`local`: rate 1 and no momentum, which is the mean of the weights), which changes the shared
+weights on every rank alike. The model may be sent in parts, each with rounds of its own, and while
+training continues: then a rank keeps the steps that it has taken meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class SyncPlan:
     wire: Wire = "fp32"
 
     def is_due(self, part: int, step: int) -> bool:
-        """Whether a round of this part begins after this step. The last part's is after every H steps."""
+        """Whether a round of this part begins after this step. The last part's is after every H
+        steps."""
         return (step - (part + 1) * self.every // self.parts) % self.every == 0
 
 
@@ -50,7 +53,8 @@ class ReplicaGroups:
     """Which ranks train a replica together, and which of them synchronize it with the others."""
 
     members: tuple[int, ...]
-    """The ranks of this rank's replica, which reduce their gradients in every step. The first is its leader."""
+    """The ranks of this rank's replica, which reduce their gradients in every step. The first is
+    its leader."""
     leaders: tuple[int, ...]
     """Of all replicas."""
     within: dist.ProcessGroup | None
@@ -75,8 +79,8 @@ class ReplicaGroups:
 def make_replica_groups(
     replicas: Sequence[Sequence[int]], *, timeout_s: float, may_grow: bool = False
 ) -> ReplicaGroups | None:
-    """Collective: the groups of these replicas, each given by its ranks; None if there is one replica only, unless
-    others may join it."""
+    """Collective: the groups of these replicas, each given by its ranks; None if there is one
+    replica only, unless others may join it."""
     if len(replicas) < 2 and not may_grow:
         return None
     ordered = sorted(tuple(sorted(one)) for one in replicas)
@@ -86,21 +90,30 @@ def make_replica_groups(
     rank = dist.get_rank()
     ((members, within),) = [pair for pair in zip(ordered, withins, strict=True) if rank in pair[0]]
     weight = len(members) / dist.get_world_size()
-    return ReplicaGroups(members=members, leaders=leaders, within=within, across=across, weight=weight)
+    return ReplicaGroups(
+        members=members, leaders=leaders, within=within, across=across, weight=weight
+    )
 
 
 class SyncedPart:
-    """Some of the parameters: the weights that replicas share, the outer momentum, and a round in progress."""
+    """Some of the parameters: the weights that replicas share, the outer momentum, and a round in
+    progress."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: SyncPlan, groups: ReplicaGroups) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], plan: SyncPlan, groups: ReplicaGroups
+    ) -> None:
         self.parameters = dict(parameters)
         self._plan = plan
         self._groups = groups
         self._tensors = [one.detach() for one in parameters.values()]
-        self._dtype = reduce(torch.promote_types, (one.dtype for one in self._tensors), torch.float32)
+        self._dtype = reduce(
+            torch.promote_types, (one.dtype for one in self._tensors), torch.float32
+        )
         self.shared = self.own()
         self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
-        self.sum = None if groups.across is None else DeltaSum(self.shared, plan.wire, groups.across)
+        self.sum = (
+            None if groups.across is None else DeltaSum(self.shared, plan.wire, groups.across)
+        )
         self.began_at: int | None = None
         """The step of the round in progress."""
         self.begun = self.shared.new_empty(0)
@@ -109,11 +122,14 @@ class SyncedPart:
         """The step after which the latest round began that has ended."""
 
     def start(self, step: int, weight: float | None = None) -> None:
-        """Collective: send how far the own weights are from the shared ones. `weight`: of this replica in the mean."""
+        """Collective: send how far the own weights are from the shared ones. `weight`: of this
+        replica in the mean."""
         self.began_at = step
         self.begun = self.own()
         if self.sum is not None:
-            self.sum.start((self.shared - self.begun).mul_(self._groups.weight if weight is None else weight))
+            self.sum.start(
+                (self.shared - self.begun).mul_(self._groups.weight if weight is None else weight)
+            )
 
     def advance(self) -> None:
         """Collective: half of the way."""
@@ -121,7 +137,8 @@ class SyncedPart:
             self.sum.advance()
 
     def finish(self, step: int) -> None:
-        """Collective: change the shared weights; the own ones become them, plus the steps that were taken meanwhile."""
+        """Collective: change the shared weights; the own ones become them, plus the steps that were
+        taken meanwhile."""
         total = torch.empty_like(self.shared) if self.sum is None else self.sum.take()
         gradient = self._groups.from_leader(total)
         if self.momentum is not None:
@@ -165,12 +182,20 @@ class SyncedPart:
 class OuterSync:
     """Synchronizes a model with its replicas, in rounds."""
 
-    def __init__(self, model: nn.Module, plan: SyncPlan, groups: ReplicaGroups, *, sends_buffers: bool) -> None:
+    def __init__(
+        self, model: nn.Module, plan: SyncPlan, groups: ReplicaGroups, *, sends_buffers: bool
+    ) -> None:
         """`sends_buffers`: all ranks take rank 0's in each round."""
         self.plan = plan
         self.groups = groups
-        own = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))  # they are meant to differ across ranks
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad and name not in own}
+        own = set(
+            getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        )  # they are meant to differ across ranks
+        trained = {
+            name: one
+            for name, one in model.named_parameters()
+            if one.requires_grad and name not in own
+        }
         self._parts = [SyncedPart(some, plan, groups) for some in split_evenly(trained, plan.parts)]
         self._buffers = LiveBuffers(model)
         self._sends_buffers = sends_buffers
@@ -180,7 +205,8 @@ class OuterSync:
 
     @torch.no_grad()
     def after_step(self, step: int, *, is_last: bool) -> None:
-        """Collective: begin and end the rounds that are due after this step; after the last one all parts have one."""
+        """Collective: begin and end the rounds that are due after this step; after the last one all
+        parts have one."""
         self.is_shared = False
         overlap = self.plan.overlap
         for part in self._parts:
@@ -188,7 +214,8 @@ class OuterSync:
                 self._finish(part, step)
             elif part.began_at is not None and 2 * (step - part.began_at) >= overlap:
                 part.advance()
-        # A part may still be on its way after a resume with another H: its next round then begins later.
+        # A part may still be on its way after a resume with another H: its next round then begins
+        # later.
         due = [
             part
             for number, part in enumerate(self._parts)
@@ -199,11 +226,13 @@ class OuterSync:
         if is_last or not overlap:
             for part in due:
                 self._finish(part, step)
-            self.is_shared = len(due) == len(self._parts) and (self._sends_buffers or not self._buffers)
+            self.is_shared = len(due) == len(self._parts) and (
+                self._sends_buffers or not self._buffers
+            )
 
     def _finish(self, part: SyncedPart, step: int) -> None:
-        """Collective. The buffers are sent first: a node may be lost meanwhile, and what follows the part's own end
-        would be done on some ranks only, though the round is not repeated."""
+        """Collective. The buffers are sent first: a node may be lost meanwhile, and what follows
+        the part's own end would be done on some ranks only, though the round is not repeated."""
         is_last_part = part is self._parts[-1]
         if is_last_part and self._sends_buffers:
             self._buffers.broadcast()
@@ -213,7 +242,8 @@ class OuterSync:
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """In it the model has the shared weights and buffers, as evaluations and checkpoints do; then its own again."""
+        """In it the model has the shared weights and buffers, as evaluations and checkpoints do;
+        then its own again."""
         if self.is_shared:
             yield
             return
@@ -245,7 +275,8 @@ class OuterSync:
 
     @property
     def finished_at(self) -> list[int]:
-        """For each part, the step of its latest round: replicas with the same ones have the same shared weights."""
+        """For each part, the step of its latest round: replicas with the same ones have the same
+        shared weights."""
         return [part.finished_at for part in self._parts]
 
     def pending(self, step: int, *, is_last: bool) -> list[int]:
@@ -253,11 +284,13 @@ class OuterSync:
         return [
             number
             for number, part in enumerate(self._parts)
-            if part.began_at is not None or (part.finished_at < step and (is_last or self.plan.is_due(number, step)))
+            if part.began_at is not None
+            or (part.finished_at < step and (is_last or self.plan.is_due(number, step)))
         ]
 
     def own_state(self) -> dict[str, Any]:
-        """What this replica has to itself, without what is being sent, on the host. Not collective."""
+        """What this replica has to itself, without what is being sent, on the host. Not
+        collective."""
         return {
             "weights": [part.own().cpu() for part in self._parts],
             "begun": [None if part.began_at is None else part.begun.cpu() for part in self._parts],
@@ -267,14 +300,19 @@ class OuterSync:
 
     @torch.no_grad()
     def load_own_state(self, own: Mapping[str, Any] | None, finished_at: Sequence[int]) -> None:
-        """Continue with what a replica had to itself (None: a new one, with the shared weights), where the latest
-        rounds of all are these. For one that it did not see the end of, it keeps the steps since then."""
+        """Continue with what a replica had to itself (None: a new one, with the shared weights),
+        where the latest rounds of all are these. For one that it did not see the end of, it keeps
+        the steps since then."""
         for number, part in enumerate(self._parts):
             if own is not None:
                 weights = own["weights"][number].to(part.shared)
                 begun = own["begun"][number]
                 if own["finished_at"][number] < finished_at[number]:
-                    weights = part.shared if begun is None else weights + (part.shared - begun.to(part.shared))
+                    weights = (
+                        part.shared
+                        if begun is None
+                        else weights + (part.shared - begun.to(part.shared))
+                    )
                 part.put_back(part.by_name(weights).values())
             part.finished_at = finished_at[number]
         if own is not None:
@@ -284,7 +322,8 @@ class OuterSync:
 
     @torch.no_grad()
     def repeat(self, pending: Sequence[int], step: int, *, weight: float, is_last: bool) -> None:
-        """Collective: begin these parts' rounds anew, and end them if training does not continue meanwhile."""
+        """Collective: begin these parts' rounds anew, and end them if training does not continue
+        meanwhile."""
         due = [self._parts[number] for number in pending]
         for part in due:
             part.start(step, weight)
@@ -294,18 +333,25 @@ class OuterSync:
     # Checkpoints: the model's file has the shared weights.
 
     def outer_state(self) -> dict[str, Tensor]:
-        """What all replicas share beside the weights: the momentum, and the weights where those of the model have fewer
-        digits. Not copied."""
+        """What all replicas share beside the weights: the momentum, and the weights where those of
+        the model have fewer digits. Not copied."""
         found: dict[str, Tensor] = {}
         for part in self._parts:
             if part.momentum is not None:
-                found |= {f"momentum/{name}": one for name, one in part.by_name(part.momentum).items()}
+                found |= {
+                    f"momentum/{name}": one for name, one in part.by_name(part.momentum).items()
+                }
             shared = part.by_name(part.shared).items()
-            found |= {f"weight/{name}": one for name, one in shared if one.dtype != part.parameters[name].dtype}
+            found |= {
+                f"weight/{name}": one
+                for name, one in shared
+                if one.dtype != part.parameters[name].dtype
+            }
         return found
 
     def load_outer_state(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from the weights and buffers that the model has now, which are the shared ones."""
+        """Continue from the weights and buffers that the model has now, which are the shared
+        ones."""
         with torch.no_grad():
             for part in self._parts:
                 for name, one in part.by_name(part.shared).items():
@@ -317,7 +363,8 @@ class OuterSync:
         self.is_shared = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Collective: what this replica has to itself, not copied. It waits for what is being sent."""
+        """Collective: what this replica has to itself, not copied. It waits for what is being
+        sent."""
         for part in self._parts:
             if part.began_at is not None and part.sum is not None:
                 part.sum.settle()
@@ -327,14 +374,19 @@ class OuterSync:
             "weights": {} if self.is_shared else weights,
             "buffers": [] if self.is_shared else self._buffers.now(),
             "rounds": [
-                {"began_at": part.began_at, "begun": part.begun, "sum": part.sum and part.sum.state_dict()}
+                {
+                    "began_at": part.began_at,
+                    "begun": part.begun,
+                    "sum": part.sum and part.sum.state_dict(),
+                }
                 for part in self._parts
             ],
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the state of a replica. With other parts or replicas the rounds in progress begin anew."""
+        """Continue with the state of a replica. With other parts or replicas the rounds in progress
+        begin anew."""
         self.is_shared = not state["weights"]
         if not self.is_shared:
             for part in self._parts:
@@ -381,7 +433,9 @@ def make_sync(settings: DistConfig, model: nn.Module, groups: ReplicaGroups) -> 
     return OuterSync(model, plan, groups, sends_buffers=settings.broadcast_buffers)
 
 
-def split_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
+def split_evenly(
+    parameters: Mapping[str, nn.Parameter], count: int
+) -> list[dict[str, nn.Parameter]]:
     """Consecutive parameters in so many parts, of about the same number of elements."""
     if count > len(parameters):
         raise UsageError(
@@ -393,5 +447,10 @@ def split_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[dic
     cuts = [0]
     for number in range(1, count):
         cut = bisect_left(ends, ends[-1] * number / count) + 1
-        cuts.append(min(max(cut, cuts[-1] + 1), len(names) - count + number))  # each part has a parameter
-    return [{name: parameters[name] for name in names[low:high]} for low, high in pairwise([*cuts, len(names)])]
+        cuts.append(
+            min(max(cut, cuts[-1] + 1), len(names) - count + number)
+        )  # each part has a parameter
+    return [
+        {name: parameters[name] for name in names[low:high]}
+        for low, high in pairwise([*cuts, len(names)])
+    ]

@@ -1,7 +1,8 @@
-"""Activation checkpointing: the activations of a block are dropped after the forward pass and computed again in the
-backward pass.
+"""Activation checkpointing: the activations of a block are dropped after the forward pass and
+computed again in the backward pass.
 
-The second forward pass must leave no trace: same dropout, and BatchNorm must not count the batch twice.
+The second forward pass must leave no trace: same dropout, and BatchNorm must not count the batch
+twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from drumline.parallel.blocks import find_blocks
 MARK = "_drumline_recomputed"
 """An attribute of the blocks whose activations are computed again."""
 POLICY = "activation_checkpointing"
-"""An attribute of a model that does it itself, as those of this package; read only while the setting is on."""
+"""An attribute of a model that does it itself, as those of this package; read only while the
+setting is on."""
 
 
 def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: bool) -> Tensor:
@@ -29,7 +31,9 @@ def recompute_in_backward(block: nn.Module, inputs: Tensor, *, draws_random: boo
 
     For a block that draws no random numbers the generators' state is not saved.
     """
-    recompute = partial(checkpoint, block, inputs, use_reentrant=False, preserve_rng_state=draws_random)
+    recompute = partial(
+        checkpoint, block, inputs, use_reentrant=False, preserve_rng_state=draws_random
+    )
     # The compiler accepts no hooks here, and needs none: it never updates a buffer twice.
     if torch.compiler.is_compiling() or next(block.buffers(), None) is None:
         outputs: Tensor = recompute()
@@ -46,8 +50,8 @@ def is_recomputed(policy: bool | str, number: int) -> bool:
 
 
 def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] = ()) -> None:
-    """Let the blocks of a model compute their activations again; a model of this package does it itself. `wrap`: as for
-    `find_blocks`."""
+    """Let the blocks of a model compute their activations again; a model of this package does it
+    itself. `wrap`: as for `find_blocks`."""
     if policy is False:
         return
     computes_itself = hasattr(model, POLICY)
@@ -64,17 +68,20 @@ def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] =
         if is_recomputed(policy, number):
             setattr(block, MARK, True)
             if not computes_itself:
-                block.forward = partial(_forward, block)  # a partial, which a deep copy of the model copies right
+                block.forward = partial(
+                    _forward, block
+                )  # a partial, which a deep copy of the model copies right
 
 
 def recomputed_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that `recompute_blocks` has chosen. A model's attribute alone says nothing: a user's model may have
-    one of that name for something else."""
+    """The blocks that `recompute_blocks` has chosen. A model's attribute alone says nothing: a
+    user's model may have one of that name for something else."""
     return [module for module in model.modules() if hasattr(module, MARK)]
 
 
 def stop_recomputing(model: nn.Module) -> None:
-    """Let a model keep all activations from now on, if `recompute_blocks` has chosen some of its blocks."""
+    """Let a model keep all activations from now on, if `recompute_blocks` has chosen some of its
+    blocks."""
     blocks = recomputed_blocks(model)
     if not blocks:
         return
@@ -90,7 +97,9 @@ def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:
     if not block.training or not torch.is_grad_enabled():
         return forward(*inputs)
     kept: dict[str, Any] = (
-        {} if next(block.buffers(), None) is None else {"context_fn": lambda: (nullcontext(), _buffers_kept(block))}
+        {}
+        if next(block.buffers(), None) is None
+        else {"context_fn": lambda: (nullcontext(), _buffers_kept(block))}
     )
     return checkpoint(forward, *inputs, use_reentrant=False, **kept)
 
@@ -99,11 +108,13 @@ def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:
 def _buffers_kept(block: nn.Module) -> Iterator[None]:
     """Let the block write into copies of its buffers, and put the real ones back.
 
-    Turning BatchNorm's statistics off would be simpler, but then the two passes would not save the same number
-    of tensors, which torch refuses.
+    Turning BatchNorm's statistics off would be simpler, but then the two passes would not save the
+    same number of tensors, which torch refuses.
     """
     kept = [
-        (module, name, buffer) for module in block.modules() for name, buffer in module.named_buffers(recurse=False)
+        (module, name, buffer)
+        for module in block.modules()
+        for name, buffer in module.named_buffers(recurse=False)
     ]
     for module, name, buffer in kept:
         setattr(module, name, buffer.clone())

@@ -1,5 +1,5 @@
-"""Compares the replicas: checks that all ranks' tensors are bitwise equal, every `watch.replicas_every` steps and
-before each save.
+"""Compares the replicas: checks that all ranks' tensors are bitwise equal, every
+`watch.replicas_every` steps and before each save.
 
 If they are, that costs one pass over the tensors on their device and one all-reduce of two numbers.
 """
@@ -36,26 +36,35 @@ class ReplicaComparison:
     include_buffers: bool = True
     tensors: Callable[[], dict[str, Tensor]] | None = None  # what is compared in place of these
     sharded: ShardedModel | None = None
-    """Of a sharded model only what several ranks have is compared: buffers, and the shards of replicas (hsdp)."""
+    """Of a sharded model only what several ranks have is compared: buffers, and the shards of
+    replicas (hsdp)."""
     last_agreed: int | None = None  # the latest step after which all ranks were equal
 
     def check(self, step: int) -> None:
-        """Collective: compare. On a difference raise on every rank, or copy the majority's tensors to all."""
+        """Collective: compare. On a difference raise on every rank, or copy the majority's tensors
+        to all."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return
         if self.tensors is None:
-            tensors = replica_tensors(self.model, self.optimizer, include_buffers=self.include_buffers)
+            tensors = replica_tensors(
+                self.model, self.optimizer, include_buffers=self.include_buffers
+            )
         else:
             tensors = self.tensors()
         has_replicas = self.sharded is None or self._group is not None
-        tensors = {name: own_part(one) for name, one in tensors.items() if has_replicas or not is_shard(one)}
+        tensors = {
+            name: own_part(one)
+            for name, one in tensors.items()
+            if has_replicas or not is_shard(one)
+        }
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)
         self.last_agreed = step
 
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
-        """Collective, of the same size for any tensors: ranks with different tensors are found, and do not block."""
+        """Collective, of the same size for any tensors: ranks with different tensors are found, and
+        do not block."""
         mine = combine(hashes, list(tensors))
         both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
@@ -82,7 +91,9 @@ class ReplicaComparison:
         differences = (find_difference([found[rank] for rank in ranks], ranks) for ranks in groups)
         return next(one for one in differences if one.tensors)
 
-    def _resolve(self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int) -> None:
+    def _resolve(
+        self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int
+    ) -> None:
         """Collective."""
         sentence = difference.sentence(step, self.last_agreed)
         place = difference.place(step)
@@ -123,15 +134,21 @@ def _broadcast(tensor: Tensor, source: int, device: torch.device, group: Any = N
         tensor.copy_(buffer)
 
 
-def replica_tensors(model: nn.Module, optimizer: Optimizer, *, include_buffers: bool) -> dict[str, Tensor]:
-    """The tensors that must be the same on every rank after a step, by their names in a checkpoint: `fc.weight`,
-    `bn.running_mean`, `fc.weight/exp_avg_sq`. They are not copied. Call it each time: an optimizer creates its state at
-    the first step, and loading replaces it."""
+def replica_tensors(
+    model: nn.Module, optimizer: Optimizer, *, include_buffers: bool
+) -> dict[str, Tensor]:
+    """The tensors that must be the same on every rank after a step, by their names in a checkpoint:
+    `fc.weight`, `bn.running_mean`, `fc.weight/exp_avg_sq`. They are not copied. Call it each time:
+    an optimizer creates its state at the first step, and loading replaces it."""
     plain = unwrap_model(model)
     # DDP ignores these: they are meant to differ across ranks.
     own = set(getattr(plain, "_ddp_params_and_buffers_to_ignore", ()))
     parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in own}
-    buffers = {name: tensor for name, tensor in plain.named_buffers() if include_buffers and name not in own}
+    buffers = {
+        name: tensor
+        for name, tensor in plain.named_buffers()
+        if include_buffers and name not in own
+    }
     state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         state.update(_tensors_in(optimizer.state.get(parameter), name))

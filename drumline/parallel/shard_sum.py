@@ -1,9 +1,11 @@
-"""Sums gradients over shards in one fixed order, independent of the ranks: the same bits on any world size.
+"""Sums gradients over shards in one fixed order, independent of the ranks: the same bits on any
+world size.
 
-A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards: neighbours are
-added, then pairs of neighbours, and so on. A rank adds up the complete subtrees of its own shards and sends the sums.
-Gradients are sent as in an ordinary all-reduce: each rank gets one chunk of every rank's sums (all-to-all), adds it up
-in the order of the tree, and sends the result to all (all-gather). The first half overlaps with the last backward pass.
+A floating-point sum depends on the order of its terms. Here the order is a binary tree over the
+shards: neighbours are added, then pairs of neighbours, and so on. A rank adds up the complete
+subtrees of its own shards and sends the sums. Gradients are sent as in an ordinary all-reduce: each
+rank gets one chunk of every rank's sums (all-to-all), adds it up in the order of the tree, and
+sends the result to all (all-gather). The first half overlaps with the last backward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class _Flat:
-    """Memory for the gradients of a bucket, padded to divide evenly among ranks; and a view for each parameter."""
+    """Memory for the gradients of a bucket, padded to divide evenly among ranks; and a view for
+    each parameter."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
         sizes = [parameter.numel() for parameter in parameters]
@@ -34,7 +37,8 @@ class _Flat:
         first = parameters[0]
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
-        # In the parameter's memory order (channels_last, for example): fused optimizers use memory order, not indices.
+        # In the parameter's memory order (channels_last, for example): fused optimizers use memory
+        # order, not indices.
         self.views = [
             piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
             for piece, parameter in zip(pieces, parameters, strict=True)
@@ -70,7 +74,8 @@ class _Bucket:
         fold(self._sums, (TreeNode(shard, shard + 1), self._newest), num_shards, self._add)
 
     def send(self, nodes: list[list[TreeNode]], rank: int) -> None:
-        """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that every rank has."""
+        """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that
+        every rank has."""
         chunk = self._newest.chunk
         counts = [len(those) for those in nodes]
         if self._received.numel() != sum(counts) * chunk:
@@ -84,7 +89,8 @@ class _Bucket:
         )
 
     def add_up(self, nodes: list[list[TreeNode]], num_shards: int) -> None:
-        """Collective: add up this rank's chunk in the order of the tree, and start to send it to all."""
+        """Collective: add up this rank's chunk in the order of the tree, and start to send it to
+        all."""
         assert self._pending is not None
         self._pending.wait()
         rows = self._received.view(-1, self._newest.chunk).unbind()
@@ -123,7 +129,8 @@ class _Bucket:
 class ShardSum:
     """The gradients of a model's parameters over all shards of a step.
 
-    For each of this rank's shards, in order: `open_shard`, backward passes, `close_shard`; then `finish`.
+    For each of this rank's shards, in order: `open_shard`, backward passes, `close_shard`; then
+    `finish`.
     """
 
     def __init__(
@@ -137,18 +144,28 @@ class ShardSum:
         find_unused: bool = False,
     ) -> None:
         """`shards_by_rank`: the shards of each rank, given the number of shards."""
-        self._nodes = cache(lambda num_shards: [nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)])
+        self._nodes = cache(
+            lambda num_shards: [
+                nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)
+            ]
+        )
         self._rank = rank
         self._world_size = world_size
         self._parameters = {name: one for name, one in parameters.items() if one.numel()}
         self._find_unused = find_unused
         self._used: set[str] = set()
-        """The parameters that got a gradient in this shard, by name; below, in any of this rank's shards."""
+        """The parameters that got a gradient in this shard, by name; below, in any of this rank's
+        shards."""
         self._ever_used: set[str] = set()
-        self._buckets = [_Bucket(group, world_size) for group in _grouped(self._parameters.values(), bucket_bytes)]
+        self._buckets = [
+            _Bucket(group, world_size)
+            for group in _grouped(self._parameters.values(), bucket_bytes)
+        ]
         self._num_sent = 0
         self._sends_along: tuple[int, int] | None = None
-        bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        bucket_of = {
+            parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
+        }
         for name, parameter in self._parameters.items():
             hook = partial(self._gradient_is_there, name, bucket_of[parameter])
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -159,7 +176,8 @@ class ShardSum:
             bucket.open_shard()
 
     def send_along(self, shard: int, num_shards: int) -> None:
-        """The next backward pass is this rank's last: send each bucket as soon as it is complete."""
+        """The next backward pass is this rank's last: send each bucket as soon as it is
+        complete."""
         if self._world_size > 1 and not self._find_unused:
             self._sends_along = (shard, num_shards)
             for bucket in self._buckets:
@@ -180,7 +198,8 @@ class ShardSum:
         self._used.clear()
 
     def finish(self, num_shards: int) -> None:
-        """Collective: from here on each parameter's gradient is the sum over all shards of all ranks."""
+        """Collective: from here on each parameter's gradient is the sum over all shards of all
+        ranks."""
         if self._world_size > 1:
             nodes = self._nodes(num_shards)
             for bucket in self._buckets[self._num_sent :]:
@@ -213,9 +232,12 @@ class ShardSum:
             self._num_sent += 1
 
     def _drop_unused(self) -> None:
-        """A parameter that no shard used has no gradient instead of zeros: the optimizer must not update it."""
+        """A parameter that no shard used has no gradient instead of zeros: the optimizer must not
+        update it."""
         device = self._buckets[0].parameters[0].device
-        used = torch.tensor([name in self._ever_used for name in self._parameters], dtype=torch.uint8, device=device)
+        used = torch.tensor(
+            [name in self._ever_used for name in self._parameters], dtype=torch.uint8, device=device
+        )
         if self._world_size > 1:
             dist.all_reduce(used, dist.ReduceOp.MAX)
         for parameter, was_used in zip(self._parameters.values(), used.tolist(), strict=True):
@@ -250,15 +272,24 @@ class TreeNode(NamedTuple):
 
 
 def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
-    """Whether the tree adds these two neighbours next. A node covers a power of two of shards, except at the end."""
+    """Whether the tree adds these two neighbours next. A node covers a power of two of shards,
+    except at the end."""
     size = left.high - left.low
-    return size & (size - 1) == 0 and left.low % (2 * size) == 0 and right.high == min(left.low + 2 * size, num_shards)
+    return (
+        size & (size - 1) == 0
+        and left.low % (2 * size) == 0
+        and right.high == min(left.low + 2 * size, num_shards)
+    )
 
 
 def fold(
-    sums: list[tuple[TreeNode, Part]], new: tuple[TreeNode, Part], num_shards: int, add: Callable[[Part, Part], object]
+    sums: list[tuple[TreeNode, Part]],
+    new: tuple[TreeNode, Part],
+    num_shards: int,
+    add: Callable[[Part, Part], object],
 ) -> None:
-    """Append the next shard's part to a list of sums, and add up the nodes that are now complete."""
+    """Append the next shard's part to a list of sums, and add up the nodes that are now
+    complete."""
     sums.append(new)
     while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], num_shards):
         right_node, right = sums.pop()
@@ -268,7 +299,8 @@ def fold(
 
 
 def nodes_of(shards: range, num_shards: int) -> list[TreeNode]:
-    """The nodes that remain when a rank with these neighbouring shards has added up all that it can."""
+    """The nodes that remain when a rank with these neighbouring shards has added up all that it
+    can."""
     sums: list[tuple[TreeNode, None]] = []
     for shard in shards:
         fold(sums, (TreeNode(shard, shard + 1), None), num_shards, lambda left, right: None)

@@ -1,7 +1,9 @@
-"""`--dist.mode zero1|fsdp|hsdp`: a model whose parameters, gradients and optimizer state are sharded over ranks by
-torch's `fully_shard`. Between steps every parameter is a DTensor of which a rank holds some rows.
+"""`--dist.mode zero1|fsdp|hsdp`: a model whose parameters, gradients and optimizer state are
+sharded over ranks by torch's `fully_shard`. Between steps every parameter is a DTensor of which a
+rank holds some rows.
 
-- `fsdp`: a block's parameters are gathered for its forward pass, freed, and gathered again for its backward pass.
+- `fsdp`: a block's parameters are gathered for its forward pass, freed, and gathered again for its
+  backward pass.
 - `hsdp`: the same inside groups of ranks; the groups are replicas of each other.
 - `zero1`: parameters are gathered once a step and stay whole until its backward pass ends.
 """
@@ -45,14 +47,19 @@ class ShardingPlan:
 class ShardedModel(Applied):
     """A sharded model; called as `Applied` is."""
 
-    def __init__(self, model: nn.Module, mesh: Any, plan: ShardingPlan, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, mesh: Any, plan: ShardingPlan, device: torch.device
+    ) -> None:
         super().__init__(model)
         self.plan = plan
         self.mesh = mesh
         self.device = device
-        sharded = {name: module for name, module in model.named_modules() if is_sharded_block(module)}
+        sharded = {
+            name: module for name, module in model.named_modules() if is_sharded_block(module)
+        }
         self.use = BlockUse(sharded, mode=plan.mode, finds_unused=plan.finds_unused)
-        # A forward pass without a backward pass would leave parameters gathered, and the optimizer changes the shards.
+        # A forward pass without a backward pass would leave parameters gathered, and the optimizer
+        # changes the shards.
         model.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else self.reshard())
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -63,8 +70,16 @@ class ShardedModel(Applied):
 
     def describe_blocks(self) -> str:
         """What is gathered at a time, for people."""
-        blocks = [module for module in self.model.modules() if is_sharded_block(module) and module is not self.model]
-        return describe_blocks(blocks) if blocks else "the whole model at once, which has no blocks (--dist.wrap)"
+        blocks = [
+            module
+            for module in self.model.modules()
+            if is_sharded_block(module) and module is not self.model
+        ]
+        return (
+            describe_blocks(blocks)
+            if blocks
+            else "the whole model at once, which has no blocks (--dist.wrap)"
+        )
 
     @property
     def replica_group(self) -> Any:
@@ -78,9 +93,10 @@ class ShardedModel(Applied):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In it a backward pass is not the last one of its step. zero1 adds up gradients on each rank; the others,
-        which have no memory for whole gradients, in shards. Gradients that are reduced in a type of their own are
-        reduced in every pass, and added up in the type of the shards: bf16 would lose small ones."""
+        """In it a backward pass is not the last one of its step. zero1 adds up gradients on each
+        rank; the others, which have no memory for whole gradients, in shards. Gradients that are
+        reduced in a type of their own are reduced in every pass, and added up in the type of the
+        shards: bf16 would lose small ones."""
         is_zero1 = self.plan.mode == "zero1"
         root = self._root
         self._set_sync(False)
@@ -114,7 +130,8 @@ class ShardedModel(Applied):
 
     @torch.no_grad()
     def clip_grad_norm_(self, parameters: Iterable[Tensor], most: float) -> Tensor:
-        """Collective: scale the gradients so that their norm over all shards is at most this; returns the norm."""
+        """Collective: scale the gradients so that their norm over all shards is at most this;
+        returns the norm."""
         parts = own_parts(one.grad for one in parameters if one.grad is not None)
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         if parts:
@@ -138,9 +155,15 @@ def shard_model(
     *,
     prepare: Callable[[Iterable[tuple[str, nn.Module]]], None] | None = None,
 ) -> ShardedModel:
-    """Collective: shard a model that is on the CPU, block by block. `prepare` is called with the modules of each block
-    by name, before it is sharded, for a model whose parameters have no memory yet."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    """Collective: shard a model that is on the CPU, block by block. `prepare` is called with the
+    modules of each block by name, before it is sharded, for a model whose parameters have no memory
+    yet."""
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     check_parameters(model)
     mesh = _make_mesh(plan, device)
@@ -153,7 +176,9 @@ def shard_model(
     is_zero1 = plan.mode == "zero1"
     for name, block in blocks.items():
         if prepare is not None:
-            prepare((f"{name}.{inner}".rstrip("."), module) for inner, module in block.named_modules())
+            prepare(
+                (f"{name}.{inner}".rstrip("."), module) for inner, module in block.named_modules()
+            )
         fully_shard(block, reshard_after_forward=not is_zero1, **options)
     if prepare is not None:
         prepare(model.named_modules())

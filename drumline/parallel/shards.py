@@ -1,5 +1,6 @@
-"""Tensors that ranks hold in shards (torch's DTensor, as `fully_shard` makes them): each rank has some rows of the
-first dimension, split as `torch.chunk` does it. The last ranks may have fewer rows than the first, or none.
+"""Tensors that ranks hold in shards (torch's DTensor, as `fully_shard` makes them): each rank has
+some rows of the first dimension, split as `torch.chunk` does it. The last ranks may have fewer rows
+than the first, or none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Rows(NamedTuple):
 
 
 def is_shard(tensor: Any) -> bool:
-    """Whether it is a DTensor. That class is not imported, which takes long, where nothing is sharded."""
+    """Whether it is a DTensor. That class is not imported, which takes long, where nothing is
+    sharded."""
     return isinstance(tensor, Tensor) and hasattr(tensor, "device_mesh")
 
 
@@ -45,7 +47,8 @@ def split_rows(length: int, index: int, count: int) -> Rows:
 
 
 def place_of(tensor: Any) -> tuple[int, int]:
-    """Which shard this rank holds, and of how many; (0, 1) for a tensor that every rank has whole."""
+    """Which shard this rank holds, and of how many; (0, 1) for a tensor that every rank has
+    whole."""
     for dim, placement in enumerate(tensor.placements if is_shard(tensor) else ()):
         if placement.is_shard(0):
             return tensor.device_mesh.get_local_rank(dim), tensor.device_mesh.size(dim)
@@ -55,15 +58,18 @@ def place_of(tensor: Any) -> tuple[int, int]:
 
 
 def like_shard(model_tensor: Any, part: Tensor) -> Tensor:
-    """A tensor that is sharded as another one, of which this rank holds `part`, on the device where that is."""
+    """A tensor that is sharded as another one, of which this rank holds `part`, on the device where
+    that is."""
     from torch.distributed.tensor import DTensor
 
-    # Not with DTensor.from_local, which moves the part to the mesh's device: all parts of a checkpoint, mapped from its
-    # files, would be on the GPU at a time.
+    # Not with DTensor.from_local, which moves the part to the mesh's device: all parts of a
+    # checkpoint, mapped from its files, would be on the GPU at a time.
     spec: Any = model_tensor._spec
     meta = spec.tensor_meta._replace(dtype=part.dtype)
     made: Any = DTensor
-    shard: Tensor = made(part.detach(), type(spec)(spec.mesh, spec.placements, tensor_meta=meta), requires_grad=False)
+    shard: Tensor = made(
+        part.detach(), type(spec)(spec.mesh, spec.placements, tensor_meta=meta), requires_grad=False
+    )
     return shard
 
 

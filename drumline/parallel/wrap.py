@@ -30,7 +30,9 @@ FIND_UNUSED = _FOR_UNUSED.format("or set --dist.find_unused_parameters")
 FIND_UNUSED_OR_STATIC = _FOR_UNUSED.format(
     "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them"
 )
-FIND_UNUSED_WITH_DDP = _FOR_UNUSED.format("or use --dist.mode ddp with --dist.find_unused_parameters")
+FIND_UNUSED_WITH_DDP = _FOR_UNUSED.format(
+    "or use --dist.mode ddp with --dist.find_unused_parameters"
+)
 # torch 2.13 renamed this option, and warns about the old name, which earlier versions need.
 _BUFFER_OPTION = (
     "forward_sync_buffers"
@@ -40,8 +42,9 @@ _BUFFER_OPTION = (
 
 
 class SingleProcess(nn.Module):
-    """A model without DDP, usually on one process, with DDP's interface: `.module`, `no_sync()`, `join()`, and a
-    state_dict whose names begin with `module.`, so that the same script and file work in both cases."""
+    """A model without DDP, usually on one process, with DDP's interface: `.module`, `no_sync()`,
+    `join()`, and a state_dict whose names begin with `module.`, so that the same script and file
+    work in both cases."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -58,9 +61,11 @@ class SingleProcess(nn.Module):
 
 
 class Applied(nn.Module):
-    """Passes a model to a function: `applied(function, *arguments)` is `function(model, *arguments)`.
+    """Passes a model to a function: `applied(function, *arguments)` is `function(model,
+    *arguments)`.
 
-    Under DDP that is one forward pass, however often the function calls the model, and whether it is compiled or not.
+    Under DDP that is one forward pass, however often the function calls the model, and whether it
+    is compiled or not.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -87,10 +92,11 @@ def wrap_model(
     comm: str = "none",
     group: dist.ProcessGroup | None = None,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there is no group or if
-    other code reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
-    the model, and its arguments (`Applied`, inside DDP if needed). `comm`: in which type gradients are sent. `group`:
-    the ranks that reduce them, if not all."""
+    """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there
+    is no group or if other code reduces the gradients (`reduces_gradients=False`). `applied`: the
+    result is called with a function of the model, and its arguments (`Applied`, inside DDP if
+    needed). `comm`: in which type gradients are sent. `group`: the ranks that reduce them, if not
+    all."""
     hook = rounding_hook(comm)
     model = model.to(device)
     if channels_last:
@@ -135,8 +141,8 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 def names_without_gradient(error: BaseException) -> list[str] | None:
-    """The parameters that an error of DDP is about: it is raised in the step after one that did not use them all, and
-    has their numbers. Empty: unknown. None: it is another error."""
+    """The parameters that an error of DDP is about: it is raised in the step after one that did not
+    use them all, and has their numbers. Empty: unknown. None: it is another error."""
     if "Expected to have finished reduction in the prior iteration" not in str(error):
         return None
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -149,7 +155,8 @@ def names_without_gradient(error: BaseException) -> list[str] | None:
 
 
 def explain_unused(error: BaseException) -> str | None:
-    """The same in a sentence, for a loop that is not ours; None: it is another error, or the names are unknown."""
+    """The same in a sentence, for a loop that is not ours; None: it is another error, or the names
+    are unknown."""
     if not (names := names_without_gradient(error)):
         return None
     return (
@@ -160,7 +167,9 @@ def explain_unused(error: BaseException) -> str | None:
 
 def gains_from_channels_last(model: nn.Module) -> bool:
     """Whether it has 2D convolutions, and none in 3D, which do not have this layout."""
-    convolves = any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
+    convolves = any(
+        isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()
+    )
     return convolves and all(parameter.ndim < 5 for parameter in model.parameters())
 
 
@@ -186,8 +195,8 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
 
 
 class LiveBuffers:
-    """A model's current buffers (BatchNorm's statistics, for example): a forward pass may replace a tensor. All ranks
-    use rank 0's values."""
+    """A model's current buffers (BatchNorm's statistics, for example): a forward pass may replace a
+    tensor. All ranks use rank 0's values."""
 
     def __init__(self, model: nn.Module) -> None:
         # Collected once, not in every step.
@@ -213,13 +222,18 @@ class LiveBuffers:
         return memory
 
     def put_back(self, kept: list[Tensor]) -> None:
-        """Restore the values of `keep`; a buffer whose shape has changed is a cache, and is not restored."""
-        pairs = [(to, value) for to, value in zip(self.now(), kept, strict=True) if to.shape == value.shape]
+        """Restore the values of `keep`; a buffer whose shape has changed is a cache, and is not
+        restored."""
+        pairs = [
+            (to, value)
+            for to, value in zip(self.now(), kept, strict=True)
+            if to.shape == value.shape
+        ]
         _copy_all([to for to, _ in pairs], [value for _, value in pairs])
 
     def broadcast(self, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
-        """Collective: copy rank 0's buffers to every rank, or those of `source` inside a group; one message for each
-        type."""
+        """Collective: copy rank 0's buffers to every rank, or those of `source` inside a group; one
+        message for each type."""
         if not self._places or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
@@ -227,10 +241,14 @@ class LiveBuffers:
             by_type[buffer.dtype].append(buffer)
         for buffers in by_type.values():
             message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-            dist.broadcast(message.view(torch.uint8), source, group)  # as bytes: no backend supports every type
+            dist.broadcast(
+                message.view(torch.uint8), source, group
+            )  # as bytes: no backend supports every type
             if dist.get_rank() != source:
                 pieces = torch.split(message, [buffer.numel() for buffer in buffers])
-                _copy_all(buffers, [piece.view_as(to) for piece, to in zip(pieces, buffers, strict=True)])
+                _copy_all(
+                    buffers, [piece.view_as(to) for piece, to in zip(pieces, buffers, strict=True)]
+                )
 
 
 @torch.no_grad()

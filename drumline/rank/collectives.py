@@ -1,7 +1,8 @@
-"""Collectives besides the gradients' all-reduce: sums, JSON, a checkpoint's tensors, values to compare. No pickle.
+"""Collectives besides the gradients' all-reduce: sums, JSON, a checkpoint's tensors, values to
+compare. No pickle.
 
-Every function here is collective: all ranks call it, in the same order. With a single rank nothing is sent, and it
-does not wait for its device.
+Every function here is collective: all ranks call it, in the same order. With a single rank nothing
+is sent, and it does not wait for its device.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def all_sum(tensor: Tensor) -> Tensor:
 
 
 def gather_tensors(tensor: Tensor, *, device: torch.device) -> list[Tensor]:
-    """Collective: every rank's tensor, all of one shape and type, on every rank, back on the CPU."""
+    """Collective: every rank's tensor, all of one shape and type, on every rank, back on the
+    CPU."""
     if _is_alone():
         return [tensor.cpu()]
     mine = tensor.to(device)
@@ -53,19 +55,22 @@ def gather_json(value: Any, *, device: torch.device) -> list[Any]:
 
 
 def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.device) -> list[Tensor]:
-    """Collective: the bytes of every rank, which have these sizes, on rank 0, on the CPU; nothing on the others. They
-    travel in pieces, so that a device holds little of them at once."""
+    """Collective: the bytes of every rank, which have these sizes, on rank 0, on the CPU; nothing
+    on the others. They travel in pieces, so that a device holds little of them at once."""
     if _is_alone():
         return [content]
     is_main = dist.get_rank() == 0
     nothing = [0] * len(sizes)
-    device = torch.device("cpu") if dist.get_backend() == "gloo" else device  # gloo has no all-to-all between GPUs
+    device = (
+        torch.device("cpu") if dist.get_backend() == "gloo" else device
+    )  # gloo has no all-to-all between GPUs
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
     for start in range(0, max(sizes), PIECE_BYTES):
         lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes] if is_main else nothing
         mine = content[start : start + PIECE_BYTES].to(device)
         pieces = mine.new_empty(sum(lengths))
-        # Each rank sends as many bytes as it has, to rank 0 only; a gather would send as many as the longest.
+        # Each rank sends as many bytes as it has, to rank 0 only; a gather would send as many as
+        # the longest.
         dist.all_to_all_single(pieces, mine, lengths, [len(mine), *nothing[1:]])
         for whole, piece in zip(received, torch.split(pieces, lengths), strict=False):
             whole[start : start + PIECE_BYTES] = piece
@@ -79,28 +84,41 @@ def broadcast_json(value: Any, *, device: torch.device) -> Any:
     encoded = _encode(value if dist.get_rank() == 0 else None)
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, 0)
-    buffer = encoded.to(device) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
+    buffer = (
+        encoded.to(device)
+        if dist.get_rank() == 0
+        else torch.empty(int(size), dtype=torch.uint8, device=device)
+    )
     dist.broadcast(buffer, 0)
     return _decode(buffer.cpu())
 
 
-def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.device) -> dict[str, Tensor]:
+def broadcast_tensors(
+    tensors: Mapping[str, Tensor] | None, *, device: torch.device
+) -> dict[str, Tensor]:
     """Collective: rank 0's tensors by name, on every rank, on the CPU; other ranks give None."""
     if _is_alone():
         return dict(tensors or {})
-    described = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()}
+    described = {
+        name: [str(t.dtype).removeprefix("torch."), list(t.shape)]
+        for name, t in (tensors or {}).items()
+    }
     received = {}
     for name, (dtype, shape) in broadcast_json(described, device=device).items():
         if tensors is not None and dist.get_rank() == 0:
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)  # as bytes: no backend supports every type
+        dist.broadcast(
+            buffer.reshape(-1).view(torch.uint8), 0
+        )  # as bytes: no backend supports every type
         received[name] = buffer.cpu()
     return received
 
 
-def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str) -> None:
+def check_same(
+    values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str
+) -> None:
     """Collective: raise on every rank if any of these (JSON) values differs between ranks."""
     digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).digest(16)
     digests = gather_tensors(torch.frombuffer(bytearray(digest), dtype=torch.uint8), device=device)
@@ -111,11 +129,14 @@ def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, ne
     for name in dict.fromkeys(name for one in everyone for name in one["values"]):
         found = [one["values"].get(name) for one in everyone]
         if any(value != found[0] for value in found):
-            raise PreflightError(f"ranks differ in {name}: {by_rank(found, hosts)}", next_step=next_step)
+            raise PreflightError(
+                f"ranks differ in {name}: {by_rank(found, hosts)}", next_step=next_step
+            )
 
 
 def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> None:
-    """Collective: raise on every rank if the models do not start from the same bits, naming the first difference."""
+    """Collective: raise on every rank if the models do not start from the same bits, naming the
+    first difference."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     hashes = hash_tensors(list(tensors.values()), device).tolist()
     found = {

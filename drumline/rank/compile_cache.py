@@ -1,6 +1,8 @@
-"""The folder in which torch's compiler keeps what it compiled, which later runs load as code: private to this user.
+"""The folder in which torch's compiler keeps what it compiled, which later runs load as code:
+private to this user.
 
-torch's own default is `torchinductor_USER` in the temporary directory, and whoever makes it first decides what runs.
+torch's own default is `torchinductor_USER` in the temporary directory, and whoever makes it first
+decides what runs.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 def use_private_cache(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set torch's and Triton's variables, for this process and those that it starts, unless the user has; a folder that
-    others can write to is refused. Call it before torch's compiler is loaded, which sets torch's own default."""
+    """Set torch's and Triton's variables, for this process and those that it starts, unless the
+    user has; a folder that others can write to is refused. Call it before torch's compiler is
+    loaded, which sets torch's own default."""
     for variable in (INDUCTOR_CACHE, TRITON_CACHE):
         if folder := environment.get(variable):
             _refuse_if_shared(Path(folder), variable)
@@ -34,8 +37,9 @@ def use_private_cache(environment: MutableMapping[str, str] = os.environ) -> Non
 
 
 def _private_folder() -> Path:
-    """On a local disk, as torch's own: a home directory may be on a network file system, which is slow for many small
-    files. Where another user has taken that name, or the disk is full, in the home directory."""
+    """On a local disk, as torch's own: a home directory may be on a network file system, which is
+    slow for many small files. Where another user has taken that name, or the disk is full, in the
+    home directory."""
     local = Path(tempfile.gettempdir(), f"drumline-compile-{os.geteuid()}")
     if _make(local) and not local.is_symlink() and _danger(local) is None:
         return local
@@ -77,7 +81,8 @@ def _danger(folder: Path) -> str | None:
 
 
 def _is_private_group(number: int) -> bool:
-    """Whether it is the group that many systems make for each user alone; folders are then made with mode 775."""
+    """Whether it is the group that many systems make for each user alone; folders are then made
+    with mode 775."""
     with suppress(KeyError):
         user = pwd.getpwuid(os.geteuid()).pw_name
         group = grp.getgrgid(number)

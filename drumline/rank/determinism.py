@@ -1,7 +1,8 @@
 """What decides the bits of a result: seeds, kernels, threads and the machine.
 
-A run has one seed. Initial weights are the same on every rank; random numbers inside the model (dropout) differ by
-rank, or in the elastic mode by shard; those of a sample depend only on the sample (data/draws.py), on any rank.
+A run has one seed. Initial weights are the same on every rank; random numbers inside the model
+(dropout) differ by rank, or in the elastic mode by shard; those of a sample depend only on the
+sample (data/draws.py), on any rank.
 """
 
 from __future__ import annotations
@@ -35,22 +36,26 @@ def seed_rank(seed: int, rank: int) -> None:
 
 
 def seed_shard(seed: int, *, epoch: int, start: int, shard: int) -> None:
-    """Seed all generators for one shard of the global batch that starts there: the next random numbers are the same on
-    any rank that computes it."""
+    """Seed all generators for one shard of the global batch that starts there: the next random
+    numbers are the same on any rank that computes it."""
     _seed_generators(np.random.SeedSequence([seed, SHARD_STREAM, epoch, start, shard]))
 
 
 def _seed_generators(sequence: np.random.SeedSequence) -> None:
-    torch_seed, python_seed, numpy_seed = (int(word) for word in sequence.generate_state(3, np.uint64))
+    torch_seed, python_seed, numpy_seed = (
+        int(word) for word in sequence.generate_state(3, np.uint64)
+    )
     torch.manual_seed(torch_seed & (2**63 - 1))
     random.seed(python_seed)
     np.random.seed(numpy_seed & 0xFFFFFFFF)
 
 
 def use_deterministic_kernels() -> None:
-    """Let torch use only kernels that give the same bits each time, and refuse operations that have none."""
+    """Let torch use only kernels that give the same bits each time, and refuse operations that have
+    none."""
     torch.use_deterministic_algorithms(True)
-    # The search for the fastest kernel measures times, so it does not choose the same one each time.
+    # The search for the fastest kernel measures times, so it does not choose the same one each
+    # time.
     torch.backends.cudnn.benchmark = False
     # A debugging aid that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -74,7 +79,10 @@ def explain_refused_kernels() -> Iterator[None]:
 def platform_facts(device: torch.device) -> dict[str, Any]:
     """What the last bit of a result depends on. On another machine a run may differ by rounding."""
     if device.type == "cuda":
-        hardware: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "CUDA version": torch.version.cuda}
+        hardware: dict[str, Any] = {
+            "device": torch.cuda.get_device_name(device),
+            "CUDA version": torch.version.cuda,
+        }
     else:
         hardware = {
             "device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

@@ -1,5 +1,6 @@
-"""Which rank failed first. When one rank raises, its peers soon raise too, because they lost it; only the first is the
-cause. It records that in the store, which still works when the group is broken; the others print no traceback.
+"""Which rank failed first. When one rank raises, its peers soon raise too, because they lost it;
+only the first is the cause. It records that in the store, which still works when the group is
+broken; the others print no traceback.
 """
 
 from __future__ import annotations
@@ -88,9 +89,12 @@ def claim_failure(
 
 
 def _reported(first: Failure | None, mine: Failure) -> Failure | None:
-    """Wait until the first has exited: if this rank exited first, the launcher would end that one before its report."""
+    """Wait until the first has exited: if this rank exited first, the launcher would end that one
+    before its report."""
     deadline = time.monotonic() + REPORT_WAIT_S
-    while first is not None and first.origin.host == mine.origin.host and time.monotonic() < deadline:
+    while (
+        first is not None and first.origin.host == mine.origin.host and time.monotonic() < deadline
+    ):
         if not parent_of(first.pid):
             break
         time.sleep(0.02)
@@ -108,9 +112,12 @@ def _wait_for_claim(store: SealedStore) -> Failure | None:
     return None
 
 
-def wait_for_ranks(store: SealedStore, call: str, rank: int, world_size: int, *, limit_s: float) -> list[int]:
-    """Wait through the store until every rank has reached this call: a collective would time out while one of them
-    works for long. Those that have not after this limit; a DistStoreError as soon as a rank has failed."""
+def wait_for_ranks(
+    store: SealedStore, call: str, rank: int, world_size: int, *, limit_s: float
+) -> list[int]:
+    """Wait through the store until every rank has reached this call: a collective would time out
+    while one of them works for long. Those that have not after this limit; a DistStoreError as soon
+    as a rank has failed."""
     here = store.under(call)
     keys = [str(number) for number in range(world_size)]
     deadline = time.monotonic() + limit_s

@@ -1,7 +1,9 @@
-"""A rank's device, its backend, and the process group, from the rendezvous of ranks to the exit of the process.
+"""A rank's device, its backend, and the process group, from the rendezvous of ranks to the exit of
+the process.
 
-There are two timeouts. The start may take as long as the slowest node needs; a collective in training may not take much
-longer than a step. So the group is created with the start timeout, and then gets the train timeout.
+There are two timeouts. The start may take as long as the slowest node needs; a collective in
+training may not take much longer than a step. So the group is created with the start timeout, and
+then gets the train timeout.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from drumline.rank.rendezvous.reachability import check_reachability
 QUIET_S = 0.02
 LEAVE_S = 30.0
 RELEASE_S = 2.0
-# NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the same collective; but
-# a new batch shape, or a failed capture, may happen on one rank only.
+# NCCL would register the buffers of a collective in a CUDA graph, which all ranks must do for the
+# same collective; but a new batch shape, or a failed capture, may happen on one rank only.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
 CLOCK_MONOTONIC = 1
 SIGEV_THREAD = 2
@@ -42,7 +44,8 @@ _left_groups: list[dist.ProcessGroup] = []
 
 
 def choose_device(wanted: str, *, local_rank: int) -> torch.device:
-    """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by default."""
+    """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by
+    default."""
     if wanted not in ("auto", "cpu", "cuda"):
         raise UsageError(
             f"the device is {wanted!r}: it takes auto, cpu or cuda",
@@ -56,7 +59,8 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
             "dist.device is 'cuda', but torch sees no GPU here",
             next_step="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --dist.device cpu",
         )
-    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that they differ.
+    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; the rendezvous checks that
+    # they differ.
     index = 0 if num_gpus == 1 else local_rank
     if index >= num_gpus:
         raise PreflightError(
@@ -69,8 +73,8 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
 
 
 def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
-    """NCCL's identity of a rank, which must be unique: the GPU's UUID, and the host that NCCL_HOSTID names. Ranks with
-    different host names may share a GPU, as in tests on one GPU."""
+    """NCCL's identity of a rank, which must be unique: the GPU's UUID, and the host that
+    NCCL_HOSTID names. Ranks with different host names may share a GPU, as in tests on one GPU."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     host = environment.get("NCCL_HOSTID")
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
@@ -101,16 +105,18 @@ def join_group(
 ) -> Rendezvous:
     """Collective: join all other ranks. The returned store still works when the group is broken.
 
-    `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's network.
-    `service`: what else runs once on each node. `live`: the nodes, where those that are left continue without a lost
-    one; then raises Redirected if they train already.
+    `facts`: what must be the same on all ranks (`rank_facts`). `environment`: names the backend's
+    network. `service`: what else runs once on each node. `live`: the nodes, where those that are
+    left continue without a lost one; then raises Redirected if they train already.
     """
     is_next = live is not None and bool(live.latest.members)
     if live is not None:
         live.facts = facts
         start_timeout_s = JOIN_S if is_next else start_timeout_s
     deadline = time.monotonic() + start_timeout_s
-    store = open_store(topology, timeout_s=start_timeout_s, check=None if live is None else live.check_finished)
+    store = open_store(
+        topology, timeout_s=start_timeout_s, check=None if live is None else live.check_finished
+    )
     if live is not None and is_next:
         store = store.under(f"group-{live.latest.generation}")
     try:
@@ -127,7 +133,12 @@ def join_group(
         )
         if len(rendezvous.nodes) > 1:
             rendezvous = check_reachability(
-                rendezvous, topology, environment, backend=backend, deadline=deadline, service=service
+                rendezvous,
+                topology,
+                environment,
+                backend=backend,
+                deadline=deadline,
+                service=service,
             )
     except dist.DistStoreError as error:
         what = f"not all of the {topology.world_size} ranks continued the start within {start_timeout_s:g} s"
@@ -174,9 +185,9 @@ def set_timeout(seconds: float, group: dist.ProcessGroup | None = None) -> None:
 
 
 def leave_group(*, broken: bool = False) -> bool:
-    """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang. False: it takes longer
-    than `LEAVE_S`, as it does while a CUDA graph with a collective exists. An error of torch is raised; for a broken
-    group it is logged."""
+    """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang.
+    False: it takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective exists.
+    An error of torch is raised; for a broken group it is logged."""
     if not dist.is_initialized():
         return True
     groups = [dist.distributed_c10d._get_default_group(), *_made_groups]
@@ -199,15 +210,18 @@ def leave_group(*, broken: bool = False) -> bool:
     destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
     destroying.start()
     destroying.join(LEAVE_S)
-    # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished a collective needs
-    # the GIL to release a tensor: a deadlock (seen with torch 2.13). So the objects are kept; where groups break and
-    # the process continues, until the next one is left, when nothing happens in them any more. They are released in a
-    # thread: each is 3 threads and 5 descriptors. Models that refer to themselves hold them, too.
+    # gloo's destructor waits for its threads, and may hold the GIL. A thread that has just finished
+    # a collective needs the GIL to release a tensor: a deadlock (seen with torch 2.13). So the
+    # objects are kept; where groups break and the process continues, until the next one is left,
+    # when nothing happens in them any more. They are released in a thread: each is 3 threads and 5
+    # descriptors. Models that refer to themselves hold them, too.
     time.sleep(QUIET_S)
     before = list(_left_groups) if broken else []
     _left_groups[:] = [*(() if broken else _left_groups), *groups]
     if before:
-        releasing = threading.Thread(target=_release, args=(before,), name="drumline-release", daemon=True)
+        releasing = threading.Thread(
+            target=_release, args=(before,), name="drumline-release", daemon=True
+        )
         releasing.start()
         releasing.join(RELEASE_S)
     for error in errors:
@@ -223,8 +237,9 @@ def _release(groups: list[dist.ProcessGroup]) -> None:
 
 
 def collective_counter() -> Callable[[], int]:
-    """A function that returns how many collectives this rank has begun in the default group; without a group, 0. It is
-    private to torch. Keep the function: finding it takes longer than calling it."""
+    """A function that returns how many collectives this rank has begun in the default group;
+    without a group, 0. It is private to torch. Keep the function: finding it takes longer than
+    calling it."""
     count: Callable[[], int] = lambda: 0  # noqa: E731
     if dist.is_initialized():
         count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
@@ -235,8 +250,9 @@ def collective_counter() -> Callable[[], int]:
 
 
 def limit_exit(limit_s: float, *, failed: bool) -> None:
-    """Limit Python's exit to `limit_s` seconds. After that the process ends with code 1 if `failed` or if an exception
-    ended the script, otherwise with 0; a process that exits in time keeps its own code."""
+    """Limit Python's exit to `limit_s` seconds. After that the process ends with code 1 if `failed`
+    or if an exception ended the script, otherwise with 0; a process that exits in time keeps its
+    own code."""
     atexit.register(_start_timer, limit_s, failed, os.getpid())
 
 
@@ -247,10 +263,13 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     code = int(failed or getattr(sys, "last_value", None) is not None)
-    # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not get the GIL again.
+    # A timer of the C library, which calls _exit(code) on its own thread: a Python thread would not
+    # get the GIL again.
     libc = ctypes.CDLL(None)
     function = ctypes.cast(libc._exit, ctypes.c_void_p).value
-    event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)  # `struct sigevent` of Linux on 64 bits
+    event = struct.pack(
+        "NiiN40x", code, 0, SIGEV_THREAD, function
+    )  # `struct sigevent` of Linux on 64 bits
     timer = ctypes.c_void_p()
     seconds = int(limit_s)
     if libc.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:

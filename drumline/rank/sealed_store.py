@@ -1,7 +1,8 @@
 """A store whose values are accepted only if a process of this job wrote them.
 
-PyTorch's store accepts keys and values from anyone who reaches its port. Here each value carries a keyed hash over its
-key and itself, under the secret of the job. A value without a valid hash counts as absent, and is reported once.
+PyTorch's store accepts keys and values from anyone who reaches its port. Here each value carries a
+keyed hash over its key and itself, under the secret of the job. A value without a valid hash counts
+as absent, and is reported once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class SealedStore:
     """The used part of `dist.Store`'s interface. Without a secret, values are not sealed."""
 
     def __init__(
-        self, store: dist.Store, secret: str | None, prefix: str = "drumline", foreign: set[str] | None = None
+        self,
+        store: dist.Store,
+        secret: str | None,
+        prefix: str = "drumline",
+        foreign: set[str] | None = None,
     ) -> None:
         self._base = store
         self.secret = secret
@@ -90,9 +95,11 @@ class SealedStore:
         return self.peek_all(keys) is not None
 
     def peek(self, key: str) -> bytes | None:
-        """The current value; None: this job has not written one. Never blocks: another client may delete a value that
-        `check` has just seen, and `get` would wait for it."""
-        found = self.raw.compare_set(key, ABSENT, ABSENT)  # the answer for a key that does not exist
+        """The current value; None: this job has not written one. Never blocks: another client may
+        delete a value that `check` has just seen, and `get` would wait for it."""
+        found = self.raw.compare_set(
+            key, ABSENT, ABSENT
+        )  # the answer for a key that does not exist
         return None if found == ABSENT.encode() else self._open(key, found)
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
@@ -110,7 +117,9 @@ class SealedStore:
             if (opened := self._open(key, found)) is not None:
                 return opened
             found = self.raw.compare_set(key, found, sealed)  # type: ignore[arg-type]
-        raise dist.DistStoreError(f"a process outside this job keeps writing to {self.prefix}/{key}")
+        raise dist.DistStoreError(
+            f"a process outside this job keeps writing to {self.prefix}/{key}"
+        )
 
     def add(self, key: str, amount: int) -> int:
         """A counter that is not sealed: anyone who reaches the store can change it."""
@@ -152,7 +161,11 @@ class SealedStore:
 
     def _hash(self, key: str, value: bytes) -> bytes:
         assert self._key is not None
-        return hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256).hex().encode()
+        return (
+            hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256)
+            .hex()
+            .encode()
+        )
 
     def _seal(self, key: str, value: str | bytes) -> bytes:
         plain = value.encode() if isinstance(value, str) else value
@@ -164,14 +177,20 @@ class SealedStore:
         end = len(SEALED) + HASH_LETTERS
         if self._key is None and not is_sealed:
             return found
-        if self._key and is_sealed and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:])):
+        if (
+            self._key
+            and is_sealed
+            and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:]))
+        ):
             return found[end:]
         self._report(key)
         return None
 
     def _report(self, key: str) -> None:
         if not self.foreign:
-            where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
+            where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(
+                ":"
+            )
             print_message(
                 f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
                 f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, find out who else reaches "

@@ -1,15 +1,17 @@
-"""How ranks agree on the step after which all of them stop: through the store, without a collective.
+"""How ranks agree on the step after which all of them stop: through the store, without a
+collective.
 
-A collective would need every rank to call it at the same step, which they do not know yet. So a thread of
-each rank (the watcher, see `training/between_steps/preemption.py`) uses the store, and answers even while its rank
-is busy:
+A collective would need every rank to call it at the same step, which they do not know yet. So a
+thread of each rank (the watcher, see `training/between_steps/preemption.py`) uses the store, and
+answers even while its rank is busy:
 
 1. One writes `request`. All read it, and write their rank's current step.
-2. Rank 0 proposes the step after the largest. Each rank gets ready to stop there, then writes its current step again.
-   A rank that reaches the step before all have written waits.
+2. Rank 0 proposes the step after the largest. Each rank gets ready to stop there, then writes its
+   current step again. A rank that reaches the step before all have written waits.
 3. If all were before it, it is decided. Otherwise rank 0 proposes a later step, twice as far ahead.
 
-The decision is one key that can be set once, so two ranks never act on different ones, even if some give up meanwhile.
+The decision is one key that can be set once, so two ranks never act on different ones, even if some
+give up meanwhile.
 """
 
 from __future__ import annotations
@@ -32,14 +34,18 @@ LITTLE_PATIENCE_S = 10.0
 class StopVote:
     """One rank's part. The watcher calls `tick` repeatedly, the training loop `stops_at`."""
 
-    def __init__(self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
-        """`store`: the watcher's own connection. `step`: the number of steps that this rank has done."""
+    def __init__(
+        self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]
+    ) -> None:
+        """`store`: the watcher's own connection. `step`: the number of steps that this rank has
+        done."""
         self._store = store.under("preemption")
         self._rank = rank
         self._world_size = world_size
         self._step = step
         self.stop: int | None = None
-        """The step that is proposed or decided: the only thing that the loop reads after every step."""
+        """The step that is proposed or decided: the only thing that the loop reads after every
+        step."""
         self.cause: dict[str, Any] | None = None
         """Which rank was asked to stop, and by what, from the request."""
         self.is_decided = False
@@ -89,7 +95,9 @@ class StopVote:
     def missing_ranks(self) -> list[int]:
         """Ranks that have not written their step."""
         ranks = range(self._world_size)
-        return [rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])] or [0]
+        return [
+            rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])
+        ] or [0]
 
     def abandon(self) -> None:
         """The store is lost: nothing will be decided, and the loop continues."""
@@ -106,7 +114,8 @@ class StopVote:
 
     def _answer(self, proposal: int) -> None:
         with self._changed:
-            # Set this before the position: the loop counts its step, then reads this. So one of the two sees the other.
+            # Set this before the position: the loop counts its step, then reads this. So one of the
+            # two sees the other.
             self.stop = proposal
             self._changed.notify_all()
         self._round += 1

@@ -1,4 +1,5 @@
-"""torch's TCPStore on one address instead of all networks, with connections that are closed when the peer is dead."""
+"""torch's TCPStore on one address instead of all networks, with connections that are closed when
+the peer is dead."""
 
 from __future__ import annotations
 
@@ -21,11 +22,16 @@ RESEND_MS = 1000
 BACKLOG = 4096
 
 
-def open_tcp_store(host: str, port: int, *, timeout_s: float, bound: str | None = None) -> dist.TCPStore:
+def open_tcp_store(
+    host: str, port: int, *, timeout_s: float, bound: str | None = None
+) -> dist.TCPStore:
     """Connect to the store there. `bound`: run it here instead, at that address only."""
     if bound is None:
         return dist.TCPStore(
-            _reached_address(host, port), port, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+            _reached_address(host, port),
+            port,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
         )
     # This host may not be able to resolve the name that the others use for it.
     return dist.TCPStore(
@@ -40,7 +46,9 @@ def open_tcp_store(host: str, port: int, *, timeout_s: float, bound: str | None 
 
 def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
     """A socket at that address only (its descriptor, which the store then owns), and its port."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as listener:
+    with socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
+    ) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(BACKLOG)  # at once: until then another process can bind to it too
@@ -49,7 +57,8 @@ def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
 
 
 def store_binding(host: str, *, name: str) -> str:
-    """The address of this machine at which a store listens that others reach by `host`. `name`: what the user set."""
+    """The address of this machine at which a store listens that others reach by `host`. `name`:
+    what the user set."""
     if (bound := own_binding(host)) == EVERYWHERE != host:
         print_message(
             f"warning: {name} {host} does not show which address of {socket.gethostname()} the others reach: the store "
@@ -64,7 +73,8 @@ def local_address(bound: str) -> str:
 
 
 def _reached_address(host: str, port: int) -> str:
-    """The address of that name that answers: torch's store would try only the IPv6 addresses until its timeout."""
+    """The address of that name that answers: torch's store would try only the IPv6 addresses until
+    its timeout."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
             return str(connection.getpeername()[0])
@@ -73,16 +83,19 @@ def _reached_address(host: str, port: int) -> str:
 
 
 def break_dead_connections(port: int | None, *, after_s: int, address: str | None = None) -> None:
-    """Close this process's connections to that port, or address, when the peer sends nothing for so long. Otherwise an
-    operation of the store would wait forever: a host that loses its power does not close its connections."""
+    """Close this process's connections to that port, or address, when the peer sends nothing for so
+    long. Otherwise an operation of the store would wait forever: a host that loses its power does
+    not close its connections."""
     for connection, peer in _connections():
         if (port is None or peer[1] == port) and (address is None or peer[0] == address):
             _break_after(connection, after_s)
 
 
-def close_connections(addresses: Collection[str], *, but: Collection[int] = (), to: Collection[int] = ()) -> None:
-    """Shut down this process's connections with these addresses, except those that have one of these ports; or only
-    those `to` these ports."""
+def close_connections(
+    addresses: Collection[str], *, but: Collection[int] = (), to: Collection[int] = ()
+) -> None:
+    """Shut down this process's connections with these addresses, except those that have one of
+    these ports; or only those `to` these ports."""
     for connection, (address, port) in _connections():
         if to:  # torch's store has sockets for IPv6
             is_chosen = address.removeprefix("::ffff:") in addresses and port in to
@@ -96,7 +109,8 @@ def _connections() -> Iterator[tuple[socket.socket, tuple[str, int]]]:
     """This process's connections, each with its peer; an OSError of the caller's block skips it."""
     entries = OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ()
     for number in [int(entry.name) for entry in entries if _is_socket(entry)]:
-        # A listed descriptor may be closed by now, or not be a connection. The copy shares the original's options.
+        # A listed descriptor may be closed by now, or not be a connection. The copy shares the
+        # original's options.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             peer = connection.getpeername()
             if isinstance(peer, tuple):
@@ -111,12 +125,14 @@ def _is_socket(entry: Path) -> bool:
 
 
 def _break_after(connection: socket.socket, after_s: int) -> None:
-    # The first is for a request that is not acknowledged, the others for one that is acknowledged but never answered.
+    # The first is for a request that is not acknowledged, the others for one that is acknowledged
+    # but never answered.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_s * 1000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, after_s // 3))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    # After a cut TCP doubles the wait before each retransmission; Linux 6.15 and later can limit it.
+    # After a cut TCP doubles the wait before each retransmission; Linux 6.15 and later can limit
+    # it.
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS)

@@ -1,8 +1,10 @@
-"""A fast hash of tensors, computed on their device without waiting for it, to compare two copies bit for bit.
+"""A fast hash of tensors, computed on their device without waiting for it, to compare two copies
+bit for bit.
 
-A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are multiplied by a fixed table
-of mixed odd 64-bit numbers and added up. Level 2: each row's sum is mixed with its number by a bijection of 64 bits,
-and these are added up, modulo 2**64. Why a flipped bit is always found: docs/architecture.md.
+A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are
+multiplied by a fixed table of mixed odd 64-bit numbers and added up. Level 2: each row's sum is
+mixed with its number by a bijection of 64 bits, and these are added up, modulo 2**64. Why a flipped
+bit is always found: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,28 +20,35 @@ from torch import Tensor
 COLUMNS = 4096
 WORD_BYTES = 4
 ROW_BYTES = COLUMNS * WORD_BYTES
-# How much is processed at once. Products, and on a CPU their words too, are 64 bits wide: 32 MiB each.
+# How much is processed at once. Products, and on a CPU their words too, are 64 bits wide: 32 MiB
+# each.
 CHUNK_BYTES = 1024 * ROW_BYTES
 
 
 @torch.no_grad()
 def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One int64 for each tensor, on `device`: a hash of its bits in index order, its type and its shape."""
+    """One int64 for each tensor, on `device`: a hash of its bits in index order, its type and its
+    shape."""
     hashes: dict[int, Tensor] = {}
-    # By device, so that the few on another device (an optimizer's counters, on the CPU) are copied at once.
+    # By device, so that the few on another device (an optimizer's counters, on the CPU) are copied
+    # at once.
     for source in {tensor.device for tensor in tensors}:
         chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
         found = _hash_on_device([tensors[number] for number in chosen], source)
         # Wait for a copy to the CPU: otherwise its numbers would be read before they have arrived.
         found = found.to(device, non_blocking=device.type != "cpu")
         hashes.update(zip(chosen, found.unbind(), strict=True))
-    return torch.stack([hashes[number] for number in range(len(tensors))]) if hashes else _on(device, [])
+    return (
+        torch.stack([hashes[number] for number in range(len(tensors))])
+        if hashes
+        else _on(device, [])
+    )
 
 
 @torch.no_grad()
 def combine(hashes: Tensor, names: Sequence[str]) -> Tensor:
-    """One int64 for many hashes, in any order: each is mixed with its name, then added. One changed hash is always
-    found, since the mixing is a bijection."""
+    """One int64 for many hashes, in any order: each is mixed with its name, then added. One changed
+    hash is always found, since the mixing is a bijection."""
     return _mix(hashes ^ _mix(_on(hashes.device, [text_hash(name) for name in names]))).sum()
 
 
@@ -49,8 +58,8 @@ def text_hash(text: str) -> int:
 
 
 def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Level 1 for many tensors at once, level 2 for the rows of all of them: most tensors are small, and launching a
-    kernel takes the same time for a small one."""
+    """Level 1 for many tensors at once, level 2 for the rows of all of them: most tensors are
+    small, and launching a kernel takes the same time for a small one."""
     raws = [as_bytes(tensor) for tensor in tensors]
     multipliers = _multipliers(device)
     sums = [(words * multipliers).sum(dim=1) for words in _blocks(raws)]
@@ -73,9 +82,9 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The rows of all tensors one after another, a limited number at a time, as 32-bit words. Each tensor begins a new
-    row, and its last one is padded with zeros, which add nothing to a sum. The hash includes the shape, so padding and
-    a tensor's own zeros differ."""
+    """The rows of all tensors one after another, a limited number at a time, as 32-bit words. Each
+    tensor begins a new row, and its last one is padded with zeros, which add nothing to a sum. The
+    hash includes the shape, so padding and a tensor's own zeros differ."""
     waiting: list[Tensor] = []
     size = 0
     for raw in raws:
@@ -111,7 +120,8 @@ def _multipliers(device: torch.device) -> Tensor:
 
 
 def _mix(numbers: Tensor) -> Tensor:
-    """A bijection of 64 bits after which every bit depends on every other (the finish of SplitMix64)."""
+    """A bijection of 64 bits after which every bit depends on every other (the finish of
+    SplitMix64)."""
     mixed = numbers + (0x9E3779B97F4A7C15 - 2**64)  # signed, as torch's numbers are
     mixed = (mixed ^ _shift(mixed, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     mixed = (mixed ^ _shift(mixed, 27)) * (0x94D049BB133111EB - 2**64)

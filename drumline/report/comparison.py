@@ -27,7 +27,10 @@ class ComparedRow:
 def run_names(runs: Sequence[RunData]) -> list[str]:
     """The names of the folders, or their paths where two have the same name."""
     names = [run.path.resolve().name for run in runs]
-    return [name if names.count(name) == 1 else str(run.path) for run, name in zip(runs, names, strict=True)]
+    return [
+        name if names.count(name) == 1 else str(run.path)
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def compare(of_runs: Sequence[Mapping[str, str]]) -> list[ComparedRow]:
@@ -78,7 +81,9 @@ def metric_table(run: RunData) -> MetricTable:
 
 def _speeds(run: RunData) -> dict[str, str]:
     """Of the end, or of the last log line of a run that has none."""
-    last = {curve.chart: value for curve in run.curves for value in curve.values if value is not None}
+    last = {
+        curve.chart: value for curve in run.curves for value in curve.values if value is not None
+    }
     facts = {}
     if samples := number(run.end.get("samples_per_s")) or last.get("samples/s"):
         facts["speed"] = speed(samples)

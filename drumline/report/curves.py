@@ -1,4 +1,5 @@
-"""The curves of a run: values by step, without what a restart repeats, and as few points as a screen can show."""
+"""The curves of a run: values by step, without what a restart repeats, and as few points as a
+screen can show."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ UNITS = {
     "data_share": "waiting for data",
     "communication_share": "exposed communication",
 }
-"""The engine's own numbers in a `train` event, in the order in which they are shown, after the task's."""
+"""The engine's own numbers in a `train` event, in the order in which they are shown, after the
+task's."""
 SCALING = "scaling efficiency"
 TRAINING = "training"
 """The label of the curves that are not of an evaluation."""
@@ -63,7 +65,9 @@ class Curves:
             return
         is_training = event["kind"] == "train"
         for name, value in event.items():
-            if name in _NOT_SHOWN or not (type(value) in (int, float) or value in ("nan", "inf", "-inf")):
+            if name in _NOT_SHOWN or not (
+                type(value) in (int, float) or value in ("nan", "inf", "-inf")
+            ):
                 continue
             dataset, _, metric = ("", "", name) if is_training else name.rpartition("/")
             label = TRAINING if is_training else f"evaluation {dataset}".rstrip()
@@ -84,15 +88,25 @@ class Curves:
 
     def found(self) -> list[Curve]:
         """The loss first, then the task's other numbers, then the engine's."""
-        own = ["loss", *(name for name, _ in self._curves if name not in UNITS.values()), *UNITS.values()]
+        own = [
+            "loss",
+            *(name for name, _ in self._curves if name not in UNITS.values()),
+            *UNITS.values(),
+        ]
         place = {name: order for order, name in reversed(list(enumerate(own)))}
-        curves = (curve for curve in self._curves.values() if any(value is not None for value in curve.values))
+        curves = (
+            curve
+            for curve in self._curves.values()
+            if any(value is not None for value in curve.values)
+        )
         return sorted(curves, key=lambda curve: (place[curve.chart], curve.label != TRAINING))
 
 
-def thinned(steps: Sequence[int], values: Sequence[float | None], most: int) -> list[tuple[int, float | None]]:
-    """At most this many points: the first, the last, and the lowest and highest of each bucket, so that no peak is
-    lost. A value that is not finite stays in its bucket as a gap."""
+def thinned(
+    steps: Sequence[int], values: Sequence[float | None], most: int
+) -> list[tuple[int, float | None]]:
+    """At most this many points: the first, the last, and the lowest and highest of each bucket, so
+    that no peak is lost. A value that is not finite stays in its bucket as a gap."""
     points = list(zip(steps, values, strict=True))
     if len(points) <= most:
         return points
@@ -100,7 +114,9 @@ def thinned(steps: Sequence[int], values: Sequence[float | None], most: int) -> 
     kept = {0, len(points) - 1}
     for bucket in range(num_buckets):
         low, high = (edge * len(points) // num_buckets for edge in (bucket, bucket + 1))
-        finite = [(value, place) for place, value in enumerate(values[low:high], low) if value is not None]
+        finite = [
+            (value, place) for place, value in enumerate(values[low:high], low) if value is not None
+        ]
         if finite:
             kept |= {min(finite)[1], max(finite)[1]}
         if len(finite) < high - low:
@@ -115,7 +131,9 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
     return [items[place * (len(items) - 1) // (most - 1)] for place in range(most)]
 
 
-def table_rows(curves: Sequence[Curve], most: int = TABLE_ROWS) -> list[tuple[int, list[float | None]]]:
+def table_rows(
+    curves: Sequence[Curve], most: int = TABLE_ROWS
+) -> list[tuple[int, list[float | None]]]:
     """A few steps with the value of each curve at that step, or the last one before it."""
     steps = sorted({step for curve in curves for step in curve.steps})
 

@@ -1,4 +1,5 @@
-"""Reads event files within a limit: of a larger one, windows at equal distances, so that a report never takes long."""
+"""Reads event files within a limit: of a larger one, windows at equal distances, so that a report
+never takes long."""
 
 from __future__ import annotations
 
@@ -29,17 +30,25 @@ def rank_files(folder: Path, *, most: int) -> dict[int, Path]:
     return dict(sorted(files.items())[:most])
 
 
-def sampled_events(path: Path, *, most_bytes: int, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """The events with a usable time and step, in the order of the file; only those of a kind, if one is given. A file
-    that cannot be read has none."""
+def sampled_events(
+    path: Path, *, most_bytes: int, kind: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The events with a usable time and step, in the order of the file; only those of a kind, if
+    one is given. A file that cannot be read has none."""
     # Most lines of another kind are not parsed at all.
     needle = b"" if kind is None else f'"{kind}"'.encode()
     try:
         with open_regular(path) as file:
             # Of a kind with few other events between them, many short windows leave no gap.
-            for chunk in _windows(file, most_bytes, WINDOW_BYTES if kind is None else KIND_WINDOW_BYTES):
+            for chunk in _windows(
+                file, most_bytes, WINDOW_BYTES if kind is None else KIND_WINDOW_BYTES
+            ):
                 for raw in chunk:
-                    if needle in raw and len(raw) <= MAX_LINE_BYTES and (event := _usable(raw, kind)) is not None:
+                    if (
+                        needle in raw
+                        and len(raw) <= MAX_LINE_BYTES
+                        and (event := _usable(raw, kind)) is not None
+                    ):
                         yield event
     except OSError:
         return
@@ -56,7 +65,9 @@ def _windows(file: Any, most_bytes: int, window_bytes: int) -> Iterator[list[byt
         begin = number * (size - window_bytes) // (count - 1)
         file.seek(begin)
         # What is cut off at either end is no event.
-        yield file.read(window_bytes).split(b"\n")[1 if begin else 0 : -1 if begin + window_bytes < size else None]
+        yield file.read(window_bytes).split(b"\n")[
+            1 if begin else 0 : -1 if begin + window_bytes < size else None
+        ]
 
 
 def _usable(raw: bytes, kind: str | None) -> dict[str, Any] | None:

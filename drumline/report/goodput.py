@@ -1,4 +1,5 @@
-"""How much of a run's time was spent on training, and what the rest was lost to, from the events of rank 0."""
+"""How much of a run's time was spent on training, and what the rest was lost to, from the events of
+rank 0."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class AttemptTimes:
     """The step that it resumed from."""
     last_step: int = 0
     is_restart: bool = False
-    """Whether the launcher started it again after a fault; else a person or a scheduler did, perhaps days later."""
+    """Whether the launcher started it again after a fault; else a person or a scheduler did,
+    perhaps days later."""
 
     @property
     def steps_s(self) -> float:
@@ -51,7 +53,8 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """The part of the time, from 0 to 1, that was spent on steps and evaluations that counted."""
+        """The part of the time, from 0 to 1, that was spent on steps and evaluations that
+        counted."""
         return (self.training_s + self.evaluation_s) / self.total_s if self.total_s > 0 else 0.0
 
     def parts(self) -> list[tuple[str, float]]:
@@ -87,7 +90,8 @@ def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
 
 
 class RunClock:
-    """The time of a run in seconds from its first command, without the time between two commands."""
+    """The time of a run in seconds from its first command, without the time between two
+    commands."""
 
     def __init__(self, attempts: Sequence[AttemptTimes]) -> None:
         self._begin = attempts[0].begin if attempts else 0.0

@@ -1,8 +1,10 @@
-"""The heat map of a run: how much longer each rank's own work took than that of its peers, by rank and time.
+"""The heat map of a run: how much longer each rank's own work took than that of its peers, by rank
+and time.
 
-All ranks finish a step together, so that step times do not show a straggler. What differs is the time that a rank
-spends on data, forward and optimizer: the others wait for it in backward (watch/stragglers.py). A rank that is slow in
-backward alone, or a GPU whose host runs ahead of it, does not show here; a profile shows those.
+All ranks finish a step together, so that step times do not show a straggler. What differs is the
+time that a rank spends on data, forward and optimizer: the others wait for it in backward
+(watch/stragglers.py). A rank that is slow in backward alone, or a GPU whose host runs ahead of it,
+does not show here; a profile shows those.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class HeatMap:
 
     @property
     def slow_ranks(self) -> list[HeatRow]:
-        """Those that were slow for long enough to be seen: a tenth of the time, and three intervals."""
+        """Those that were slow for long enough to be seen: a tenth of the time, and three
+        intervals."""
         found = [row for row in self.rows if row.slow_cells >= max(3, len(row.cells) / 10)]
         return sorted(found, key=lambda row: -row.excess * row.slow_cells)
 
@@ -86,9 +89,13 @@ def make_heat_map(
 ) -> HeatMap:
     num_columns = min(most_columns, max((len(times) for times in phases.values()), default=1))
     column_s = max(clock.seconds / max(1, num_columns), 1e-9)
-    fractions = {rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()}
+    fractions = {
+        rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()
+    }
     usual = [
-        median_low(found) if (found := [one[column] for one in fractions.values() if column in one]) else 0.0
+        median_low(found)
+        if (found := [one[column] for one in fractions.values() if column in one])
+        else 0.0
         for column in range(num_columns)
     ]
     rows = [
@@ -96,18 +103,25 @@ def make_heat_map(
             rank=rank,
             host=hosts.get(rank, ""),
             cells=tuple(
-                of_rank[column] - usual[column] if column in of_rank else None for column in range(num_columns)
+                of_rank[column] - usual[column] if column in of_rank else None
+                for column in range(num_columns)
             ),
             step_s=mean_phases(phases[rank]),
         )
         for rank, of_rank in sorted(fractions.items())
     ]
-    shown = sorted(sorted(rows, key=lambda row: -row.excess * row.slow_cells)[:most_rows], key=lambda row: row.rank)
+    shown = sorted(
+        sorted(rows, key=lambda row: -row.excess * row.slow_cells)[:most_rows],
+        key=lambda row: row.rank,
+    )
     return HeatMap(rows=tuple(shown), num_hidden=len(rows) - len(shown), column_s=column_s)
 
 
-def _own_fractions(times: Sequence[PhaseTimes], clock: RunClock, column_s: float, most: int) -> dict[int, float]:
-    """By column: the fraction of the time in steps that was the rank's own work. A long interval is in many columns."""
+def _own_fractions(
+    times: Sequence[PhaseTimes], clock: RunClock, column_s: float, most: int
+) -> dict[int, float]:
+    """By column: the fraction of the time in steps that was the rank's own work. A long interval is
+    in many columns."""
     own: dict[int, float] = defaultdict(float)
     total: dict[int, float] = defaultdict(float)
     for one in times:
@@ -127,7 +141,8 @@ def _own_fractions(times: Sequence[PhaseTimes], clock: RunClock, column_s: float
 
 
 def mean_phases(times: Sequence[PhaseTimes]) -> dict[str, float]:
-    """Seconds a step by phase, of intervals that follow one another: not the first of each start."""
+    """Seconds a step by phase, of intervals that follow one another: not the first of each
+    start."""
     sums: dict[str, float] = defaultdict(float)
     num_steps = 0
     for before, after in pairwise(times):

@@ -1,6 +1,8 @@
-"""Serves the page of a run on the loopback address while the run is training, rendered for each request.
+"""Serves the page of a run on the loopback address while the run is training, rendered for each
+request.
 
-Other users of the machine can connect to it: the path has a random token, and only the page is served.
+Other users of the machine can connect to it: the path has a random token, and only the page is
+served.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ _HEADERS = {
 
 
 class _DaemonServer(ThreadingTCPServer):
-    """A thread for each connection. While there are MAX_CONNECTIONS, a new one replaces the oldest that has not asked
-    for the page: other users of the machine could hold them all, without knowing the page's address."""
+    """A thread for each connection. While there are MAX_CONNECTIONS, a new one replaces the oldest
+    that has not asked for the page: other users of the machine could hold them all, without knowing
+    the page's address."""
 
     daemon_threads = True
 
@@ -73,7 +76,9 @@ class _DaemonServer(ThreadingTCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
         if not isinstance(error, ConnectionError):  # that is a closed tab
-            print_message(f"warning: the live report could not be served: {type(error).__name__}: {error}")
+            print_message(
+                f"warning: the live report could not be served: {type(error).__name__}: {error}"
+            )
 
 
 class LiveServer:
@@ -100,7 +105,9 @@ class LiveServer:
 
         self._server = _DaemonServer((LOOPBACK, 0), Handler)
         self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}{path}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="drumline-live", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="drumline-live", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -121,7 +128,9 @@ class PageHandler(BaseHTTPRequestHandler):
         port = self.server.server_address[1]  # type: ignore[index]
         # A page of another site that resolves to the loopback address has another host.
         is_own = self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
-        if not is_own or not hmac.compare_digest(self.path.encode(errors="replace"), self.hidden_path.encode()):
+        if not is_own or not hmac.compare_digest(
+            self.path.encode(errors="replace"), self.hidden_path.encode()
+        ):
             self.send_error(404)
             return
         if isinstance(self.server, _DaemonServer):

@@ -1,8 +1,9 @@
-"""Writes the page of one or several runs: one HTML file that needs no network, from page.html and the data of the runs.
+"""Writes the page of one or several runs: one HTML file that needs no network, from page.html and
+the data of the runs.
 
-A run folder is untrusted. jinja2 escapes all that comes from it, control characters are shown as escapes, and the
-Content-Security-Policy of the page lets only its own two scripts run, by their hashes. The page stays under MAX_BYTES:
-what would be larger is shown in less detail.
+A run folder is untrusted. jinja2 escapes all that comes from it, control characters are shown as
+escapes, and the Content-Security-Policy of the page lets only its own two scripts run, by their
+hashes. The page stays under MAX_BYTES: what would be larger is shown in less detail.
 """
 
 from __future__ import annotations
@@ -21,10 +22,34 @@ from drumline.base.terminal import shown
 from drumline.base.text import duration, file_size, plural
 from drumline.base.untrusted import replace_text
 from drumline.metrics.display import number_text
-from drumline.report.comparison import MetricTable, compare, facts_of, metric_table, metric_texts, run_names
-from drumline.report.curves import SCALING, SHARES, TABLE_ROWS, TRAINING, Curve, evenly, table_rows, thinned
+from drumline.report.comparison import (
+    MetricTable,
+    compare,
+    facts_of,
+    metric_table,
+    metric_texts,
+    run_names,
+)
+from drumline.report.curves import (
+    SCALING,
+    SHARES,
+    TABLE_ROWS,
+    TRAINING,
+    Curve,
+    evenly,
+    table_rows,
+    thinned,
+)
 from drumline.report.goodput import Goodput, RunClock, goodput_of
-from drumline.report.heat_map import MAX_COLUMNS, MAX_ROWS, STEP_PHASES, HeatMap, level_of, make_heat_map, mean_phases
+from drumline.report.heat_map import (
+    MAX_COLUMNS,
+    MAX_ROWS,
+    STEP_PHASES,
+    HeatMap,
+    level_of,
+    make_heat_map,
+    mean_phases,
+)
 from drumline.report.run_data import MAX_MOMENTS, MAX_SETTINGS, MAX_TEXT, Moment, RunData, read_run
 from drumline.runs.profile_result import PART_NAMES
 
@@ -101,14 +126,17 @@ def render_page(runs: Sequence[RunData], *, refresh_s: float | None = None) -> s
         if len(page.encode(errors="replace")) < MAX_BYTES:
             return page
     raise UsageError(
-        f"a report of {plural(len(runs), 'run')} is larger than {file_size(MAX_BYTES)}", next_step="give fewer runs"
+        f"a report of {plural(len(runs), 'run')} is larger than {file_size(MAX_BYTES)}",
+        next_step="give fewer runs",
     )
 
 
 def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> str:
     """`detail`: how much is shown, as a fraction of all limits."""
     names = run_names(runs)
-    views = [_view(run, name, detail, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)]
+    views = [
+        _view(run, name, detail, num_runs=len(runs)) for run, name in zip(runs, names, strict=True)
+    ]
     charts = _charts(runs, names, detail)
     most_metrics = max(1, int(MAX_METRICS * detail))
     metrics = compare([metric_texts(run) for run in runs])
@@ -135,17 +163,28 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
 def _view(run: RunData, name: str, detail: float, *, num_runs: int) -> RunView:
     clock = RunClock(run.attempts)
     known = [one for times in run.phases.values() if (one := mean_phases(times))]
-    step_s = {phase: sum(one.get(phase, 0.0) for one in known) / len(known) for phase in STEP_PHASES if known}
+    step_s = {
+        phase: sum(one.get(phase, 0.0) for one in known) / len(known)
+        for phase in STEP_PHASES
+        if known
+    }
     most = int(MAX_SETTINGS * detail)
     rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
-    limits = {"most_rows": max(1, int(rows * detail)), "most_columns": max(8, int(MAX_COLUMNS * detail))}
+    limits = {
+        "most_rows": max(1, int(rows * detail)),
+        "most_columns": max(8, int(MAX_COLUMNS * detail)),
+    }
     return RunView(
         run=run,
         name=name,
         goodput=goodput_of(run.attempts),
         clock=clock,
-        heat_map=make_heat_map(run.phases, run.hosts, clock, **limits) if len(run.phases) > 1 else None,
-        moments=evenly([one for one in run.moments if one.kind != "checkpoint"], int(2 * MAX_MOMENTS * detail)),
+        heat_map=make_heat_map(run.phases, run.hosts, clock, **limits)
+        if len(run.phases) > 1
+        else None,
+        moments=evenly(
+            [one for one in run.moments if one.kind != "checkpoint"], int(2 * MAX_MOMENTS * detail)
+        ),
         strip=evenly(_strip(run, clock), int(4 * MAX_MOMENTS * detail)),
         step_s={phase: seconds for phase, seconds in step_s.items() if seconds > 0},
         environment=list(run.environment.items())[:most],
@@ -158,7 +197,11 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
     scale = STRIP_WIDTH / max(clock.seconds, 1e-9)
     marks = []
     for attempt in run.attempts:
-        edges = [attempt.begin, attempt.last if attempt.first_step_at is None else attempt.first_step_at, attempt.last]
+        edges = [
+            attempt.begin,
+            attempt.last if attempt.first_step_at is None else attempt.first_step_at,
+            attempt.last,
+        ]
         begin, first, last = (clock.at(edge) * scale for edge in edges)
         marks.append(StripMark("starting", begin, first - begin, "start"))
         marks.append(StripMark("steps", first, last - first, "training"))
@@ -198,13 +241,16 @@ def _curves_of_run(run: RunData) -> list[DrawnCurve]:
     labels = dict.fromkeys([TRAINING, *(curve.label for curve in run.curves)])
     numbers = {label: number for number, label in enumerate(labels)}
     return [
-        DrawnCurve(curve, curve.chart, curve.label, colour=numbers[curve.label], dash=numbers[curve.label])
+        DrawnCurve(
+            curve, curve.chart, curve.label, colour=numbers[curve.label], dash=numbers[curve.label]
+        )
         for curve in run.curves
     ]
 
 
 def _curves_of_runs(runs: Sequence[RunData], names: Sequence[str]) -> list[DrawnCurve]:
-    """Each run has a colour. With several evaluation sets a chart would have too many curves: each set has its own."""
+    """Each run has a colour. With several evaluation sets a chart would have too many curves: each
+    set has its own."""
     labels: dict[str, set[str]] = {}
     for run in runs:
         for curve in run.curves:
@@ -232,7 +278,9 @@ def _chart(title: str, drawn: Sequence[DrawnCurve], most: int, detail: float) ->
     metric = curves[0].chart
     axis = "ranks" if metric == SCALING else "step"
     most_label = max(MIN_TEXT, int(300 * detail))
-    series = [_series(drawn_curve, shown(drawn_curve.label)[:most_label], most) for drawn_curve in drawn]
+    series = [
+        _series(drawn_curve, shown(drawn_curve.label)[:most_label], most) for drawn_curve in drawn
+    ]
     is_share = metric in SHARES or metric.endswith("accuracy")
     return ChartView(
         title=title,
@@ -284,8 +332,15 @@ def _template(most_text: int) -> Template:
         "level": level_of,
         "clock": lambda moment: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)),
     }
-    styles, scripts = ([(_HERE / name).read_text(encoding="utf-8") for name in names] for names in (_STYLES, _SCRIPTS))
-    policy = {"default-src": ["'none'"], "script-src": map(_hash, scripts), "style-src": map(_hash, styles)}
+    styles, scripts = (
+        [(_HERE / name).read_text(encoding="utf-8") for name in names]
+        for names in (_STYLES, _SCRIPTS)
+    )
+    policy = {
+        "default-src": ["'none'"],
+        "script-src": map(_hash, scripts),
+        "style-src": map(_hash, styles),
+    }
     rules = "; ".join(f"{name} {' '.join(values)}" for name, values in policy.items())
     environment.globals |= {
         "styles": list(map(Markup, styles)),  # files of this package

@@ -47,7 +47,17 @@ MAX_MOMENTS = 400
 MAX_TEXT = 1000
 MAX_SETTINGS = 500
 _PHASES = {phase.name.lower() for phase in Phase}
-_SHOWN = ("start", "resume", "recovered", "checkpoint", "straggler", "stall", "preempted", "error", "end")
+_SHOWN = (
+    "start",
+    "resume",
+    "recovered",
+    "checkpoint",
+    "straggler",
+    "stall",
+    "preempted",
+    "error",
+    "end",
+)
 _FACTS: dict[str, type | tuple[type, ...]] = {
     "task": str,
     "device": str,
@@ -132,7 +142,9 @@ def read_run(path: Path) -> RunData:
     run.curves = curves.found()
     run.num_dropped = curves.num_dropped
     for rank in files.keys() - {0}:
-        for event in sampled_events(files[rank], most_bytes=max(1 << 16, OTHER_BYTES // len(files)), kind="phases"):
+        for event in sampled_events(
+            files[rank], most_bytes=max(1 << 16, OTHER_BYTES // len(files)), kind="phases"
+        ):
             _add_phases(run, rank, event)
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
@@ -166,7 +178,9 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
     run.step = step if kind == "resume" else max(run.step, step)
     match kind:
         case "start":
-            run.facts = {name: event[name] for name, of in _FACTS.items() if type(event.get(name)) is of}
+            run.facts = {
+                name: event[name] for name, of in _FACTS.items() if type(event.get(name)) is of
+            }
             run.end = {}
         case "resume":
             attempt.resumed_at = step
@@ -211,7 +225,11 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
     spent = event.get("phases_s")
     if not isinstance(spent, dict):
         return
-    phases_s = {name: seconds for name in _PHASES & spent.keys() if (seconds := number(spent[name])) is not None}
+    phases_s = {
+        name: seconds
+        for name in _PHASES & spent.keys()
+        if (seconds := number(spent[name])) is not None
+    }
     if all(0 <= seconds < MAX_SECONDS for seconds in phases_s.values()):
         times = PhaseTimes(time=float(event["time"]), step=event["step"], phases_s=phases_s)
         run.phases.setdefault(rank, []).append(times)
@@ -223,7 +241,12 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
 def _diagnoses(folder: Path) -> list[Moment]:
     records = read_diagnoses(folder) if folder.is_dir() else []
     return [
-        Moment(time=float(one["time"]), kind="fault", step=one["diagnosis"]["step"], text=one["sentence"][:MAX_TEXT])
+        Moment(
+            time=float(one["time"]),
+            kind="fault",
+            step=one["diagnosis"]["step"],
+            text=one["sentence"][:MAX_TEXT],
+        )
         for one in records[:MAX_MOMENTS]
         if unix_time(one["time"]) is not None
     ]
@@ -239,7 +262,14 @@ def _read_scaling(path: Path) -> list[Curve]:
     curves = []
     for name, line in lines.items():
         points = {ranks: number(value) for ranks, _, value, _ in line if 0 < ranks < MAX_STEP}
-        curves.append(Curve(SCALING, name[:MAX_TEXT], sorted(points), [points[ranks] for ranks in sorted(points)]))
+        curves.append(
+            Curve(
+                SCALING,
+                name[:MAX_TEXT],
+                sorted(points),
+                [points[ranks] for ranks in sorted(points)],
+            )
+        )
     return [curve for curve in curves if curve.steps]
 
 
@@ -251,10 +281,19 @@ def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
         hosts = {one["rank"]: text(one["host"]) for one in ranks}
         places: dict[str, list[int]] = {}
         for one in ranks:
-            places.setdefault(f"{text(one['host'])} ({text(one['device'])})", []).append(one["rank"])
+            places.setdefault(f"{text(one['host'])} ({text(one['device'])})", []).append(
+                one["rank"]
+            )
         command = " ".join(map(text, record["command"]))
-        facts = {"command": command, "torch": text(record["torch"]), "Python": text(record["python"])}
-        where = {place: f"ranks {number_ranges(found)}" for place, found in list(places.items())[:MAX_SETTINGS]}
+        facts = {
+            "command": command,
+            "torch": text(record["torch"]),
+            "Python": text(record["python"]),
+        }
+        where = {
+            place: f"ranks {number_ranges(found)}"
+            for place, found in list(places.items())[:MAX_SETTINGS]
+        }
         return {name: value[:MAX_TEXT] for name, value in {**facts, **where}.items()}, hosts
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}, {}
@@ -266,7 +305,9 @@ def _read_settings(path: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     found = {
-        f"{section}.{name}"[:MAX_TEXT]: (value if isinstance(value, str) else json.dumps(value, default=str))[:MAX_TEXT]
+        f"{section}.{name}"[:MAX_TEXT]: (
+            value if isinstance(value, str) else json.dumps(value, default=str)
+        )[:MAX_TEXT]
         for section, values in record.items()
         if isinstance(values, dict)
         for name, value in values.items()

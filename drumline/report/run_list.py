@@ -1,4 +1,5 @@
-"""The run folders in a folder, each with its task, state, step, result and size: `drumline runs`. No torch."""
+"""The run folders in a folder, each with its task, state, step, result and size: `drumline runs`.
+No torch."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ class ListedRun:
 
 def list_runs(folder: Path) -> list[ListedRun]:
     """The run folders in a folder, or the folder itself if it is one; the last changed first."""
-    paths = [folder] if is_run(folder) else [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    paths = (
+        [folder]
+        if is_run(folder)
+        else [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    )
     return sorted(map(listed, paths), key=lambda run: (-run.changed, str(run.run)))
 
 
@@ -71,7 +76,8 @@ def listed(path: Path) -> ListedRun:
 
 
 def newest_step(folder: RunFolder) -> int:
-    """The step of the newest checkpoint whose files have the sizes of its manifest; 0: there is none."""
+    """The step of the newest checkpoint whose files have the sizes of its manifest; 0: there is
+    none."""
     try:
         named = {STEP_NAME.fullmatch(path.name): path for path in folders(folder.checkpoints)}
     except CheckpointError:

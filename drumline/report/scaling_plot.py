@@ -1,4 +1,5 @@
-"""Efficiency over the number of ranks as an SVG file: lines with their intervals, and what is usual."""
+"""Efficiency over the number of ranks as an SVG file: lines with their intervals, and what is
+usual."""
 
 from __future__ import annotations
 
@@ -20,11 +21,18 @@ Line = Sequence[tuple[int, float, float, float]]
 def efficiency_lines(found: Prediction | Measurement) -> Mapping[str, Line]:
     """By what they show."""
     if isinstance(found, Prediction):
-        return {f"predicted, {found.network}": [(one.ranks, *one.efficiency) for one in found.sizes]}
+        return {
+            f"predicted, {found.network}": [(one.ranks, *one.efficiency) for one in found.sizes]
+        }
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for one in found.sizes:
         spread = min(0.9, one.spread_s / one.step_s)
-        point = (one.ranks, one.efficiency / (1 + spread), one.efficiency, one.efficiency / (1 - spread))
+        point = (
+            one.ranks,
+            one.efficiency / (1 + spread),
+            one.efficiency,
+            one.efficiency / (1 - spread),
+        )
         lines.setdefault(f"measured, {one.scaling} scaling", []).append(point)
     return lines
 
@@ -49,11 +57,24 @@ def efficiency_svg(title: str, lines: Mapping[str, Line]) -> str:
         return f'<line {ends} stroke="{colour}" stroke-width="{width}"/>'
 
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', '<rect width="100%" height="100%" fill="white"/>']
-    parts += [text(LEFT, 20, title, 'font-weight="bold"'), text(WIDTH / 2, HEIGHT - 8, "ranks; grey: usual")]
-    parts += [text(LEFT - 10, y(fifth / 5) + 4, f"{fifth * 20}%", 'text-anchor="end"') for fifth in range(6)]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    parts += [
+        text(LEFT, 20, title, 'font-weight="bold"'),
+        text(WIDTH / 2, HEIGHT - 8, "ranks; grey: usual"),
+    ]
+    parts += [
+        text(LEFT - 10, y(fifth / 5) + 4, f"{fifth * 20}%", 'text-anchor="end"')
+        for fifth in range(6)
+    ]
     parts += [text(x(count), HEIGHT - 26, f"{count:,}") for count in ranks]
-    parts += [bar(x(count), *usual, "#bbb", 12) for count, usual in USUAL.items() if ranks[0] <= count <= ranks[-1]]
+    parts += [
+        bar(x(count), *usual, "#bbb", 12)
+        for count, usual in USUAL.items()
+        if ranks[0] <= count <= ranks[-1]
+    ]
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(f"{x(count):.1f},{y(value):.1f}" for count, _, value, _ in line)

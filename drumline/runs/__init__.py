@@ -1,1 +1,2 @@
-"""What a run leaves on disk: its folder, events, sample ledger, manifests and profiles. Never imports torch."""
+"""What a run leaves on disk: its folder, events, sample ledger, manifests and profiles. Never
+imports torch."""

@@ -71,8 +71,8 @@ def check_sizes(path: Path) -> Manifest:
 
 
 def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> NewestCheckpoint:
-    """The newest checkpoint that is complete, with every byte checked, and finite; if none is finite, the newest
-    complete one.
+    """The newest checkpoint that is complete, with every byte checked, and finite; if none is
+    finite, the newest complete one.
 
     `check` may raise CorruptCheckpointError to skip one."""
     candidates = []
@@ -101,7 +101,9 @@ def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> New
 
 def list_steps(root: Path) -> list[int]:
     """The steps that have a checkpoint folder, complete or not, in order."""
-    return sorted(int(name[1]) for path in folders(root) if (name := STEP_NAME.fullmatch(path.name)))
+    return sorted(
+        int(name[1]) for path in folders(root) if (name := STEP_NAME.fullmatch(path.name))
+    )
 
 
 def folder_name(step: int) -> str:
@@ -127,11 +129,14 @@ def folders(root: Path) -> list[Path]:
         return []
     except OSError as error:
         reason, next_step = explain_os_error(error, folder=root)
-        raise CheckpointError(f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step) from error
+        raise CheckpointError(
+            f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step
+        ) from error
 
 
 def checksum_of(path: Path) -> str:
-    """The checksum of a file. It is read, not mapped, so that a bad disk causes an error and not SIGBUS."""
+    """The checksum of a file. It is read, not mapped, so that a bad disk causes an error and not
+    SIGBUS."""
     checksum = blake3()
     buffer = bytearray(_READ_BYTES)
     view = memoryview(buffer)
@@ -147,14 +152,21 @@ def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None)
     free: int | None = None
     with suppress(OSError):
         free = shutil.disk_usage(nearest).free
-    room = "" if needed is None or free is None else f" ({file_size(needed)} needed, {file_size(free)} free)"
+    room = (
+        ""
+        if needed is None or free is None
+        else f" ({file_size(needed)} needed, {file_size(free)} free)"
+    )
     make_room = (
         f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
         if (free or 0) > (needed or 0)
         else f"free some space on the disk of {folder}"
     )
     permission = ("no permission", f"let user id {os.geteuid()} read and write {folder}")
-    in_the_way = ("a file is where a folder should be", f"move away {error.filename2 or error.filename}")
+    in_the_way = (
+        "a file is where a folder should be",
+        f"move away {error.filename2 or error.filename}",
+    )
     reasons = {
         errno.ENOSPC: ("the disk is full", make_room),
         errno.EDQUOT: ("the disk quota is used up", "free some space, or ask for a larger quota"),
@@ -164,6 +176,9 @@ def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None)
         errno.EEXIST: in_the_way,
         errno.ENOTDIR: in_the_way,
     }
-    unknown = (error.strerror or str(error), f"check the disk of {folder}, and that no other run uses it")
+    unknown = (
+        error.strerror or str(error),
+        f"check the disk of {folder}, and that no other run uses it",
+    )
     reason, next_step = reasons.get(error.errno or 0, unknown)
     return reason + room, next_step

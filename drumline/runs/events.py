@@ -1,8 +1,10 @@
-"""Events: what happened in a run, as flat records that the log files, the display and the trackers all read.
+"""Events: what happened in a run, as flat records that the log files, the display and the trackers
+all read.
 
-The engine reports to one `Reporter` per rank, which adds the common fields and passes the event to its sinks. Every
-event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lost event), `kind`, `rank`, `host` and
-`step` (the optimizer steps done so far); the other fields depend on the kind:
+The engine reports to one `Reporter` per rank, which adds the common fields and passes the event to
+its sinks. Every event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lost
+event), `kind`, `rank`, `host` and `step` (the optimizer steps done so far); the other fields depend
+on the kind:
 
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
@@ -37,17 +39,17 @@ event has `time` (Unix seconds), `number` (from 0 in each process: a gap is a lo
 |              | metrics, stragglers: a message for each, stopped: why a hook ended the run before its last    |
 |              | step (null: none did)                                                                         |
 
-`signal` is a signal's name, or the text of a spot notice.
-`lr` is that of the parameter group with the highest peak, in `start` and in `train`.
-The numbers of samples and epochs are null for a stream, whose length is unknown.
-The two commands are null on several nodes, where a rank does not know its launcher's arguments.
-Samples, tokens and TFLOP a second are those of all ranks. `tokens_per_s` is null if the data is not tokens,
-`tflop_per_s` if the model's FLOPs are unknown, `mfu`, their fraction of the devices' peak, also if that is: on a CPU.
-`data_share` is the fraction of the time, from 0 to 1, in which the loop waited for batches, `communication_share` that
-of exposed communication in the rest of the time (null: one rank, or not measured: elastic and captured steps). Both are
-the mean of all ranks, and together they are at most 1.
-`epoch` counts from 1: in `train` it is the current epoch, in `evaluation` the one that has just finished,
-or the current one with `train.eval_every_steps`. With several evaluation sets metrics are called `NAME/METRIC`.
+`signal` is a signal's name, or the text of a spot notice. `lr` is that of the parameter group with
+the highest peak, in `start` and in `train`. The numbers of samples and epochs are null for a
+stream, whose length is unknown. The two commands are null on several nodes, where a rank does not
+know its launcher's arguments. Samples, tokens and TFLOP a second are those of all ranks.
+`tokens_per_s` is null if the data is not tokens, `tflop_per_s` if the model's FLOPs are unknown,
+`mfu`, their fraction of the devices' peak, also if that is: on a CPU. `data_share` is the fraction
+of the time, from 0 to 1, in which the loop waited for batches, `communication_share` that of
+exposed communication in the rest of the time (null: one rank, or not measured: elastic and captured
+steps). Both are the mean of all ranks, and together they are at most 1. `epoch` counts from 1: in
+`train` it is the current epoch, in `evaluation` the one that has just finished, or the current one
+with `train.eval_every_steps`. With several evaluation sets metrics are called `NAME/METRIC`.
 Metrics that are more than one number are nested lists.
 """
 
@@ -86,8 +88,9 @@ MAX_LINE_BYTES = 16 << 20
 class Reporter:
     """Adds the common fields to events and passes them to every sink, from any thread.
 
-    A sink that fails with an OSError does not end the run, and does not hide the error that ends the run (a full disk
-    affects the checkpoint and the log): the other sinks get a warning, once until it works again.
+    A sink that fails with an OSError does not end the run, and does not hide the error that ends
+    the run (a full disk affects the checkpoint and the log): the other sinks get a warning, once
+    until it works again.
     """
 
     def __init__(self, sinks: Iterable[Sink], *, rank: int, host: str) -> None:
@@ -103,7 +106,9 @@ class Reporter:
         """Pass an event to all sinks; `step` defaults to the latest step that was reported."""
         with self._lock:
             step = fields.pop("step", self._step)
-            self._step = max(step, self._step)  # a checkpoint is reported when it is complete, some steps later
+            self._step = max(
+                step, self._step
+            )  # a checkpoint is reported when it is complete, some steps later
             stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
             event = {**stamp, "host": self._host, "step": step, **fields}
@@ -134,10 +139,11 @@ class Reporter:
 
 
 class JsonLines:
-    """A file of JSON lines that stays readable after kills and full disks: the events, and the sample ledger.
+    """A file of JSON lines that stays readable after kills and full disks: the events, and the
+    sample ledger.
 
-    A process that is killed while it writes leaves an incomplete line. The next process starts a new line, and a reader
-    gets the incomplete one as a line without a record.
+    A process that is killed while it writes leaves an incomplete line. The next process starts a
+    new line, and a reader gets the incomplete one as a line without a record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +158,8 @@ class JsonLines:
         """Add one line. It survives if the process is killed after this call."""
         line = text.encode() + b"\n"
         rest = line if self._is_line_complete else b"\n" + line
-        # A write that fails half-way leaves an incomplete line; the next one then starts a new line.
+        # A write that fails half-way leaves an incomplete line; the next one then starts a new
+        # line.
         self._is_line_complete = False
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -169,7 +176,8 @@ class JsonLines:
 class EventLog(JsonLines):
     """A sink that appends each event to a file as one line of JSON, without buffering.
 
-    There is no fsync: the lines of a killed process survive anyway, and a step never waits for the disk.
+    There is no fsync: the lines of a killed process survive anyway, and a step never waits for the
+    disk.
     """
 
     def __call__(self, event: Event) -> None:
@@ -231,7 +239,9 @@ class Tail:
             return []
         complete = text[: text.rfind(b"\n") + 1]
         self._read += len(complete)
-        return [record for line in complete.splitlines() if (record := parse_line(line)) is not None]
+        return [
+            record for line in complete.splitlines() if (record := parse_line(line)) is not None
+        ]
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

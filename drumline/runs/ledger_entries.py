@@ -1,4 +1,5 @@
-"""The entries of the sample ledger: which positions of an epoch's order a rank has trained on, run-length encoded."""
+"""The entries of the sample ledger: which positions of an epoch's order a rank has trained on,
+run-length encoded."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any, NamedTuple
 
 
 class LedgerEntry(NamedTuple):
-    """`steps` steps of one rank: in the first it had the positions [low, high), then each time `stride` further."""
+    """`steps` steps of one rank: in the first it had the positions [low, high), then each time
+    `stride` further."""
 
     epoch: int
     low: int
@@ -43,7 +45,10 @@ def from_json(value: Any) -> list[LedgerEntry]:
         if not all(type(number) is int for number in numbers):
             raise ValueError(f"{numbers!r} holds more than whole numbers")
         entry = LedgerEntry(*numbers)
-        if not 0 <= entry.low <= entry.high or min(entry.epoch, entry.stride - 1, entry.steps - 1) < 0:
+        if (
+            not 0 <= entry.low <= entry.high
+            or min(entry.epoch, entry.stride - 1, entry.steps - 1) < 0
+        ):
             raise ValueError(f"{numbers!r} is out of range for a ledger entry")
         entries.append(entry)
     return entries

@@ -1,4 +1,5 @@
-"""The manifest of a checkpoint: the size and checksum of every file, and a digest of itself. Written last, read first.
+"""The manifest of a checkpoint: the size and checksum of every file, and a digest of itself.
+Written last, read first.
 
 Needs no torch.
 """
@@ -51,8 +52,8 @@ class Manifest:
     metrics: Mapping[str, float]
     files: Mapping[str, FileRecord]
     non_finite: str | None = None
-    """The first tensor that holds a NaN or an infinity, as FILE/NAME. None: all are finite, or an older version wrote
-    it."""
+    """The first tensor that holds a NaN or an infinity, as FILE/NAME. None: all are finite, or an
+    older version wrote it."""
 
 
 def render(manifest: Manifest) -> bytes:
@@ -62,7 +63,10 @@ def render(manifest: Manifest) -> bytes:
         "created": manifest.created,
         "metrics": dict(manifest.metrics),
         "non_finite": manifest.non_finite,
-        "files": {name: {"bytes": record.size, "blake3": record.blake3} for name, record in manifest.files.items()},
+        "files": {
+            name: {"bytes": record.size, "blake3": record.blake3}
+            for name, record in manifest.files.items()
+        },
     }
     return _to_bytes({**content, "digest": _digest(content)})
 
@@ -76,29 +80,42 @@ def parse(raw: bytes) -> Manifest:
     if not isinstance(content, dict):
         raise ValueError("unreadable")
     content.pop("digest", None)
-    # The complete text is compared, not only the digest, so that a flipped bit in white space is found.
+    # The complete text is compared, not only the digest, so that a flipped bit in white space is
+    # found.
     if raw != _to_bytes({**content, "digest": _digest(content)}):
         raise ValueError("its digest differs from its content")
     if content.get("format") != FORMAT:
-        raise ValueError(f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}")
+        raise ValueError(
+            f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
+        )
     # A valid digest does not prove valid types: anyone can compute one.
-    step, created, metrics, files = (content.get(name) for name in ("step", "created", "metrics", "files"))
+    step, created, metrics, files = (
+        content.get(name) for name in ("step", "created", "metrics", "files")
+    )
     non_finite = content.get("non_finite")
     if type(step) is not int or not 0 <= step < 10**MAX_STEP_DIGITS:
         raise ValueError(f"its step is {step!r}")
     if not isinstance(created, str) or not isinstance(non_finite, str | None):
         raise ValueError("its created or non_finite is not text")
-    if not isinstance(metrics, dict) or not all(type(value) in (int, float) for value in metrics.values()):
+    if not isinstance(metrics, dict) or not all(
+        type(value) in (int, float) for value in metrics.values()
+    ):
         raise ValueError("its metrics are not numbers by name")
     if not isinstance(files, dict):
         raise ValueError("it names no files")
     records = {}
     for name, entry in files.items():
         if len(name) > MAX_NAME:
-            raise ValueError(f"a file name has {len(name)} characters, and {MAX_NAME} at most are allowed")
+            raise ValueError(
+                f"a file name has {len(name)} characters, and {MAX_NAME} at most are allowed"
+            )
         if not NAME.fullmatch(name):
-            raise ValueError(f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'")
-        size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
+            raise ValueError(
+                f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'"
+            )
+        size, checksum = (
+            (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
+        )
         if type(size) is not int or size < 0 or not isinstance(checksum, str):
             raise ValueError(f"it has no size and checksum of {name}")
         records[name] = FileRecord(size, checksum)

@@ -1,7 +1,7 @@
 """The files of a profile in a run folder, and what a rank writes beside its trace. No torch.
 
-profile/rank-NNNNN.trace.json.gz (torch.profiler's trace)  rank-NNNNN.json (facts that a trace lacks)
-merged.trace.json.gz (all ranks, or the first 64, for Perfetto)  profile.json (the result)
+profile/rank-NNNNN.trace.json.gz (torch.profiler's trace)  rank-NNNNN.json (facts that a trace
+lacks) merged.trace.json.gz (all ranks, or the first 64, for Perfetto)  profile.json (the result)
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MERGED_FILE = "merged.trace.json.gz"
 STEP_MARK = "drumline.step#"
 END_MARK = "drumline.end"
 DATA_MARK = "drumline.data"
-"""The names of the ranges with which a trace is divided into steps: the last step lasts until the end mark."""
+"""The names of the ranges with which a trace is divided into steps: the last step lasts until the
+end mark."""
 
 MOST_RANKS_MERGED = 64
 """More would not open in a browser."""
@@ -61,7 +62,8 @@ class RankFacts:
     left_out: tuple[int, ...] = ()
     """Profiled steps that an evaluation or a save followed: they are not counted."""
     sync_lines: tuple[tuple[int, str], ...] = ()
-    """Unix time in ns and source line of calls that blocked the host until the device had finished."""
+    """Unix time in ns and source line of calls that blocked the host until the device had
+    finished."""
     job: JobFacts
 
 
@@ -75,7 +77,11 @@ def facts_path(folder: Path, rank: int) -> Path:
 
 def where_to_look(run: Path, num_ranks: int) -> str:
     """The line that names the file."""
-    ranks = "all ranks" if num_ranks <= MOST_RANKS_MERGED else f"the first {MOST_RANKS_MERGED} of {num_ranks} ranks"
+    ranks = (
+        "all ranks"
+        if num_ranks <= MOST_RANKS_MERGED
+        else f"the first {MOST_RANKS_MERGED} of {num_ranks} ranks"
+    )
     return f"the trace of {ranks}: {run / PROFILE_FOLDER / MERGED_FILE} (open it in https://ui.perfetto.dev)"
 
 

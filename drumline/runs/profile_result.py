@@ -1,5 +1,5 @@
-"""What a profile of some steps found, as the typed document RUN/profile/profile.json: `profile` writes it, and the
-words, the advice, `scale` and the report read it. No torch.
+"""What a profile of some steps found, as the typed document RUN/profile/profile.json: `profile`
+writes it, and the words, the advice, `scale` and the report read it. No torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Bucket:
 
 
 def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
-    """The bus bandwidth of the all-reduces of these buckets, as nccl-tests and `doctor` define it; 0: not known."""
+    """The bus bandwidth of the all-reduces of these buckets, as nccl-tests and `doctor` define it;
+    0: not known."""
     seconds = sum(one.reduce_s for one in buckets)
     num_bytes = sum(one.num_bytes for one in buckets)
     return 2 * (world_size - 1) / world_size * num_bytes / seconds if seconds > 0 else 0.0
@@ -119,11 +120,13 @@ class ProfileResult:
     kernels: tuple[Kernel, ...]
     syncs: tuple[HostSync, ...]
     network_bytes_per_s: float | None
-    """The bus bandwidth of a large all-reduce that `doctor` measured between these ranks; None: not measured."""
+    """The bus bandwidth of a large all-reduce that `doctor` measured between these ranks; None: not
+    measured."""
     cores_per_rank: float | None = None
     """The CPU cores that each rank may use, its part of those of its host."""
     loading_cores: float | None = None
-    """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for storage. None: unknown."""
+    """How many cores a rank's loading of data kept busy while it waited: near 0 it waits for
+    storage. None: unknown."""
     unprofiled_step_s: float | None = None
     """The mean of steps of the same run before the profiled ones; None: there were none."""
     missing_ranks: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +134,8 @@ class ProfileResult:
 
 
 def sent_part(settings: Mapping[str, str]) -> float | None:
-    """The bytes that are sent for a byte of fp32 gradients, by `dist.comm`; None: with PowerSGD not in proportion."""
+    """The bytes that are sent for a byte of fp32 gradients, by `dist.comm`; None: with PowerSGD not
+    in proportion."""
     return {"bf16": 0.5, "fp16": 0.5, "powersgd": None}.get(settings.get("dist.comm", "none"), 1.0)
 
 
@@ -150,7 +154,10 @@ def read_profile(path: Path) -> ProfileResult:
         return from_json(ProfileResult, parse_json(read_regular(file, follow_links=file == path)))
     except FileNotFoundError:
         raise UsageError(
-            f"{path} has no profile", next_step="make one: drumline profile TASK, or train with --log.profile 10:20"
+            f"{path} has no profile",
+            next_step="make one: drumline profile TASK, or train with --log.profile 10:20",
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{file} is not a profile: {error}", next_step="profile the job again") from None
+        raise UsageError(
+            f"{file} is not a profile: {error}", next_step="profile the job again"
+        ) from None

@@ -1,14 +1,13 @@
 """The run folder, its paths and its lock, and how an earlier run is moved aside.
 
-config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
-settings-history.jsonl (which settings changed at which step, if any did)  trace/rank-NNNNN.jsonl (with log.trace)
-profile/ (with log.profile: runs/profile_files.py)
-media/NAME-NNNNNNNN.png (images that hooks log, by step)
-step-trial.txt (the kind of step that --train.step auto is trying)
-preempted.json (until a preempted run is resumed; scripts that requeue jobs may check for it)
-watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json (diagnoses of the sidecars)
-report.html (written at the end)
-trackers/NAME.json (the id of the tracker's run)  wandb/  tensorboard/ (with log.trackers)
+config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log
+checkpoints/step-NNNNNNNN/ settings-history.jsonl (which settings changed at which step, if any did)
+trace/rank-NNNNN.jsonl (with log.trace) profile/ (with log.profile: runs/profile_files.py)
+media/NAME-NNNNNNNN.png (images that hooks log, by step) step-trial.txt (the kind of step that
+--train.step auto is trying) preempted.json (until a preempted run is resumed; scripts that requeue
+jobs may check for it) watch/launch.json (the launch, kept over restarts)  diagnoses/NNNN-CAUSE.json
+(diagnoses of the sidecars) report.html (written at the end) trackers/NAME.json (the id of the
+tracker's run)  wandb/  tensorboard/ (with log.trackers)
 """
 
 from __future__ import annotations
@@ -71,7 +70,8 @@ class RunFolder:
         return self.traces / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
-        """Create it. A folder of another user is refused: with links they could redirect writes and deletions."""
+        """Create it. A folder of another user is refused: with links they could redirect writes and
+        deletions."""
         with self.refusing():
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
@@ -80,7 +80,12 @@ class RunFolder:
             for folder in (self.diagnoses, self.launch_file.parent, self.traces, *parts):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
-            for file in (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir()):
+            for file in (
+                self.ledger,
+                self.settings_history,
+                *self.events.iterdir(),
+                *self.logs.iterdir(),
+            ):
                 check_own_file(file)
 
     @contextmanager
@@ -108,7 +113,8 @@ def run_name(task: str) -> str:
 
 
 def set_aside(folder: RunFolder) -> Path | None:
-    """Rename an earlier run to a free name. Nothing is deleted, and the folder of a running job is not moved."""
+    """Rename an earlier run to a free name. Nothing is deleted, and the folder of a running job is
+    not moved."""
     path = folder.path.resolve()
     if not path.is_dir():
         return None
@@ -131,7 +137,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
         descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     with os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace") as file:
         try:
-            # Not flock, which DataLoader workers would inherit and might hold after the rank has exited.
+            # Not flock, which DataLoader workers would inherit and might hold after the rank has
+            # exited.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -151,8 +158,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 
 def job_at_work(folder: RunFolder) -> str | None:
-    """The job that is training in this folder now, as `locked` recorded it, or None. It takes no lock, which would keep
-    out a job that starts at this moment."""
+    """The job that is training in this folder now, as `locked` recorded it, or None. It takes no
+    lock, which would keep out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
             found = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
@@ -175,7 +182,8 @@ def writing_to(path: Path, *, instead: str = "use another --run DIR") -> Iterato
         yield
     except OSError as error:
         raise TrainingError(
-            f"{path} could not be written: {error.strerror}", next_step=f"free some space there, or {instead}"
+            f"{path} could not be written: {error.strerror}",
+            next_step=f"free some space there, or {instead}",
         ) from error
 
 
@@ -184,18 +192,27 @@ def find_run(run: Path) -> Path:
     if is_run(run):
         return run
     around = next((parent for parent in islice(run.absolute().parents, 2) if is_run(parent)), None)
-    next_step = "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
+    next_step = (
+        "give the folder of --run"
+        if around is None
+        else f"give the run folder that it is in: {around}"
+    )
     if run.is_file():
         raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
     if run.is_dir():
         if inside := sorted(path.name for path in run.iterdir() if is_run(path)):
             next_step = f"give one of the runs in it: {', '.join(inside)}"
         raise UsageError(
-            f"{run} is not a run folder: it has no config.toml, events or checkpoints", next_step=next_step
+            f"{run} is not a run folder: it has no config.toml, events or checkpoints",
+            next_step=next_step,
         )
-    beside = [path.name for path in run.parent.iterdir() if is_run(path)] if run.parent.is_dir() else []
+    beside = (
+        [path.name for path in run.parent.iterdir() if is_run(path)] if run.parent.is_dir() else []
+    )
     hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}" if beside else ""
-    raise UsageError(f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named")
+    raise UsageError(
+        f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named"
+    )
 
 
 def is_run(path: Path) -> bool:

@@ -1,5 +1,5 @@
-"""Predictions and measurements of scaling, as typed documents in RUN/scale/: `scale predict` and `scale measure` write
-them, `scale check` and the report read them. No torch.
+"""Predictions and measurements of scaling, as typed documents in RUN/scale/: `scale predict` and
+`scale measure` write them, `scale check` and the report read them. No torch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
 
 SCALE_FOLDER = "scale"
-USUAL: Mapping[int, tuple[float, float]] = {2: (0.90, 0.95), 4: (0.85, 0.95), 8: (0.80, 0.90), 16: (0.75, 0.90)}
+USUAL: Mapping[int, tuple[float, float]] = {
+    2: (0.90, 0.95),
+    4: (0.85, 0.95),
+    8: (0.80, 0.90),
+    16: (0.75, 0.90),
+}
 """The efficiency that is usual for a number of ranks."""
 Range = tuple[float, float, float]
 """A mean between the ends of an interval of 90%."""
 
 
 def usual_efficiency(ranks: int) -> tuple[float, float] | None:
-    """The usual efficiency of any number of ranks: between known numbers interpolated by the logarithm, above the
-    largest as there; None: a single rank has none."""
+    """The usual efficiency of any number of ranks: between known numbers interpolated by the
+    logarithm, above the largest as there; None: a single rank has none."""
     if ranks < min(USUAL):
         return None
     below = max(known for known in USUAL if known <= ranks)
@@ -101,14 +106,16 @@ class Prediction:
     is_model_compared: bool = True
     """Whether `model_error` was measured; otherwise it is assumed."""
     stops_paying: int | None
-    """After so many nodes, an added node brings less than `pays_above` of one; None: not up to the largest."""
+    """After so many nodes, an added node brings less than `pays_above` of one; None: not up to the
+    largest."""
     options: ScaleOptions
     sizes: tuple[PredictedSize, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSize:
-    """A job that was run. `weak`: each rank keeps its batch; `strong`: all ranks share one batch."""
+    """A job that was run. `weak`: each rank keeps its batch; `strong`: all ranks share one
+    batch."""
 
     scaling: str
     nodes: int

@@ -8,7 +8,9 @@ from drumline.base.errors import DrumlineError
 
 PIECE_BYTES = 8 << 20
 """How much of an object is read at a time."""
-Kind = Literal["missing", "denied", "credentials", "unreachable", "busy", "corrupt", "disk", "other"]
+Kind = Literal[
+    "missing", "denied", "credentials", "unreachable", "busy", "corrupt", "disk", "other"
+]
 
 
 class StoreError(DrumlineError):

@@ -1,4 +1,5 @@
-"""Stores that fsspec knows: `gs://`, `az://`, `sftp://`, `file://` and more, each with a package of its own."""
+"""Stores that fsspec knows: `gs://`, `az://`, `sftp://`, `file://` and more, each with a package of
+its own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from drumline.base.untrusted import replacing
 from drumline.storage.backend import PIECE_BYTES, StoreError
 
 ANSWER_S = 300.0
-"""How long a store may take for a listing, or a piece of an object: few of these packages have time limits."""
+"""How long a store may take for a listing, or a piece of an object: few of these packages have time
+limits."""
 # What kinds of stores call it.
 _TAGS = ("ETag", "etag", "md5Hash", "mtime", "last_modified", "LastModified", "created")
 
@@ -37,7 +39,9 @@ class FsspecBackend:
             self._files, self._root = _answered(lambda _: fsspec.core.url_to_fs(url, **options))
             self._has_folders = not self._files.async_impl  # buckets do not
         except ImportError as error:  # fsspec names the package
-            raise UsageError(f"{scheme}:// needs a package: {error}", next_step="install it with pip") from error
+            raise UsageError(
+                f"{scheme}:// needs a package: {error}", next_step="install it with pip"
+            ) from error
         except ValueError as error:
             known = [*fsspec.available_protocols(), "s3"]
             what = f"there is no kind of store {scheme}://; {did_you_mean(scheme, known)}"
@@ -93,7 +97,9 @@ class FsspecBackend:
         # Only the name of the exception: its text may hold a signed address.
         name = type(error).__name__
         if isinstance(error, FileNotFoundError):
-            return StoreError(f"there is no object {where}", next_step="correct the address", kind="missing")
+            return StoreError(
+                f"there is no object {where}", next_step="correct the address", kind="missing"
+            )
         if isinstance(error, PermissionError):
             step = "give this user the right to list, read, write and delete there"
             return StoreError(f"access to {where} was denied", next_step=step, kind="denied")
@@ -103,7 +109,9 @@ class FsspecBackend:
         if isinstance(error, OSError) or "Timeout" in name:
             reason = getattr(error, "strerror", None) or name
             step = "check the network, and what the package of this store needs"
-            return StoreError(f"{where} is unreachable: {reason}", next_step=step, kind="unreachable")
+            return StoreError(
+                f"{where} is unreachable: {reason}", next_step=step, kind="unreachable"
+            )
         step = "check the address and the credentials that the package of this store uses"
         return StoreError(f"{where} failed: {name}", next_step=step, kind="other")
 
@@ -112,7 +120,8 @@ class FsspecBackend:
 
 
 def _answered(call: Callable[[Callable[[], None]], T]) -> T:
-    """Call it with a function that reports progress; a TimeoutError if there is neither progress nor an answer."""
+    """Call it with a function that reports progress; a TimeoutError if there is neither progress
+    nor an answer."""
     moved = Event()
     work = in_background(lambda: call(moved.set))
     while not wait([work], timeout=ANSWER_S).done:

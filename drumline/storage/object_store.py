@@ -1,7 +1,9 @@
-"""Object stores: whole objects by name under a URL. `s3://` is reached with boto3, any other URL with fsspec.
+"""Object stores: whole objects by name under a URL. `s3://` is reached with boto3, any other URL
+with fsspec.
 
-Credentials come from the store's own chain (environment, profile, role of the instance), never from the URL. Every
-refusal is a StoreError: what, where, what next. What is fetched is bytes; nothing is unpickled. No torch here.
+Credentials come from the store's own chain (environment, profile, role of the instance), never from
+the URL. Every refusal is a StoreError: what, where, what next. What is fetched is bytes; nothing is
+unpickled. No torch here.
 """
 
 from __future__ import annotations
@@ -47,14 +49,18 @@ def open_store(url: str) -> ObjectStore:
             next_step="leave them out: the variables, profile or role of the store itself are used",
         )
     if not host and scheme not in _LOCAL:
-        raise UsageError(f"{url} names no bucket", next_step=f"write it as {scheme}://bucket/prefix")
+        raise UsageError(
+            f"{url} names no bucket", next_step=f"write it as {scheme}://bucket/prefix"
+        )
     url = url.rstrip("/")
-    return ObjectStore(url, S3Backend(host, prefix.strip("/")) if scheme == "s3" else FsspecBackend(scheme, url))
+    return ObjectStore(
+        url, S3Backend(host, prefix.strip("/")) if scheme == "s3" else FsspecBackend(scheme, url)
+    )
 
 
 class ObjectStore:
-    """Objects by their names below the URL, such as `checkpoints/step-00000023/manifest.json`. Any thread may use
-    it."""
+    """Objects by their names below the URL, such as `checkpoints/step-00000023/manifest.json`. Any
+    thread may use it."""
 
     def __init__(self, url: str, backend: S3Backend | FsspecBackend) -> None:
         self.url = url
@@ -65,29 +71,36 @@ class ObjectStore:
         return self.url
 
     def sizes(self, under: str = "") -> dict[str, int]:
-        """The size of every object whose name begins with `under/`. A name that is no relative path is left out, so
-        that a file of that name is always below the folder that it is fetched to."""
+        """The size of every object whose name begins with `under/`. A name that is no relative path
+        is left out, so that a file of that name is always below the folder that it is fetched
+        to."""
         return {name: size for name, (size, _) in self.tags(under).items()}
 
     def tags(self, under: str = "") -> dict[str, tuple[int, str]]:
         """The same with a tag of the store for each, which changes with the content."""
         with self._explained(under):
-            return {name: (size, tag) for name, size, tag in self._backend.entries(under) if _is_relative(name)}
+            return {
+                name: (size, tag)
+                for name, size, tag in self._backend.entries(under)
+                if _is_relative(name)
+            }
 
     def put(self, name: str, source: Path | bytes) -> None:
-        """Upload a whole object, in place of an earlier one. On S3 a reader sees all of it or nothing."""
+        """Upload a whole object, in place of an earlier one. On S3 a reader sees all of it or
+        nothing."""
         with self._explained(name):
             self._backend.put(name, source)
 
     def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
-        """Upload an object, unless another process has changed it since it was `seen`; None: there was none. Where a
-        store cannot tell, the last one wins: read it again."""
+        """Upload an object, unless another process has changed it since it was `seen`; None: there
+        was none. Where a store cannot tell, the last one wins: read it again."""
         with self._explained(name):
             self._backend.put_after(seen, name, content)
 
     def check(self, name: str, *, size: int, checksum: str, reads_all: bool = False) -> None:
-        """Raise unless the store has these bytes. S3 compares a checksum when it receives an object; where a store did
-        not, or with `reads_all`, the object is read again, and `checksum` (blake3) compared."""
+        """Raise unless the store has these bytes. S3 compares a checksum when it receives an
+        object; where a store did not, or with `reads_all`, the object is read again, and `checksum`
+        (blake3) compared."""
         with self._explained(name):
             if not reads_all and self._backend.has_checked(name, size):
                 return
@@ -118,10 +131,13 @@ class ObjectStore:
         most: int | None = None,
         more: Sequence[str] = (),
     ) -> str:
-        """Download an object to a file, which appears when it is complete, on disk, and has this size and blake3
-        checksum, which is returned. `most`: how many bytes it may have, if its size is not known. `more`: objects that
-        follow in the same file. Nothing is left of a download that fails."""
-        return self._repeated(lambda: self._fetch([name, *more], to, size, checksum, most if size is None else size))
+        """Download an object to a file, which appears when it is complete, on disk, and has this
+        size and blake3 checksum, which is returned. `most`: how many bytes it may have, if its size
+        is not known. `more`: objects that follow in the same file. Nothing is left of a download
+        that fails."""
+        return self._repeated(
+            lambda: self._fetch([name, *more], to, size, checksum, most if size is None else size)
+        )
 
     def stop(self) -> None:
         """Have what other threads download end soon, incomplete."""
@@ -134,12 +150,19 @@ class ObjectStore:
                 self._backend.delete(wanted)
 
     def delete_unfinished(self, under: str = "") -> None:
-        """Delete the parts of large objects whose upload was killed: they cost money and are in no listing. Call it
-        while nothing is being uploaded with a name that begins with `under/`."""
+        """Delete the parts of large objects whose upload was killed: they cost money and are in no
+        listing. Call it while nothing is being uploaded with a name that begins with `under/`."""
         with self._explained(under):
             self._backend.delete_unfinished(under)
 
-    def _fetch(self, names: Sequence[str], to: Path, size: int | None, checksum: str | None, most: int | None) -> str:
+    def _fetch(
+        self,
+        names: Sequence[str],
+        to: Path,
+        size: int | None,
+        checksum: str | None,
+        most: int | None,
+    ) -> str:
         digest = blake3()
         count = 0
         try:
@@ -169,14 +192,17 @@ class ObjectStore:
             time.sleep(delay_s)
         return call()
 
-    def _compare(self, name: str, size: int | None, checksum: str | None, count: int, digest: str) -> None:
+    def _compare(
+        self, name: str, size: int | None, checksum: str | None, count: int, digest: str
+    ) -> None:
         if size not in (None, count):
             raise corrupt(self._where(name), f"it has {count:,} bytes in place of {size:,}")
         if checksum not in (None, digest):
             raise corrupt(self._where(name), "its checksum differs from the one that was recorded")
 
     def _chunks_up_to(self, most: int | None, names: Sequence[str]) -> Iterator[bytes]:
-        """The bytes of these objects. Of one that has more than `most` the rest is neither read nor written."""
+        """The bytes of these objects. Of one that has more than `most` the rest is neither read nor
+        written."""
         count = 0
         for chunk in chain.from_iterable(map(self._chunks, names)):
             count += len(chunk)
@@ -192,7 +218,9 @@ class ObjectStore:
             if chunk is None:
                 return
             if self._is_stopped:
-                raise StoreError(f"{self._where(name)}: stopped", next_step="start again", kind="other")
+                raise StoreError(
+                    f"{self._where(name)}: stopped", next_step="start again", kind="other"
+                )
             yield chunk
 
     def _where(self, name: str) -> str:
@@ -205,7 +233,8 @@ class ObjectStore:
         except DrumlineError:
             raise
         except Exception as error:
-            # Without its cause: a traceback in a log would show addresses with passwords or signatures.
+            # Without its cause: a traceback in a log would show addresses with passwords or
+            # signatures.
             raise self._backend.explain(error, self._where(name)) from None
 
 

@@ -1,5 +1,5 @@
-"""S3, and whatever speaks its protocol (AWS_ENDPOINT_URL), with boto3: botocore retries with back-off, and sends a
-checksum with every upload, which S3 compares."""
+"""S3, and whatever speaks its protocol (AWS_ENDPOINT_URL), with boto3: botocore retries with
+back-off, and sends a checksum with every upload, which S3 compares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "301"}
 
 
 class S3Backend:
-    """A bucket, or a prefix in one. Its methods raise what boto3 raises, and `explain` puts that into words."""
+    """A bucket, or a prefix in one. Its methods raise what boto3 raises, and `explain` puts that
+    into words."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         try:
@@ -64,15 +65,25 @@ class S3Backend:
             self._client = boto3.Session().client("s3", config=config)
         except Exception as error:  # a profile that does not exist, an endpoint that is no URL
             raise self.explain(error, f"s3://{bucket}") from None
-        # In the caller's thread alone: it leaves the processor to training, and threads of a pool delay an exit.
-        self._transfer = TransferConfig(use_threads=False, multipart_threshold=64 << 20, multipart_chunksize=32 << 20)
+        # In the caller's thread alone: it leaves the processor to training, and threads of a pool
+        # delay an exit.
+        self._transfer = TransferConfig(
+            use_threads=False, multipart_threshold=64 << 20, multipart_chunksize=32 << 20
+        )
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
-        """The objects whose names begin with `under/`, or all: name, size, and a tag that changes with the content."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._under(under))
+        """The objects whose names begin with `under/`, or all: name, size, and a tag that changes
+        with the content."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._under(under)
+        )
         for page in pages:
             for entry in page.get("Contents", ()):
-                yield entry["Key"].removeprefix(self._prefix), entry["Size"], str(entry.get("ETag", ""))
+                yield (
+                    entry["Key"].removeprefix(self._prefix),
+                    entry["Size"],
+                    str(entry.get("ETag", "")),
+                )
 
     def put(self, name: str, source: Path | bytes) -> None:
         key = self._prefix + name
@@ -94,29 +105,43 @@ class S3Backend:
                 condition = {"IfMatch": found["ETag"]}
             self._client.put_object(**target, Body=content, **condition)
         except ClientError as error:
-            if (code := error.response["Error"]["Code"]) in ("NotImplemented", "501"):  # a service that is not AWS
+            if (code := error.response["Error"]["Code"]) in (
+                "NotImplemented",
+                "501",
+            ):  # a service that is not AWS
                 self._client.put_object(**target, Body=content)
             elif code not in _CHANGED:
                 raise
 
     def has_checked(self, name: str, size: int) -> bool:
-        """Whether the object has this size, and S3 compared a checksum when it received it. If this client sends none
-        (AWS_REQUEST_CHECKSUM_CALCULATION), the one that S3 has is of what arrived."""
+        """Whether the object has this size, and S3 compared a checksum when it received it. If this
+        client sends none (AWS_REQUEST_CHECKSUM_CALCULATION), the one that S3 has is of what
+        arrived."""
         if self._client.meta.config.request_checksum_calculation != "when_supported":
             return False
-        found = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED")
-        return found["ContentLength"] == size and any(field.startswith("ChecksumCRC") for field in found)
+        found = self._client.head_object(
+            Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED"
+        )
+        return found["ContentLength"] == size and any(
+            field.startswith("ChecksumCRC") for field in found
+        )
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        with closing(self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]) as body:
+        with closing(
+            self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]
+        ) as body:
             yield from body.iter_chunks(PIECE_BYTES)
 
     def delete(self, names: list[str]) -> None:
         from botocore.exceptions import ClientError
 
         for start in range(0, len(names), _DELETED_AT_ONCE):
-            objects = [{"Key": self._prefix + name} for name in names[start : start + _DELETED_AT_ONCE]]
-            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            objects = [
+                {"Key": self._prefix + name} for name in names[start : start + _DELETED_AT_ONCE]
+            ]
+            answer = self._client.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+            )
             if refused := answer.get("Errors"):
                 raise ClientError({"Error": refused[0]}, "DeleteObject")
 
@@ -124,7 +149,9 @@ class S3Backend:
         listing = self._client.get_paginator("list_multipart_uploads")
         pages = listing.paginate(Bucket=self._bucket, Prefix=self._under(under))
         for upload in [one for page in pages for one in page.get("Uploads", ())]:
-            self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+            self._client.abort_multipart_upload(
+                Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
 
     def explain(self, error: Exception, where: str) -> StoreError:
         from boto3.exceptions import S3UploadFailedError
@@ -137,23 +164,40 @@ class S3Backend:
             return self._refused(error, where)
         if isinstance(error, exceptions.FlexibleChecksumError):
             return corrupt(where, "its checksum differs from the one that S3 has")
-        if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.IncompleteReadError):
+        if isinstance(
+            error,
+            exceptions.HTTPClientError
+            | exceptions.ConnectionError
+            | exceptions.IncompleteReadError,
+        ):
             reason = "TLS failed" if name == "SSLError" else "the connection failed or was cut"
             reason = "timed out" if "Timeout" in name else reason
             what = f"{where} is unreachable: {reason} ({urlsplit(self._client.meta.endpoint_url).hostname})"
-            return StoreError(what, next_step="check the network, a proxy and AWS_ENDPOINT_URL", kind="unreachable")
+            return StoreError(
+                what,
+                next_step="check the network, a proxy and AWS_ENDPOINT_URL",
+                kind="unreachable",
+            )
         if isinstance(error, OSError):  # of the file that was to be uploaded
             what = f"{error.filename} could not be uploaded to {where}: {error.strerror}"
             return StoreError(what, next_step="check the disk of this file", kind="disk")
         if any(word in name for word in ("Credential", "Token", "SSO", "Profile")):
             step = "run aws configure or aws sso login, or give the instance a role"
-            return StoreError(f"no usable AWS credentials for {where} ({name})", next_step=step, kind="credentials")
+            return StoreError(
+                f"no usable AWS credentials for {where} ({name})",
+                next_step=step,
+                kind="credentials",
+            )
         if isinstance(error, ValueError):  # its text may hold a password
             what = f"{where}: boto3 does not accept its settings"
             return StoreError(what, next_step="correct AWS_ENDPOINT_URL", kind="other")
         if isinstance(error, exceptions.BotoCoreError):
             text = without_credentials(str(error))
-            next_step = "correct AWS_ENDPOINT_URL" if "://" in text else "correct the address, s3://bucket/prefix"
+            next_step = (
+                "correct AWS_ENDPOINT_URL"
+                if "://" in text
+                else "correct the address, s3://bucket/prefix"
+            )
             return StoreError(f"{where}: {text}", next_step=next_step, kind="other")
         raise error
 
@@ -171,19 +215,43 @@ class S3Backend:
             step = f"correct the name, or make it: aws s3 mb s3://{self._bucket}"
             found = (f"there is no bucket {self._bucket}", step, "missing")
         elif code in ("NoSuchKey", "404"):
-            found = (f"there is no object {where}", "list what there is with aws s3 ls --recursive", "missing")
+            found = (
+                f"there is no object {where}",
+                "list what there is with aws s3 ls --recursive",
+                "missing",
+            )
         elif code in _NOT_ALLOWED:
-            found = (f"access to {where} was denied", f"give this user or role the right {right} there", "denied")
+            found = (
+                f"access to {where} was denied",
+                f"give this user or role the right {right} there",
+                "denied",
+            )
         elif code in _BAD_CREDENTIALS:
             step = "renew them: aws configure, or aws sso login"
-            found = (f"S3 does not accept the credentials for {where} ({code})", step, "credentials")
+            found = (
+                f"S3 does not accept the credentials for {where} ({code})",
+                step,
+                "credentials",
+            )
         elif code in _OTHER_REGION:
-            found = (f"the bucket {self._bucket} is in another region", "set AWS_REGION to the bucket's", "other")
+            found = (
+                f"the bucket {self._bucket} is in another region",
+                "set AWS_REGION to the bucket's",
+                "other",
+            )
         elif code == "RequestTimeTooSkewed":
-            found = (f"the clock of this machine is wrong, and S3 refuses {where}", "set it, with NTP", "other")
+            found = (
+                f"the clock of this machine is wrong, and S3 refuses {where}",
+                "set it, with NTP",
+                "other",
+            )
         elif code in _BUSY or status >= 500:
             what = f"{where}: S3 answered {status} ({code}) to {MAX_ATTEMPTS} attempts"
             found = (what, "try again later", "busy")
         else:
-            found = (f"S3 refused {right} for {where}: {message} ({code})", "correct what it names", "other")
+            found = (
+                f"S3 refused {right} for {where}: {message} ({code})",
+                "correct what it names",
+                "other",
+            )
         return StoreError(found[0], next_step=found[1], kind=found[2])

@@ -1,1 +1,2 @@
-"""Commands beside a training run: doctor, tune, profile, scale, find and prove. No other part imports them."""
+"""Commands beside a training run: doctor, tune, profile, scale, find and prove. No other part
+imports them."""

@@ -1,5 +1,5 @@
-"""How a rank reports its failure: to its launcher, and once for the job on the screen. A traceback of the user's code
-begins at the user's line."""
+"""How a rank reports its failure: to its launcher, and once for the job on the screen. A traceback
+of the user's code begins at the user's line."""
 
 from __future__ import annotations
 
@@ -47,22 +47,32 @@ from drumline.watch.failure_kind import FailureKind, failure_kind
 
 # After a restart the file system would refuse the write again.
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-# A RuntimeError raised in these modules may be caused by the exit of another process (a rank, a DataLoader worker).
+# A RuntimeError raised in these modules may be caused by the exit of another process (a rank, a
+# DataLoader worker).
 OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")
 
 
 def report_failure(
-    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path | None, environment: Mapping[str, str]
+    error: BaseException,
+    ddp: DDPManager,
+    progress: Progress,
+    *,
+    run: Path | None,
+    environment: Mapping[str, str],
 ) -> int:
-    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job. `run`: where
-    the logs are that it is added to, if any."""
+    """Print what happened, if this rank was the first to fail; returns the exit code of the whole
+    job. `run`: where the logs are that it is added to, if any."""
     place = ddp.place(progress.step or None)
     if ddp._connection.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
     # After the first step, training failed, whatever the reason.
-    exit_code = error.exit_code if isinstance(error, DrumlineError) and not progress.step else ExitCode.TRAINING_FAILED
+    exit_code = (
+        error.exit_code
+        if isinstance(error, DrumlineError) and not progress.step
+        else ExitCode.TRAINING_FAILED
+    )
     mine = Failure(
         subject(error, place),
         summary(error),
@@ -94,7 +104,8 @@ def _print_once(
     run: Path,
     environment: Mapping[str, str],
 ) -> None:
-    """Print it on the screen once per job, and in this rank's log, which some launchers also show."""
+    """Print it on the screen once per job, and in this rank's log, which some launchers also
+    show."""
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and screen() is not sys.stderr
     if not is_log_shown:
         _append(log, shown("".join(traceback.format_exception(error))))
@@ -106,13 +117,16 @@ def _print_once(
         return
     line = paragraph(f"{place.clause('stopped')} because {first.sentence}")
     _append(log, line)
-    if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
+    if first.place.host != place.host and not environment.get(
+        LOGS_SHOWN
+    ):  # its screen may be another one
         show(line, end="", stream=sys.stderr)
 
 
 def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
-    """Whether a restart can help. An error before the first checkpoint would be raised again at the same step. A NaN,
-    unused parameters, a full disk, a quota, a missing permission or a read-only file system would fail again, too."""
+    """Whether a restart can help. An error before the first checkpoint would be raised again at the
+    same step. A NaN, unused parameters, a full disk, a quota, a missing permission or a read-only
+    file system would fail again, too."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NonFiniteError | UnusedParametersError):
@@ -150,7 +164,8 @@ def is_own(error: BaseException) -> bool:
 
 
 def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
-    """A failure as text: our own errors and the system's are explained, others have their traceback."""
+    """A failure as text: our own errors and the system's are explained, others have their
+    traceback."""
     if isinstance(error, OSError) and error.errno in REFUSALS:
         error = _explained(error, run)
     if isinstance(error, UsageError) and place.step is None:
@@ -159,12 +174,18 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
         what, *more = error.located(**vars(place)).lines()
     else:
         is_exit = isinstance(error, SystemExit)
-        what = f"{summary(error)} [{place}]" if is_exit else f"{place.clause('crashed')}: {summary(error)}"
+        what = (
+            f"{summary(error)} [{place}]"
+            if is_exit
+            else f"{place.clause('crashed')}: {summary(error)}"
+        )
         more = users_traceback(error)
     return paragraph(f"error: {what}", *more)
 
 
-def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Mapping[str, str]) -> None:
+def _hand_over(
+    error: BaseException, place: Place, *, run: Path, environment: Mapping[str, str]
+) -> None:
     """The same to the Python program that has started this, if one has."""
     record = ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
     if isinstance(error, OSError) and error.errno in REFUSALS:
@@ -175,8 +196,8 @@ def _hand_over(error: BaseException, place: Place, *, run: Path, environment: Ma
 
 
 def users_traceback(error: BaseException) -> list[str]:
-    """Its lines, from the first frame of the user's code on, without those of Drumline, torch and Python but for the
-    last one; all of them where no frame is the user's."""
+    """Its lines, from the first frame of the user's code on, without those of Drumline, torch and
+    Python but for the last one; all of them where no frame is the user's."""
     report = traceback.TracebackException.from_exception(error)
     num_left_out = 0
     cause: traceback.TracebackException | None = report
@@ -184,7 +205,11 @@ def users_traceback(error: BaseException) -> list[str]:
         num_left_out += _leave_out(cause)
         cause = cause.__cause__ or cause.__context__
     first, *lines = "".join(report.format()).rstrip("\n").split("\n")
-    note = [f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"] if num_left_out else []
+    note = (
+        [f"  ({plural(num_left_out, 'frame')} of Drumline, torch and Python left out)"]
+        if num_left_out
+        else []
+    )
     return [first, *note, *lines]
 
 
@@ -198,9 +223,11 @@ def _leave_out(report: traceback.TracebackException) -> int:
     return len(frames) - len(own)
 
 
-def out_of_memory(error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None) -> TrainingError:
-    """The same error, with the setting that makes the model, a step or an evaluation need less memory. `job`: None
-    while it is built."""
+def out_of_memory(
+    error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None
+) -> TrainingError:
+    """The same error, with the setting that makes the model, a step or an evaluation need less
+    memory. `job`: None while it is built."""
     peak = ""
     used = 0
     if ddp.device.type == "cuda":
@@ -215,7 +242,8 @@ def out_of_memory(error: torch.OutOfMemoryError, ddp: DDPManager, config: Config
     else:
         next_step = _compute_less(job, config)
     return TrainingError(
-        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}", next_step=next_step
+        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
+        next_step=next_step,
     )
 
 
@@ -231,8 +259,14 @@ def _hold_less(mode: str, world_size: int) -> str:
 
 
 def _held(job: Job) -> int:
-    """Bytes of the parameters, their gradients and the optimizer's state, of which a smaller batch changes nothing."""
-    held = [tensor for state in job.optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    """Bytes of the parameters, their gradients and the optimizer's state, of which a smaller batch
+    changes nothing."""
+    held = [
+        tensor
+        for state in job.optimizer.state.values()
+        for tensor in state.values()
+        if torch.is_tensor(tensor)
+    ]
     for parameter in job.model.parameters():
         held += [parameter] if parameter.grad is None else [parameter, parameter.grad]
     return sum(own_part(tensor).nbytes for tensor in held)
@@ -243,7 +277,9 @@ def _compute_less(job: Job, config: Config) -> str:
     spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
     at_once = max(span.size for span in spans)
     if at_once <= 1:
-        shards = ", --dist.mode fsdp" if config.dist.mode == "ddp" and job.ddp.world_size > 1 else ""
+        shards = (
+            ", --dist.mode fsdp" if config.dist.mode == "ddp" and job.ddp.world_size > 1 else ""
+        )
         return (
             f"--model.activation_checkpointing, --train.precision bf16{shards} or a smaller model: a micro-batch is "
             "one sample"
@@ -260,8 +296,12 @@ def _explained(error: OSError, run: Path) -> TrainingError:
     path = error.filename2 or error.filename
     reason, next_step = explain_os_error(error, folder=Path(str(path)).parent if path else run)
     frames = traceback.extract_tb(error.__traceback__)
-    where = str(path) if path else f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(run)
-    return TrainingError(f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command")
+    where = (
+        str(path) if path else f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(run)
+    )
+    return TrainingError(
+        f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command"
+    )
 
 
 def _append(log_file: Path | None, text: str) -> bool:

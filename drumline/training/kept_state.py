@@ -1,8 +1,9 @@
-"""What a rank keeps in memory when the group of nodes changes (`--dist.on_lost_node continue`), and how the next group
-continues from it.
+"""What a rank keeps in memory when the group of nodes changes (`--dist.on_lost_node continue`), and
+how the next group continues from it.
 
-All ranks of the next group compare how far they are. The furthest one is the source: a node that joins gets the run's
-state from it, and a replica that did not see the end of a round the shared weights. Nothing is read from a disk.
+All ranks of the next group compare how far they are. The furthest one is the source: a node that
+joins gets the run's state from it, and a replica that did not see the end of a round the shared
+weights. Nothing is read from a disk.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class KeptState:
     pending: list[int]
     rng: Tensor
     ledger: Mapping[str, Any]
-    """Since the last save: `first` step, its `cursor`, `entries`, and how batches were split (`sharding`)."""
+    """Since the last save: `first` step, its `cursor`, `entries`, and how batches were split
+    (`sharding`)."""
     left_at: float = field(default_factory=time.monotonic)
 
     def release(self) -> None:
@@ -69,13 +71,18 @@ class Meeting:
     states: list[Mapping[str, Any] | None]
     """By rank; None: it has just joined."""
     num_shards: int
-    """How many ranks hold one model: rank r has what the rank r + num_shards has. 1: each has a whole one."""
+    """How many ranks hold one model: rank r has what the rank r + num_shards has. 1: each has a
+    whole one."""
 
     def source_of(self, rank: int) -> int:
         """The rank that is furthest among those that hold the same."""
         states = [(-other, one) for other, one in enumerate(self.states) if one is not None]
         known = [((one["finished_at"], one["step"]), other) for other, one in states]
-        same = [(place, other) for place, other in known if -other % self.num_shards == rank % self.num_shards]
+        same = [
+            (place, other)
+            for place, other in known
+            if -other % self.num_shards == rank % self.num_shards
+        ]
         if not same or max(same)[0] < max(known)[0]:
             raise TrainingError(
                 f"shard {rank % self.num_shards} of step {max(known)[0][1]} is lost: no node has it",
@@ -95,8 +102,8 @@ class Meeting:
         return Progress(at["step"], Cursor(**at["cursor"]), at["saved_step"], metrics=at["metrics"])
 
     def check_replica(self, ranks: Sequence[int]) -> None:
-        """Refuse to continue with a replica that one of these ranks has updated in its last step and another has not:
-        each of them has its own copy of the weights."""
+        """Refuse to continue with a replica that one of these ranks has updated in its last step
+        and another has not: each of them has its own copy of the weights."""
         states = [self.states[rank] for rank in ranks]
         steps = sorted({state["step"] for state in states if state is not None})
         if len(steps) > 1:
@@ -151,7 +158,11 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
                 "stop_asked": None if context.hooks is None else context.hooks.run.stop_reason,
             },
         )
-        live = {**snapshot.tensors, **of_hooks.tensors, OUTER_FILE: {} if sync is None else sync.outer_state()}
+        live = {
+            **snapshot.tensors,
+            **of_hooks.tensors,
+            OUTER_FILE: {} if sync is None else sync.outer_state(),
+        }
         tensors = {
             file: {name: own_part(one).detach().cpu().clone() for name, one in some.items()}
             for file, some in live.items()
@@ -160,16 +171,21 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
         progress=replace(progress),
         facts=dict(facts),
         # As JSON, which is copied, and is what another rank would get.
-        snapshot=Snapshot(dict(tensors), json.loads(json.dumps({**snapshot.documents, **of_hooks.documents}))),
+        snapshot=Snapshot(
+            dict(tensors), json.loads(json.dumps({**snapshot.documents, **of_hooks.documents}))
+        ),
         own=own,
-        pending=[] if sync is None else sync.pending(progress.step, is_last=progress.step >= context.total_steps),
+        pending=[]
+        if sync is None
+        else sync.pending(progress.step, is_last=progress.step >= context.total_steps),
         rng=rng,
         ledger=saver.unsaved(),
     )
 
 
 def meet(kept: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> Meeting:
-    """Collective: compare how far the ranks of this group are. `is_sharded`: the ranks of a node hold one model."""
+    """Collective: compare how far the ranks of this group are. `is_sharded`: the ranks of a node
+    hold one model."""
     mine = None
     if kept is not None:
         at = kept.progress
@@ -187,8 +203,8 @@ def meet(kept: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> Meetin
 
 
 def check_newest(root: Path, meeting: Meeting) -> None:
-    """On rank 0: refuse to continue from memory where others have continued, and saved, without this group, as after a
-    node was stopped for a while."""
+    """On rank 0: refuse to continue from memory where others have continued, and saved, without
+    this group, as after a node was stopped for a while."""
     step = meeting.progress.step
     if max(catalog.list_steps(root), default=0) <= step:
         return
@@ -202,7 +218,8 @@ def check_newest(root: Path, meeting: Meeting) -> None:
 
 
 def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) -> None:
-    """Collective: continue with the job that was built for this group, and repeat a round that did not end."""
+    """Collective: continue with the job that was built for this group, and repeat a round that did
+    not end."""
     job = context.job
     snapshot = _as_shards(_send_what_is_lacking(meeting, kept, job), job)
     saved = state.restore(snapshot, job.model, job.optimizer, scaler=job.scaler)
@@ -223,7 +240,11 @@ def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) 
 
 
 def _restore_replica(
-    context: RunContext, sync: OuterSync, meeting: Meeting, kept: KeptState | None, outer: Mapping[str, Tensor]
+    context: RunContext,
+    sync: OuterSync,
+    meeting: Meeting,
+    kept: KeptState | None,
+    outer: Mapping[str, Tensor],
 ) -> None:
     rank = context.job.ddp.rank
     furthest = meeting.furthest
@@ -238,7 +259,8 @@ def _restore_replica(
 
 
 def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | None) -> None:
-    """After the first step of a group: who was lost or joined, and for how long this rank was paused."""
+    """After the first step of a group: who was lost or joined, and for how long this rank was
+    paused."""
     paused_s = None if kept is None else time.monotonic() - kept.left_at
     step = context.progress.step - 1
     texts = []
@@ -247,8 +269,12 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | No
         texts.append(f"{join_names(gone)} {verb} lost by step {step}; the others continue")
     if group.joined:
         again = "joined" if not set(group.joined) & set(group.lost) else "was lost and joined again"
-        texts.append(f"{join_names(list(group.joined))} {again} after step {step}, from the memory of the others")
-    texts = texts or [f"the same nodes continue after step {step}: a connection between them was lost"]
+        texts.append(
+            f"{join_names(list(group.joined))} {again} after step {step}, from the memory of the others"
+        )
+    texts = texts or [
+        f"the same nodes continue after step {step}: a connection between them was lost"
+    ]
     paused = "" if paused_s is None else f" (paused {duration(paused_s)})"
     context.reporter.report(
         "regrouped",
@@ -272,29 +298,40 @@ def _send_what_is_lacking(meeting: Meeting, kept: KeptState | None, job: Job) ->
             continue
         if rank == source:
             assert snapshot is not None
-            files = {name: some for name, some in snapshot.tensors.items() if what == "all" or name in SHARED_FILES}
+            files = {
+                name: some
+                for name, some in snapshot.tensors.items()
+                if what == "all" or name in SHARED_FILES
+            }
             documents = snapshot.documents if what == "all" else {}
             _transfer(Snapshot(files, documents), other, device)
         else:
             received = _transfer(None, source, device)
             mine = snapshot or Snapshot({}, {})
-            snapshot = Snapshot({**mine.tensors, **received.tensors}, {**mine.documents, **received.documents})
+            snapshot = Snapshot(
+                {**mine.tensors, **received.tensors}, {**mine.documents, **received.documents}
+            )
     assert snapshot is not None
     return snapshot
 
 
 def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
-    """What belongs to a sharded parameter and has the shape of this rank's part (weights, an optimizer's state) as a
-    shard."""
+    """What belongs to a sharded parameter and has the shape of this rank's part (weights, an
+    optimizer's state) as a shard."""
     parameters = {} if job.sharded is None else sharded_parameters(job.model)
 
     def shard(name: str, part: Tensor) -> Tensor:
-        parameter = next((parameters[word] for word in (name, *name.split("/")) if word in parameters), None)
+        parameter = next(
+            (parameters[word] for word in (name, *name.split("/")) if word in parameters), None
+        )
         if parameter is None or own_part(parameter).shape != part.shape:
             return part
         return like_shard(parameter, part.to(own_part(parameter).device))
 
-    tensors = {file: {name: shard(name, one) for name, one in some.items()} for file, some in snapshot.tensors.items()}
+    tensors = {
+        file: {name: shard(name, one) for name, one in some.items()}
+        for file, some in snapshot.tensors.items()
+    }
     return Snapshot(dict(tensors), snapshot.documents)
 
 
@@ -302,12 +339,17 @@ def _transfer(given: Snapshot | None, peer: int, device: torch.device) -> Snapsh
     """Send what is `given` to that rank; None: receive it from there."""
     move: Callable[[Tensor, int], Any] = dist.recv if given is None else dist.send
     shapes = {
-        file: {name: [str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in some.items()}
+        file: {
+            name: [str(one.dtype).removeprefix("torch."), list(one.shape)]
+            for name, one in some.items()
+        }
         for file, some in ({} if given is None else given.tensors).items()
     }
     text = bytearray(json.dumps([shapes, None if given is None else given.documents]).encode())
     move(size := torch.tensor([len(text)], device=device), peer)
-    encoded = torch.frombuffer(text if given else bytearray(int(size)), dtype=torch.uint8).to(device)
+    encoded = torch.frombuffer(text if given else bytearray(int(size)), dtype=torch.uint8).to(
+        device
+    )
     move(encoded, peer)
     shapes, documents = json.loads(encoded.cpu().numpy().tobytes())
     tensors: dict[str, dict[str, Tensor]] = {file: {} for file in shapes}

@@ -29,7 +29,8 @@ def between_steps(
     preemption: Preemption,
     balance: actions.Action | None = None,
 ) -> list[actions.Action]:
-    """The actions of a run, in the order in which they run. Their order is part of their correctness."""
+    """The actions of a run, in the order in which they run. Their order is part of their
+    correctness."""
     evaluate = actions.Evaluate(context, trace)
     save = actions.Save(context, saver, evaluate)
     compare = actions.CompareReplicas(context, non_finite, save)
@@ -37,14 +38,18 @@ def between_steps(
     return [
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,
-        # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a hook asked for it.
+        # The task's hooks, in its order. Before the log line, with which ranks agree to stop if a
+        # hook asked for it.
         *map(actions.after_step, hooks),
-        # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the weights of the one rank
-        # whose loss was not finite, which would look like replicas that differ.
+        # Before replicas are compared: it finds a NaN, and `--train.on_nan stop` freezes the
+        # weights of the one rank whose loss was not finite, which would look like replicas that
+        # differ.
         actions.LogTraining(context, train_step, non_finite, notices),
-        # Before the evaluation, which broadcasts rank 0's buffers, and would hide a difference in them.
+        # Before the evaluation, which broadcasts rank 0's buffers, and would hide a difference in
+        # them.
         compare,
-        # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has its metrics.
+        # Before the save, so that a resumed run never skips an evaluation, and the checkpoint has
+        # its metrics.
         evaluate,
         # Again, if an evaluation, which may take long, ran between the comparison and the save.
         SimpleAction(
@@ -56,8 +61,14 @@ def between_steps(
         # Before the save, which records how the next step is split.
         *([] if balance is None else [balance]),
         save,
-        # Not collective: when the writer's thread has finished, report the checkpoint or raise its error.
-        SimpleAction("report_save", lambda step: saver.writer.has_news, lambda context: saver.report(), interval=0),
+        # Not collective: when the writer's thread has finished, report the checkpoint or raise its
+        # error.
+        SimpleAction(
+            "report_save",
+            lambda step: saver.writer.has_news,
+            lambda context: saver.report(),
+            interval=0,
+        ),
         # Last, so that its save contains everything of this step, and the step is not saved twice.
         actions.Preempt(preemption, save, compare, non_finite),
     ]
@@ -66,7 +77,13 @@ def between_steps(
 class Loop:
     """Runs a job from its current progress to its last step."""
 
-    def __init__(self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[actions.Action]) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        train_step: AnyStep,
+        ledger: Ledger,
+        between: list[actions.Action],
+    ) -> None:
         self.progress = context.progress
         self._context = context
         self.job = context.job
@@ -98,7 +115,8 @@ class Loop:
         self._throughput.stop()
 
     def take_step(self, step: Step) -> None:
-        """Collective: one optimizer step, and its ledger entry. Only this and `run_actions` run in every step."""
+        """Collective: one optimizer step, and its ledger entry. Only this and `run_actions` run in
+        every step."""
         progress = self.progress
         self._rates.set(progress.step, self._total_steps)
         self._train_step(step)

@@ -5,8 +5,8 @@
         for inputs, targets in ddp.loader(dataset, batch_size=64):
             ...
 
-Started by torchrun, srun or `drumline train --procs N`, it joins the group; started alone, the same script runs as
-one process.
+Started by torchrun, srun or `drumline train --procs N`, it joins the group; started alone, the same
+script runs as one process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from drumline.checkpoint.own_loop import Checkpoint
 from drumline.checkpoint.store import WritingRank
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.delivery import make_resident
-from drumline.data.evaluation_loader import EvaluationLoader, IndexedEvaluationLoader, StreamEvaluationLoader
+from drumline.data.evaluation_loader import (
+    EvaluationLoader,
+    IndexedEvaluationLoader,
+    StreamEvaluationLoader,
+)
 from drumline.data.loader import IndexedLoader, Loader
 from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import StreamLoader
@@ -37,7 +41,8 @@ from drumline.watch.heartbeat import LoopHeartbeats, Phase
 
 
 class DDPManager(RankLifecycle):
-    """One rank of a job: joins the group, takes its device, seeds, wraps the model, loads data, and leaves cleanly."""
+    """One rank of a job: joins the group, takes its device, seeds, wraps the model, loads data, and
+    leaves cleanly."""
 
     _sharding: Sharding | None = None
 
@@ -46,13 +51,15 @@ class DDPManager(RankLifecycle):
         return all_sum(tensor)
 
     def wrap(self, model: nn.Module, **ddp_options: Any) -> nn.Module:
-        """Collective: move the model to this rank's device, check that it is the same on all ranks, and wrap it in DDP.
-        On one process it gets a wrapper with the same interface: `.module`, `no_sync()`, the names in `state_dict()`.
+        """Collective: move the model to this rank's device, check that it is the same on all ranks,
+        and wrap it in DDP. On one process it gets a wrapper with the same interface: `.module`,
+        `no_sync()`, the names in `state_dict()`.
 
-        Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view,
-        static_graph, comm (how gradients are sent: none, bf16 or fp16). After this call random numbers differ across
-        ranks, so a second model (in a GAN, for example) may be initialized differently on each rank; DDP gives all of
-        them rank 0's weights.
+        Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb,
+        gradient_as_bucket_view, static_graph, comm (how gradients are sent: none, bf16 or fp16).
+        After this call random numbers differ across ranks, so a second model (in a GAN, for
+        example) may be initialized differently on each rank; DDP gives all of them rank 0's
+        weights.
         """
         # the engine's
         plan = ddp_options.pop("_sharding", None)
@@ -73,8 +80,8 @@ class DDPManager(RankLifecycle):
 
     @contextmanager
     def no_sync(self, *models: nn.Module, unless: bool = False) -> Iterator[None]:
-        """In it the gradients of these wrapped models stay on this rank, where they add up; not if `unless` is True:
-        then the backward pass averages over the ranks what has added up.
+        """In it the gradients of these wrapped models stay on this rank, where they add up; not if
+        `unless` is True: then the backward pass averages over the ranks what has added up.
 
             with ddp.no_sync(model, unless=loader.is_last_micro_batch):
                 (criterion(model(inputs), targets) * loader.scale).backward()
@@ -85,7 +92,8 @@ class DDPManager(RankLifecycle):
             yield
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Your own model without the wrappers of `wrap` and torch.compile: its `state_dict()` has your own names."""
+        """Your own model without the wrappers of `wrap` and torch.compile: its `state_dict()` has
+        your own names."""
         return unwrap_model(model)
 
     @overload
@@ -140,16 +148,17 @@ class DDPManager(RankLifecycle):
         collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
     ) -> Loader | EvaluationLoader:
-        """Collective: a loader for this rank's part of a dataset, on its device; each sample once an epoch over all.
+        """Collective: a loader for this rank's part of a dataset, on its device; each sample once
+        an epoch over all.
 
-        `train=True`: reshuffled each epoch; `batch_size` is the global batch of one optimizer step. Multiply a mean
-        loss by `loader.scale`: then the averaged gradient is the gradient of the whole global batch, even where it was
-        split unevenly. `accumulate` is the number of micro-batches of a rank's part, `micro_batch_size` their largest
-        size; call `optimizer.step()` when `loader.is_last_micro_batch` is true.
-        `train=False`: in order, in batches of `batch_size`, round-robin over the ranks; sum what you measure with
-        `ddp.sum`.
-        `resident`: keep all samples in the memory of the GPU.
-        `compare`: compare the length and a few samples across ranks, which must have the same dataset.
+        `train=True`: reshuffled each epoch; `batch_size` is the global batch of one optimizer step.
+        Multiply a mean loss by `loader.scale`: then the averaged gradient is the gradient of the
+        whole global batch, even where it was split unevenly. `accumulate` is the number of
+        micro-batches of a rank's part, `micro_batch_size` their largest size; call
+        `optimizer.step()` when `loader.is_last_micro_batch` is true. `train=False`: in order, in
+        batches of `batch_size`, round-robin over the ranks; sum what you measure with `ddp.sum`.
+        `resident`: keep all samples in the memory of the GPU. `compare`: compare the length and a
+        few samples across ranks, which must have the same dataset.
         """
         if compare and self.world_size > 1:
             check_same(
@@ -159,7 +168,9 @@ class DDPManager(RankLifecycle):
                 next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
             )
         if resident:
-            dataset, workers = make_resident(dataset, self.device, workers=workers, warns=self.rank == 0)
+            dataset, workers = make_resident(
+                dataset, self.device, workers=workers, warns=self.rank == 0
+            )
         options = LoadingOptions(
             workers=workers,
             pin_memory=pin_memory,
@@ -177,7 +188,9 @@ class DDPManager(RankLifecycle):
         )
         streams = is_stream(dataset)
         if not train:
-            evaluate: Callable[..., EvaluationLoader] = StreamEvaluationLoader if streams else IndexedEvaluationLoader
+            evaluate: Callable[..., EvaluationLoader] = (
+                StreamEvaluationLoader if streams else IndexedEvaluationLoader
+            )
             evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
             evaluation.observer = LoopHeartbeats(
                 self._connection.heartbeat, Phase.EVALUATION, group.collective_counter()
@@ -186,13 +199,20 @@ class DDPManager(RankLifecycle):
         self._sharding = sharding
         self._warn_about_small_batches()
         make: Callable[..., Loader] = StreamLoader if streams else IndexedLoader
-        loader = make(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
-        loader.observer = LoopHeartbeats(self._connection.heartbeat, Phase.USER, group.collective_counter())
+        loader = make(
+            dataset, sharding=sharding, device=self.device, seed=self._seed, options=options
+        )
+        loader.observer = LoopHeartbeats(
+            self._connection.heartbeat, Phase.USER, group.collective_counter()
+        )
         return loader
 
-    def checkpoint(self, folder: str | Path, /, *, keep_last: int = 2, **objects: Any) -> Checkpoint:
-        """Saves and resumes your loop: models, optimizers, training loaders and whatever else has `state_dict()` and
-        `load_state_dict()`, by the names that they are given here. Every rank makes it, after the objects.
+    def checkpoint(
+        self, folder: str | Path, /, *, keep_last: int = 2, **objects: Any
+    ) -> Checkpoint:
+        """Saves and resumes your loop: models, optimizers, training loaders and whatever else has
+        `state_dict()` and `load_state_dict()`, by the names that they are given here. Every rank
+        makes it, after the objects.
 
             checkpoint = ddp.checkpoint("runs/mine", model=model, optimizer=optimizer, loader=loader)
             step = checkpoint.resume()  # before the loop; checkpoint.save(step) in it
@@ -230,7 +250,9 @@ class DDPManager(RankLifecycle):
         in_shards = split.shards is not None
         num_parts = max(1, split.num_shards * split.accumulate)
         size = min(split.micro_batch_size or split.batch_size, split.batch_size // num_parts)
-        warning = small_batch_warning(unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards)
+        warning = small_batch_warning(
+            unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards
+        )
         if warning and (self.world_size > 1 or in_shards):
             log.warning(warning)
             self._sharding = None

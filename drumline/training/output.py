@@ -1,7 +1,8 @@
-"""Where a rank reports: its event file, its log file and the user's screen; the events at the start and at the end of a
-run; and the notices of the sidecars.
+"""Where a rank reports: its event file, its log file and the user's screen; the events at the start
+and at the end of a run; and the notices of the sidecars.
 
-Rank 0 shows the run on the screen. The other ranks write to their own log files, and use the screen only for a failure.
+Rank 0 shows the run on the screen. The other ranks write to their own log files, and use the screen
+only for a failure.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _screen: TextIO | None = None
 
 
 def divert_output(path: Path) -> None:
-    """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is for failures."""
+    """Redirect everything that this process prints, including C++ libraries, to a file; `screen` is
+    for failures."""
     global _screen
     undo_divert()
     sys.stdout.flush()
@@ -70,9 +72,11 @@ def screen() -> TextIO:
 
 
 @contextmanager
-def open_reporter(config: Config, folder: RunFolder, ddp: DDPManager, progress: Progress) -> Iterator[Reporter]:
-    """A reporter for one run on one rank. Warnings of the package's logger become events, and so does an error that
-    leaves the block."""
+def open_reporter(
+    config: Config, folder: RunFolder, ddp: DDPManager, progress: Progress
+) -> Iterator[Reporter]:
+    """A reporter for one run on one rank. Warnings of the package's logger become events, and so
+    does an error that leaves the block."""
     with ExitStack() as stack:
         log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
         plain = make_display("plain", log_file)
@@ -106,7 +110,9 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
         "mlflow": lambda: MLflow(folder.path, flat(config)),
         "tensorboard": lambda: TensorBoard(folder.tensorboard, flat(config)),
     }
-    made = [makers[name]() for name in sorted(names)]  # all packages are there, before a thread starts
+    made = [
+        makers[name]() for name in sorted(names)
+    ]  # all packages are there, before a thread starts
     return [
         Tracking(
             tracker,
@@ -120,7 +126,8 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
 
 
 def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
-    """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain elsewhere."""
+    """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain
+    elsewhere."""
     match mode:
         case "none":
             return Display()
@@ -139,8 +146,8 @@ def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO)
 
 @dataclass
 class StartClock:
-    """Divides the time from the command to the end of the first step into parts: each stage of the start marks its end.
-    Later steps do not use it."""
+    """Divides the time from the command to the end of the first step into parts: each stage of the
+    start marks its end. Later steps do not use it."""
 
     began: float = field(default_factory=now)
     since: str = "rank"
@@ -157,7 +164,9 @@ class StartClock:
         """After the first step, once the device has finished it."""
         self.mark("first step")
         seconds = sum(self.parts.values())
-        reporter.report("first_step", step=step, seconds=seconds, since=self.since, parts=self.parts)
+        reporter.report(
+            "first_step", step=step, seconds=seconds, since=self.since, parts=self.parts
+        )
 
 
 def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock:
@@ -193,7 +202,9 @@ def report_start(context: RunContext) -> None:
         eval_samples=job.eval_samples,
         batch_size=job.batch.size,
         batch_size_per_rank=job.batch.size / world_size,
-        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
+        accumulate=len(
+            plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
+        ),
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.rates.peak,
@@ -222,19 +233,23 @@ def report_end(context: RunContext, notices: WatchNotices) -> None:
         checkpoint_pause_s=throughput.checkpoint_pause_s,
         metrics=context.metrics,
         best_step=best(
-            context.folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
+            context.folder.checkpoints,
+            metric=job.task.best_metric,
+            higher_is_better=job.task.higher_is_better,
         ),
         stragglers=notices.stragglers,
         stopped=context.progress.stopped and context.progress.stopped["reason"],
         run=str(request.run),
-        resume_command=resume_command(request.command, procs=ddp.world_size) if is_one_node else None,
+        resume_command=resume_command(request.command, procs=ddp.world_size)
+        if is_one_node
+        else None,
         two_node_command=two_nodes if is_one_node else None,
     )
 
 
 class WatchNotices:
-    """Reports notices of the sidecars (stragglers, stalls, recoveries). Their leader appends to a file in the watch
-    folder; rank 0 checks it with each log line, which costs one `stat`."""
+    """Reports notices of the sidecars (stragglers, stalls, recoveries). Their leader appends to a
+    file in the watch folder; rank 0 checks it with each log line, which costs one `stat`."""
 
     def __init__(self, folder: Path | None) -> None:
         self._tail = None if folder is None else Tail(folder / NOTICES)

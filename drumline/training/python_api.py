@@ -1,7 +1,7 @@
 """Drumline from Python: `drumline.train` and `drumline.load`, for scripts and notebooks.
 
-A run is a command in a process of its own, for one rank too: it leaves no process group, signal handler, thread, seed
-or GPU memory behind in the caller's process.
+A run is a command in a process of its own, for one rank too: it leaves no process group, signal
+handler, thread, seed or GPU memory behind in the caller's process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError, UsageError
+from drumline.base.errors import (
+    DrumlineError,
+    ExitCode,
+    HangError,
+    PreflightError,
+    TrainingError,
+    UsageError,
+)
 from drumline.base.processes import ending_with_parent
 from drumline.base.rank_environment import ERROR_FILE, read_error
 from drumline.base.terminal import show
@@ -54,7 +61,8 @@ class Result:
     best_checkpoint: Path | None
     """By the metric that the task names; None: no checkpoint was evaluated."""
     events: list[dict[str, Any]] = field(repr=False)
-    """All events of rank 0, those of earlier starts included: `pandas.DataFrame(result.events)` is a table."""
+    """All events of rank 0, those of earlier starts included: `pandas.DataFrame(result.events)` is
+    a table."""
 
 
 def train(
@@ -65,15 +73,16 @@ def train(
     fresh: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train a task as `drumline train` does, in processes of its own, and wait for it: with the same `run` again it
-    resumes. What the run prints is printed here.
+    """Train a task as `drumline train` does, in processes of its own, and wait for it: with the
+    same `run` again it resumes. What the run prints is printed here.
 
-    `task`: a class that is defined in a file, or a name, such as `"digits"` or `"my_task.py:MyTask"`. `run`: the run
-    folder. `procs`: ranks on this machine; by default one per GPU, or one. `fresh`: move an earlier run aside.
-    `settings`: by dotted name, `**{"optim.lr": 0.1, "task.width": 64}`; `config="run.toml"` reads a file of them.
+    `task`: a class that is defined in a file, or a name, such as `"digits"` or
+    `"my_task.py:MyTask"`. `run`: the run folder. `procs`: ranks on this machine; by default one per
+    GPU, or one. `fresh`: move an earlier run aside. `settings`: by dotted name, `**{"optim.lr":
+    0.1, "task.width": 64}`; `config="run.toml"` reads a file of them.
 
-    An error of the configuration or of a rank is raised here, as a `DrumlineError` with the rank's own message; Ctrl-C
-    stops the run, and raises KeyboardInterrupt.
+    An error of the configuration or of a rank is raised here, as a `DrumlineError` with the rank's
+    own message; Ctrl-C stops the run, and raises KeyboardInterrupt.
     """
     variables = own_variables()
     if ERROR_FILE in variables:
@@ -88,7 +97,12 @@ def train(
         )
     spec = task if isinstance(task, str) else spec_of(task)
     folder = default_run(spec) if run is None else Path(run)
-    words = [spec, f"--run={folder}", *(["--fresh"] if fresh else []), *([] if procs is None else [f"--procs={procs}"])]
+    words = [
+        spec,
+        f"--run={folder}",
+        *(["--fresh"] if fresh else []),
+        *([] if procs is None else [f"--procs={procs}"]),
+    ]
     words += (f"--{name}={flag_text(value)}" for name, value in _apart(settings))
     with tempfile.TemporaryDirectory(prefix="drumline-train-") as scratch:
         error_file = Path(scratch, "error.json")
@@ -108,10 +122,11 @@ def load(
 ) -> nn.Module:
     """The model of a run, with the weights of a checkpoint, on the CPU and in evaluation mode.
 
-    It imports the code of the task by the name that the run was started with, and builds the model with the settings of
-    the checkpoint: load only runs whose code you would run. `which`: the best checkpoint by the metric that the task
-    names, the last, or that of a step. `ema`: the average of the weights that the task's `EMA` hook kept, which the run
-    was evaluated with. `task`: in place of the run's own, for example where its file has moved.
+    It imports the code of the task by the name that the run was started with, and builds the model
+    with the settings of the checkpoint: load only runs whose code you would run. `which`: the best
+    checkpoint by the metric that the task names, the last, or that of a step. `ema`: the average of
+    the weights that the task's `EMA` hook kept, which the run was evaluated with. `task`: in place
+    of the run's own, for example where its file has moved.
     """
     from drumline.training.saved.saved_run import load_model, open_run  # not before: it needs torch
 
@@ -149,7 +164,9 @@ def _short(path: Path) -> Path:
 
 def _own_paths() -> Iterator[str]:
     """Where this process finds modules, but for what every process of this Python has."""
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed = {
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
     return (path for path in sys.path if path and not path.startswith(tuple(installed)))
 
 
@@ -162,16 +179,19 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def run_command(words: list[str], environment: Mapping[str, str], stream: TextIO | None = None) -> int:
-    """Run `drumline` with these words, show what it prints, on stdout or this stream, and return its exit code. It ends
-    with this process."""
+def run_command(
+    words: list[str], environment: Mapping[str, str], stream: TextIO | None = None
+) -> int:
+    """Run `drumline` with these words, show what it prints, on stdout or this stream, and return
+    its exit code. It ends with this process."""
     child = subprocess.Popen(
         ending_with_parent([sys.executable, "-m", "drumline", *words]),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        process_group=0,  # a terminal's Ctrl-C reaches it through this process alone, as a notebook's does
+        # a terminal's Ctrl-C reaches it through this process alone, as a notebook's does
+        process_group=0,
     )
     try:
         _show_output(child, stream)
@@ -212,11 +232,17 @@ def error_of(code: int, error_file: Path, folder: Path) -> BaseException:
         return KeyboardInterrupt()
     if code == ExitCode.PREEMPTED:
         return TrainingError(
-            f"the run in {folder} was preempted, and has saved", next_step="call drumline.train again to resume"
+            f"the run in {folder} was preempted, and has saved",
+            next_step="call drumline.train again to resume",
         )
     if (record := read_error(error_file)) is None:
-        return TrainingError(f"the run in {folder} ended early ({how_it_ended(code)})", next_step=f"read {folder}/logs")
-    error = KINDS.get(code, TrainingError)(record.what, next_step=record.next_step, place=record.place)
+        return TrainingError(
+            f"the run in {folder} ended early ({how_it_ended(code)})",
+            next_step=f"read {folder}/logs",
+        )
+    error = KINDS.get(code, TrainingError)(
+        record.what, next_step=record.next_step, place=record.place
+    )
     if record.details:
         error.add_note(record.details)
     return error

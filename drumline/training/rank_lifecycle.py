@@ -1,4 +1,5 @@
-"""How a rank begins and ends: it takes its device, joins the others, and leaves cleanly, however its loop ends."""
+"""How a rank begins and ends: it takes its device, joins the others, and leaves cleanly, however
+its loop ends."""
 
 from __future__ import annotations
 
@@ -59,12 +60,13 @@ class RankLifecycle:
         watch: WatchConfig | None = None,
         run: str | Path | None = None,
     ) -> None:
-        """`deterministic`: use only kernels that give the same bits each time. `captures`: ranks capture CUDA graphs
-        independently, not all in the same step. `threads`: the number of CPU threads of this rank.
-        `settings`: your own settings, such as `vars(args)`, which `setup()` compares across ranks. `same_code`: whether
-        it compares your modules too. `watch`: what to do about a rank that blocks the others; `run`: the folder for
-        its diagnoses. `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more than
-        `watch.hang_s`."""
+        """`deterministic`: use only kernels that give the same bits each time. `captures`: ranks
+        capture CUDA graphs independently, not all in the same step. `threads`: the number of CPU
+        threads of this rank. `settings`: your own settings, such as `vars(args)`, which `setup()`
+        compares across ranks. `same_code`: whether it compares your modules too. `watch`: what to
+        do about a rank that blocks the others; `run`: the folder for its diagnoses.
+        `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more
+        than `watch.hang_s`."""
         self._watch = watch or WatchConfig()
         check_section("watch", self._watch)
         least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
@@ -90,9 +92,12 @@ class RankLifecycle:
         self._pid = os.getpid()
 
     def setup(self, _live: LiveNodes | None = None) -> bool:
-        """Collective: take this rank's device, join the other ranks, seed. False: this process runs alone."""
+        """Collective: take this rank's device, join the other ranks, seed. False: this process runs
+        alone."""
         if self._device is not None:
-            raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
+            raise UsageError(
+                "DDPManager.setup() was called twice", next_step="call cleanup() in between"
+            )
         self._pid = os.getpid()
         use_private_cache()  # under another launcher, or none
         topology = topology_from(os.environ) if _live is None else _live.topology()
@@ -105,7 +110,9 @@ class RankLifecycle:
         if self._captures:
             os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
-        with self._connection.node_watch(self._watch, run=self._run, environment=os.environ, live=_live) as node:
+        with self._connection.node_watch(
+            self._watch, run=self._run, environment=os.environ, live=_live
+        ) as node:
             if topology is not None:
                 self._connection.rendezvous = self._join(topology, node, _live)
             if node is not None:
@@ -114,8 +121,9 @@ class RankLifecycle:
         return topology is not None
 
     def cleanup(self, *, broken: bool = False) -> bool:
-        """Destroy the group; `broken`: a rank has failed, so do not wait for it. False: the group was not destroyed in
-        time, which is logged; the exit of this process, which may then block, gets the same time limit."""
+        """Destroy the group; `broken`: a rank has failed, so do not wait for it. False: the group
+        was not destroyed in time, which is logged; the exit of this process, which may then block,
+        gets the same time limit."""
         if os.getpid() != self._pid:  # a child process; the rank itself continues
             return True
         failed_save = self._finish_saves(logs=broken)
@@ -166,7 +174,8 @@ class RankLifecycle:
             raise failed_save
 
     def _finish_saves(self, *, logs: bool = False) -> Exception | None:
-        """Wait for checkpoints that are being written; returns the error of one that could not be, unless it `logs`."""
+        """Wait for checkpoints that are being written; returns the error of one that could not be,
+        unless it `logs`."""
         checkpoints, self._checkpoints = self._checkpoints, []
         try:
             for checkpoint in checkpoints:
@@ -195,7 +204,8 @@ class RankLifecycle:
     def device(self) -> torch.device:
         if self._device is None:
             raise UsageError(
-                "DDPManager is not set up yet", next_step="use `with DDPManager() as ddp:` or call setup()"
+                "DDPManager is not set up yet",
+                next_step="use `with DDPManager() as ddp:` or call setup()",
             )
         return self._device
 
@@ -226,7 +236,9 @@ class RankLifecycle:
         if dist.is_initialized():
             dist.barrier(device_ids=[self.device.index] if dist.get_backend() == "nccl" else None)
 
-    def _join(self, topology: Topology, node: NodeService | None, live: LiveNodes | None) -> Rendezvous:
+    def _join(
+        self, topology: Topology, node: NodeService | None, live: LiveNodes | None
+    ) -> Rendezvous:
         device = self.device
         backend = choose_backend(self._wanted_backend, device=device)
         own = {
@@ -238,7 +250,12 @@ class RankLifecycle:
             "choice of a sidecar": self._watch.sidecar,
         }
         facts = rank_facts(
-            os.environ, backend=backend, device=device, own=own, settings=self._settings, same_code=self._same_code
+            os.environ,
+            backend=backend,
+            device=device,
+            own=own,
+            settings=self._settings,
+            same_code=self._same_code,
         )
         return group.join_group(
             topology,
@@ -253,13 +270,16 @@ class RankLifecycle:
         )
 
     def _observe_progress(self, model: nn.Module, *, counts_passes: bool) -> None:
-        """From here on `_versions` shows the progress of this model. `counts_passes`: of a user's own loop."""
-        self._trained = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
+        """From here on `_versions` shows the progress of this model. `counts_passes`: of a user's
+        own loop."""
+        self._trained = next(
+            (parameter for parameter in model.parameters() if parameter.requires_grad), None
+        )
         if counts_passes and self._trained is not None:
             self._trained.register_post_accumulate_grad_hook(self._passes.count)  # type: ignore[no-untyped-call]
 
     def _versions(self) -> Hashable:
-        """What a backward pass and an optimizer step change, for the thread of the progress monitor. That thread must
-        not read a `.grad`: autograd replaces it without the GIL, and the gradient would be freed twice
-        (tests/gradient_race.py)."""
+        """What a backward pass and an optimizer step change, for the thread of the progress
+        monitor. That thread must not read a `.grad`: autograd replaces it without the GIL, and the
+        gradient would be freed twice (tests/gradient_race.py)."""
         return None if self._trained is None else (self._trained._version, self._passes.number)

@@ -1,7 +1,9 @@
-"""What `--dist.sync` adds to a run: the groups of ranks, rounds after steps, and every replica's state in checkpoints.
+"""What `--dist.sync` adds to a run: the groups of ranks, rounds after steps, and every replica's
+state in checkpoints.
 
-A checkpoint's model and optimizer are the shared weights and rank 0's optimizer, so that anything can load it. Beside
-them, `outer` is what the outer optimizer knows, and `replicas` what each replica has to itself.
+A checkpoint's model and optimizer are the shared weights and rank 0's optimizer, so that anything
+can load it. Beside them, `outer` is what the outer optimizer knows, and `replicas` what each
+replica has to itself.
 """
 
 from __future__ import annotations
@@ -56,10 +58,14 @@ class RepeatableStep:
 class SyncedStep:
     """A step of a replica, and the rounds after it."""
 
-    def __init__(self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None) -> None:
+    def __init__(
+        self, inner: AnyStep, sync: OuterSync, context: RunContext, live: LiveNodes | None = None
+    ) -> None:
         # A replica of one rank needs nobody in its own steps.
         has_peers = sync.groups.within is not None
-        self._inner = inner if live is None or not has_peers else RepeatableStep(inner, live, context.job)
+        self._inner = (
+            inner if live is None or not has_peers else RepeatableStep(inner, live, context.job)
+        )
         self._sync = sync
         self._progress = context.progress
         self._live = live
@@ -80,13 +86,16 @@ class SyncedStep:
             self._live.ends = self._synchronize(number, self._live)
 
     def _synchronize(self, number: int, live: LiveNodes) -> bool:
-        """Collective: the rounds after this step. Returns whether the group of nodes ends after it: one is lost, or
-        joins. The step itself is done, and counts."""
+        """Collective: the rounds after this step. Returns whether the group of nodes ends after it:
+        one is lost, or joins. The step itself is done, and counts."""
         try:
             if live.is_broken:
                 return True
             self._sync.after_step(number, is_last=number >= self._total_steps)
-            if self._sync.finished_at[-1] + self._sync.plan.overlap != number or number >= self._total_steps:
+            if (
+                self._sync.finished_at[-1] + self._sync.plan.overlap != number
+                or number >= self._total_steps
+            ):
                 return False
             # All ranks at the same step, whenever each has heard of the node that waits.
             return bool(all_sum(torch.tensor([float(live.has_joiner)], device=self._device)).item())
@@ -97,8 +106,9 @@ class SyncedStep:
 
 
 class AgreedStep:
-    """A step of replicas that reduce their gradients in every step, and continue without a lost node (hsdp): no rank
-    updates its shards before all have their gradients, so a step that fails has changed nothing."""
+    """A step of replicas that reduce their gradients in every step, and continue without a lost
+    node (hsdp): no rank updates its shards before all have their gradients, so a step that fails
+    has changed nothing."""
 
     def __init__(self, inner: AnyStep, live: LiveNodes, context: RunContext) -> None:
         self._inner = RepeatableStep(inner, live, context.job)
@@ -129,7 +139,8 @@ class AgreedStep:
 
 
 def replica_state(job: Job) -> dict[str, Any] | None:
-    """Collective: what the leader of a replica saves. Rank 0's optimizer is in the checkpoint already."""
+    """Collective: what the leader of a replica saves. Rank 0's optimizer is in the checkpoint
+    already."""
     if job.sync is None:
         return None
     own = job.sync.state_dict()
@@ -143,10 +154,15 @@ def replica_state(job: Job) -> dict[str, Any] | None:
 
 
 def restore_replica(
-    job: Job, sync: OuterSync, snapshot: Snapshot, tensors: Mapping[str, Tensor] | None, *, with_optimizer: bool
+    job: Job,
+    sync: OuterSync,
+    snapshot: Snapshot,
+    tensors: Mapping[str, Tensor] | None,
+    *,
+    with_optimizer: bool,
 ) -> None:
-    """Collective: the job has been restored; add what its replica has to itself, from rank 0's `tensors`. A checkpoint
-    of another number of replicas is given to them in turn."""
+    """Collective: the job has been restored; add what its replica has to itself, from rank 0's
+    `tensors`. A checkpoint of another number of replicas is given to them in turn."""
     with state.translated(REPLICAS_FILE):
         sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
         ranks = snapshot.documents.get(REPLICAS_FILE, {"ranks": []})["ranks"]

@@ -1,8 +1,10 @@
-"""How a run resumes: whether a restart can help after the previous failure, and the newest complete checkpoint. Rank 0
-reads it and sends the other ranks what they need, so that only rank 0 needs the folder.
+"""How a run resumes: whether a restart can help after the previous failure, and the newest complete
+checkpoint. Rank 0 reads it and sends the other ranks what they need, so that only rank 0 needs the
+folder.
 
-Diagnoses of the sidecars are in `RUN/diagnoses`, each with the name of its launch. `RUN/watch/launch.json` has the name
-of this launch: rank 0 draws it at the first start and keeps it at a restart, with any launcher.
+Diagnoses of the sidecars are in `RUN/diagnoses`, each with the name of its launch.
+`RUN/watch/launch.json` has the name of this launch: rank 0 draws it at the first start and keeps it
+at a restart, with any launcher.
 """
 
 from __future__ import annotations
@@ -46,7 +48,13 @@ from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import optimizer_class
 from drumline.training.manager import DDPManager
 from drumline.training.replica_state import REPLICAS_FILE, restore_replica
-from drumline.training.run_context import RunContext, changes, check_init, check_not_finished, resets_optimizer
+from drumline.training.run_context import (
+    RunContext,
+    changes,
+    check_init,
+    check_not_finished,
+    resets_optimizer,
+)
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
@@ -58,8 +66,8 @@ _STOPPED = {"reason": str, "unit": str, "length": int}
 
 
 def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
-    """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets the failure that ended
-    the previous start, for `report_recovery`."""
+    """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets
+    the failure that ended the previous start, for `report_recovery`."""
     found: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
     found = broadcast_json(found, device=ddp.device)
     if found["refusal"] is not None:
@@ -71,19 +79,26 @@ def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
 
 
 def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
-    """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: the new one since the last start."""
+    """On rank 0: `refusal` (what and next, or None), its `place`, and `failure`: the new one since
+    the last start."""
     launch = _read_launch(folder.launch_file) if is_restart else None
     launch = launch or {"launch": uuid.uuid4().hex, "starts": [], "refused": None}
     if launch["refused"] is not None:  # torchrun restarts anyway
         return dict(launch["refused"])
     diagnoses = diagnoses_of_launch(folder.diagnoses, launch["launch"]) if launch["starts"] else []
     starts = [*launch["starts"], len(diagnoses)]
-    firsts = [_first_cause(of_start) for begin, end in pairwise(starts) if (of_start := diagnoses[begin:end])]
+    firsts = [
+        _first_cause(of_start)
+        for begin, end in pairwise(starts)
+        if (of_start := diagnoses[begin:end])
+    ]
     last = firsts[-1] if firsts else None
     is_new = len(starts) > 1 and starts[-1] > starts[-2]
     found = {
         "refusal": check_same_step(firsts, folder.diagnoses),
-        "place": {} if last is None else {name: last["diagnosis"][name] for name in ("host", "rank", "step")},
+        "place": {}
+        if last is None
+        else {name: last["diagnosis"][name] for name in ("host", "rank", "step")},
         "failure": _failure_in(last) if last is not None and is_new else None,
     }
     make_own_folder(folder.launch_file.parent)
@@ -94,24 +109,29 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
 
 
 def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
-    """The diagnoses that ended a start of this launch, the newest last, without those that were only reported."""
+    """The diagnoses that ended a start of this launch, the newest last, without those that were
+    only reported."""
     return [
         record
         for record in read_diagnoses(folder)
         if record.get("launch") == launch
-        and (record["alarm"] == "failure" or (record["alarm"] == "hang" and record["action"] != "report"))
+        and (
+            record["alarm"] == "failure"
+            or (record["alarm"] == "hang" and record["action"] != "report")
+        )
     ]
 
 
 def _first_cause(of_start: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One start may have several diagnoses: in a network partition each side makes its own. The first is the cause,
-    but for a kill of our own, which follows from another failure."""
+    """One start may have several diagnoses: in a network partition each side makes its own. The
+    first is the cause, but for a kill of our own, which follows from another failure."""
     causes = (record for record in of_start if record["diagnosis"]["cause"] != Cause.ENDED)
     return next(causes, of_start[0])
 
 
 def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
-    """From the diagnoses that ended starts: why not to restart, and what to do instead; None: restart."""
+    """From the diagnoses that ended starts: why not to restart, and what to do instead; None:
+    restart."""
     if not diagnoses:
         return None
     last = diagnoses[-1]
@@ -119,8 +139,13 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
     next_step = f"read {folder} and fix the cause, then rerun the same command to resume from the newest checkpoint"
     if last["action"] == "stop":
         at = "" if step is None else f" at step {step}"
-        return f"the run was stopped{at} and is not restarted: {last['diagnosis']['what']}", next_step
-    same = [record for record in diagnoses if step is not None and record["diagnosis"]["step"] == step]
+        return (
+            f"the run was stopped{at} and is not restarted: {last['diagnosis']['what']}",
+            next_step,
+        )
+    same = [
+        record for record in diagnoses if step is not None and record["diagnosis"]["step"] == step
+    ]
     same = [record for record in same if record["diagnosis"]["cause"] != Cause.ENDED]
     if len(same) < MOST_AT_ONE_STEP:
         return None
@@ -129,7 +154,8 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
 
 
 def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole host."""
+    """The failure in a diagnosis. Times are Unix seconds; `rank` is None if it is the whole
+    host."""
     diagnosis = record["diagnosis"]
     diagnosed_at = float(record["time"])
     names = ("cause", "rank", "host", "step")
@@ -152,13 +178,16 @@ def report_recovery(failure: Mapping[str, Any], reporter: Reporter, *, step: int
 
 
 def _read_launch(path: Path) -> dict[str, Any] | None:
-    """`launch`: its name; `starts`: the number of its diagnoses at each of its starts; `refused`: the result of
-    `look_back` when a restart was refused. None: there is no such file, or it is damaged."""
+    """`launch`: its name; `starts`: the number of its diagnoses at each of its starts; `refused`:
+    the result of `look_back` when a restart was refused. None: there is no such file, or it is
+    damaged."""
     try:
         record = parse_json(read_regular(path))
         starts = record["starts"]
         refused = record["refused"]
-        if not all(type(number) is int for number in starts) or not isinstance(refused, dict | None):
+        if not all(type(number) is int for number in starts) or not isinstance(
+            refused, dict | None
+        ):
             return None
         return {"launch": str(record["launch"]), "starts": starts, "refused": refused}
     except (OSError, ValueError, KeyError, TypeError):
@@ -167,7 +196,8 @@ def _read_launch(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The newest complete and finite checkpoint, and newer ones that were skipped, each with the reason."""
+    """The newest complete and finite checkpoint, and newer ones that were skipped, each with the
+    reason."""
 
     path: Path
     facts: dict[str, Any]
@@ -185,7 +215,12 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
         path, skipped = catalog.newest_valid(root, check_contents)
         saved = None if path is None else catalog.read_document(path, "progress")
         non_finite = None if path is None else catalog.check_sizes(path).non_finite
-        answer = [str(path or ""), saved, [(str(one), reason) for one, reason in skipped], non_finite]
+        answer = [
+            str(path or ""),
+            saved,
+            [(str(one), reason) for one, reason in skipped],
+            non_finite,
+        ]
     path, saved, skipped, non_finite = broadcast_json(answer, device=ddp.device)
     if skipped and not path:
         raise CheckpointError(
@@ -203,11 +238,18 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
 def check_contents(path: Path) -> None:
     """Check what checksums do not show: whoever wrote them may have written anything."""
     found = store.read(path)
-    has_documents = all(isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress"))
-    if isinstance(found.documents.get("progress"), dict) and "objects" in found.documents["progress"]:
+    has_documents = all(
+        isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress")
+    )
+    if (
+        isinstance(found.documents.get("progress"), dict)
+        and "objects" in found.documents["progress"]
+    ):
         raise CorruptCheckpointError(path, "it was saved by ddp.checkpoint, in a loop of its own")
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
-        raise CorruptCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
+        raise CorruptCheckpointError(
+            path, "it does not hold a model, an optimizer, random states and progress"
+        )
     saved = found.documents["progress"]
     facts = saved.get("facts")
     cursor = saved.get("cursor")
@@ -218,10 +260,15 @@ def check_contents(path: Path) -> None:
         and type(facts["config"].get("optim.name")) is str
         and isinstance(cursor, dict)
         and cursor.keys() == {"epoch", "position"}
-        and all(type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values()))
+        and all(
+            type(count) is int and 0 <= count < 1 << 62
+            for count in (saved.get("step"), *cursor.values())
+        )
         and saved["step"] == catalog.check_sizes(path).step
         and isinstance(stopped, dict | None)
-        and all(stopped is None or type(stopped.get(name)) is kind for name, kind in _STOPPED.items())
+        and all(
+            stopped is None or type(stopped.get(name)) is kind for name, kind in _STOPPED.items()
+        )
         and isinstance(saved.get("stop_asked"), str | None)
         and isinstance(saved.get("metrics", {}), dict)
     )
@@ -231,13 +278,16 @@ def check_contents(path: Path) -> None:
 
 
 def resume(context: RunContext, found: FoundCheckpoint) -> None:
-    """Collective: continue from this checkpoint, unless the run has finished and its settings have changed."""
+    """Collective: continue from this checkpoint, unless the run has finished and its settings have
+    changed."""
     request = context.request
     job = context.job
     at = found.progress
     check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
     check_init(found.facts, request, step=at.step)
-    restore(job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request))
+    restore(
+        job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request)
+    )
     context.progress.step = at.step
     context.progress.cursor = at.cursor
     context.progress.metrics = at.metrics
@@ -254,7 +304,9 @@ def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[st
         context.warn(
             f"no checkpoint is finite: {found.non_finite} of {found.path} is not; start a new run with --fresh"
         )
-    context.reporter.report("resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path))
+    context.reporter.report(
+        "resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path)
+    )
     if context.job.batch.note is not None:
         context.note(context.job.batch.note)
     if resets_optimizer(found.facts, context.request):
@@ -263,8 +315,11 @@ def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[st
         context.warn(change)
 
 
-def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True) -> None:
-    """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its optimizer stays new."""
+def restore(
+    job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimizer: bool = True
+) -> None:
+    """Collective: restore the job and the hooks from a checkpoint. `with_optimizer=False`: its
+    optimizer stays new."""
     job.heartbeat.mark(Phase.START)
     device = job.ddp.device
     comm = replicas = None
@@ -287,7 +342,9 @@ def restore(job: Job, path: Path, hooks: TaskHooks | None = None, *, with_optimi
         optimizer = job.optimizer if with_optimizer else None
         saved = state.restore(snapshot, job.model, optimizer, scaler=job.scaler)
     except CheckpointMismatchError as error:
-        instead = "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
+        instead = (
+            "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
+        )
         if isinstance(error, OptimizerMismatchError):
             instead = "reset the optimizer and keep the weights with --optim.reset"
         error.next_step = f"{error.next_step}, or {instead}"
@@ -329,19 +386,24 @@ def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
 
 
 def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
-    """Give the optimizer the settings of this start, but for what it had changed itself. Its rate is set before each
-    step. None: a checkpoint of an earlier version, which did not record it."""
+    """Give the optimizer the settings of this start, but for what it had changed itself. Its rate
+    is set before each step. None: a checkpoint of an earlier version, which did not record it."""
     groups = job.optimizer.param_groups
     with state.translated("progress"):
-        for group, own, changed in zip(groups, job.group_settings, group_state or [[]] * len(groups), strict=True):
+        for group, own, changed in zip(
+            groups, job.group_settings, group_state or [[]] * len(groups), strict=True
+        ):
             group.update({name: value for name, value in own.items() if name not in changed})
 
 
 def _restore_comm(
-    comm: PowerSGD, ddp: DDPManager, documents: Mapping[str, Any], tensors: Mapping[str, Tensor] | None
+    comm: PowerSGD,
+    ddp: DDPManager,
+    documents: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None,
 ) -> None:
-    """Collective: restore this rank's state from rank 0's `tensors`. They are sent for one rank after the other: those
-    of all ranks may need more memory than there is."""
+    """Collective: restore this rank's state from rank 0's `tensors`. They are sent for one rank
+    after the other: those of all ranks may need more memory than there is."""
     own: Mapping[int, Any] = {}
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
@@ -361,7 +423,9 @@ def _restore_data(job: Job, snapshot: store.Snapshot) -> None:
     """Restore the position of this rank's dataset, if it keeps one."""
     if DATA_FILE not in snapshot.documents:
         return
-    # A rank that did not exist when it was saved gets another's state, which its loader refuses, as all loaders then
-    # do.
+    # A rank that did not exist when it was saved gets another's state, which its loader refuses, as
+    # all loaders then do.
     tensors = snapshot.tensors.get(DATA_FILE, {})
-    job.loader.load_stream_state(state_of_rank(snapshot.documents[DATA_FILE], tensors, job.ddp.rank))
+    job.loader.load_stream_state(
+        state_of_rank(snapshot.documents[DATA_FILE], tensors, job.ddp.rank)
+    )

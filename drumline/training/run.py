@@ -26,7 +26,11 @@ from drumline.runs.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.training.between_steps.actions import FirstStep, SimpleAction
 from drumline.training.between_steps.balance import make_balance
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.preemption import Preemption, report_preemption, watching_for_notice
+from drumline.training.between_steps.preemption import (
+    Preemption,
+    report_preemption,
+    watching_for_notice,
+)
 from drumline.training.between_steps.saver import FAILED_S, Saver
 from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
@@ -34,7 +38,15 @@ from drumline.training.between_steps.throughput import total_peak
 from drumline.training.between_steps.trace import TracedStep
 from drumline.training.failure_report import is_own, out_of_memory
 from drumline.training.job.initial_weights import load_initial_weights
-from drumline.training.job.job import Job, Progress, build_job, check_streams, choose_batch, choose_step, count_steps
+from drumline.training.job.job import (
+    Job,
+    Progress,
+    build_job,
+    check_streams,
+    choose_batch,
+    choose_step,
+    count_steps,
+)
 from drumline.training.job.local_data import with_local_data
 from drumline.training.kept_state import (
     KeptState,
@@ -57,7 +69,13 @@ from drumline.training.output import (
     undo_divert,
 )
 from drumline.training.replica_state import AgreedStep, SyncedStep
-from drumline.training.resume import begin_launch, find_newest, report_recovery, report_resume, resume
+from drumline.training.resume import (
+    begin_launch,
+    find_newest,
+    report_recovery,
+    report_resume,
+    resume,
+)
 from drumline.training.run_context import RunContext, RunRequest, facts_of
 from drumline.training.steps.capture_checks import find_unsafe
 from drumline.training.steps.choice import TrialFile, make_step
@@ -79,9 +97,9 @@ def train(
     live: LiveNodes | None = None,
     kept: KeptState | None = None,
 ) -> ExitCode:
-    """Collective: train to the last step, or until the run is preempted. The caller can read `progress` meanwhile;
-    `clock` has run since the command. `live`: raise NodesChanged when a node is lost, or joins; the next call
-    continues from what was `kept`."""
+    """Collective: train to the last step, or until the run is preempted. The caller can read
+    `progress` meanwhile; `clock` has run since the command. `live`: raise NodesChanged when a node
+    is lost, or joins; the next call continues from what was `kept`."""
     config = request.config
     folder = RunFolder(request.run)
     clock = clock or StartClock()
@@ -113,7 +131,9 @@ def train(
         local = config if config.data.dir is None else with_local_data(config, ddp)
         built = partial(clock.mark, "data")
         with explain_out_of_memory(config, ddp):
-            job = build_job(local, task_class(local), ddp, batch, step=step, on_data=built, on_model=begin)
+            job = build_job(
+                local, task_class(local), ddp, batch, step=step, on_data=built, on_model=begin
+            )
         stack.callback(job.close)
         clock.mark("model")
 
@@ -143,9 +163,13 @@ def train(
         if job.sharded is not None:
             context.note(f"shards: {job.sharded.describe_blocks()}")
         if config.dist.mode != "ddp" and ddp.world_size == 1:
-            context.note(f"dist.mode {config.dist.mode} has no effect: one process holds the whole model")
+            context.note(
+                f"dist.mode {config.dist.mode} has no effect: one process holds the whole model"
+            )
         if config.dist.comm != "none" and ddp.world_size == 1:
-            context.note(f"dist.comm {config.dist.comm} has no effect: one process sends no gradients")
+            context.note(
+                f"dist.comm {config.dist.comm} has no effect: one process sends no gradients"
+            )
         if config.dist.sync != "step" and job.sync is None:
             context.note(f"dist.sync {config.dist.sync} has no effect: there is one replica")
         if found is not None:
@@ -163,30 +187,51 @@ def train(
                 assert_never(config.data.balance)
         before = [] if meeting is None else meeting.states
         saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
-        stack.callback(lambda: saver.close(preemption.time_left_s() if progress.is_stopping else FAILED_S))
+        stack.callback(
+            lambda: saver.close(preemption.time_left_s() if progress.is_stopping else FAILED_S)
+        )
         preemption.is_writing = lambda: saver.writer.is_busy
         with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
             if at.step < context.total_steps:
                 check_streams(job)
-                if (flops := warm_up(job, config, note=context.note, warn=context.warn)) is not None:
+                if (
+                    flops := warm_up(job, config, note=context.note, warn=context.warn)
+                ) is not None:
                     context.throughput.model_flops = flops
                     if ddp.device.type == "cuda":
                         context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)
             else:
                 reason = "" if progress.stopped is None else f" ({progress.stopped['reason']})"
                 ended = f"was stopped at step {progress.step}{reason}" if reason else "has finished"
-                context.note(f"this run {ended}; raise train.epochs or train.steps, or start a new one with --fresh")
+                context.note(
+                    f"this run {ended}; raise train.epochs or train.steps, or start a new one with --fresh"
+                )
             clock.mark("warm-up")
             train_step, trace = _make_step(context, facts, stack, live)
             profiled = None if config.log.profile is None else ProfiledStep(train_step, context)
-            first_step = FirstStep(partial(_after_first_step, context, facts, clock, failure, live, kept))
+            first_step = FirstStep(
+                partial(_after_first_step, context, facts, clock, failure, live, kept)
+            )
             actions = between_steps(
-                context, train_step, first_step, non_finite, notices, trace, saver, preemption, balance
+                context,
+                train_step,
+                first_step,
+                non_finite,
+                notices,
+                trace,
+                saver,
+                preemption,
+                balance,
             )
             keep = partial(keep_state, context, facts, saver)
             if live is not None:
                 live.guard_connections()
-                actions.insert(0, SimpleAction("leave", lambda _: live.ends, partial(_leave_group, keep), interval=0))
+                actions.insert(
+                    0,
+                    SimpleAction(
+                        "leave", lambda _: live.ends, partial(_leave_group, keep), interval=0
+                    ),
+                )
             with _failure_in_hooks(context), _lost_node_ends_group(live, keep):
                 if kept is not None:
                     kept.release()
@@ -227,7 +272,9 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if context.hooks is not None and is_own(error):
             context.job.ddp._connection.note_failure(error)  # a hook may block
-            context.hooks.fail(error, step=context.progress.step, epoch=context.epoch, metrics=context.metrics)
+            context.hooks.fail(
+                error, step=context.progress.step, epoch=context.epoch, metrics=context.metrics
+            )
         raise
 
 
@@ -248,7 +295,9 @@ def _lost_node_ends_group(live: LiveNodes | None, keep: Callable[[], KeptState])
 
 
 @contextmanager
-def explain_out_of_memory(config: Config, ddp: DDPManager, job: Job | None = None) -> Iterator[None]:
+def explain_out_of_memory(
+    config: Config, ddp: DDPManager, job: Job | None = None
+) -> Iterator[None]:
     """Name the setting that needs less memory. `job`: None while it is built."""
     try:
         yield
@@ -257,10 +306,17 @@ def explain_out_of_memory(config: Config, ddp: DDPManager, job: Job | None = Non
 
 
 def _open_folder(
-    request: RunRequest, folder: RunFolder, ddp: DDPManager, progress: Progress, stack: ExitStack, *, restores: bool
+    request: RunRequest,
+    folder: RunFolder,
+    ddp: DDPManager,
+    progress: Progress,
+    stack: ExitStack,
+    *,
+    restores: bool,
 ) -> Reporter:
-    """Collective: rank 0 creates and locks the folder; the others then write to log files in it, not to the screen.
-    `restores`: from the mirror, if the run has one and the folder no checkpoint."""
+    """Collective: rank 0 creates and locks the folder; the others then write to log files in it,
+    not to the screen. `restores`: from the mirror, if the run has one and the folder no
+    checkpoint."""
     moved_to = None
     if has_mirror := restores and request.config.checkpoint.mirror is not None:
         from drumline.training.between_steps.mirroring import (  # few runs need it
@@ -268,7 +324,8 @@ def _open_folder(
             restore_from_mirror,
         )
     if ddp.is_main_process():
-        # A launcher that restarts a failed job passes the same flags: --fresh must not start a new run.
+        # A launcher that restarts a failed job passes the same flags: --fresh must not start a new
+        # run.
         if request.fresh and not ddp.is_restart:
             if has_mirror:
                 refuse_used_mirror(request)
@@ -281,7 +338,9 @@ def _open_folder(
             if restores:
                 raise
             # One that is stopped, and a lost host for a while, keep the lock.
-            log.warning(f"{error.what}: it was lost, and this run continues without the lock; end that process")
+            log.warning(
+                f"{error.what}: it was lost, and this run continues without the lock; end that process"
+            )
     restored = restore_from_mirror(request, folder, ddp) if has_mirror else []
     ddp.barrier()
     if not ddp.is_main_process():
@@ -335,7 +394,9 @@ def _make_step(
         num_steps=context.total_steps - context.progress.step,
         is_default=is_default,
         uncaptured=next(filter(None, reasons), None),
-        trials=stack.enter_context(TrialFile(context.folder.trial_file, job.ddp)) if is_auto else None,
+        trials=stack.enter_context(TrialFile(context.folder.trial_file, job.ddp))
+        if is_auto
+        else None,
         on_choice=partial(facts.__setitem__, "step"),
         note=context.note,
     )
@@ -359,7 +420,8 @@ def _after_first_step(
     live: LiveNodes | None,
     kept: KeptState | None,
 ) -> None:
-    """Write the settings of the run and their history. Not before the first step: a refused start changes nothing."""
+    """Write the settings of the run and their history. Not before the first step: a refused start
+    changes nothing."""
     folder = context.folder
     step = context.progress.step
     loader = context.job.loader
@@ -369,7 +431,9 @@ def _after_first_step(
         left_out = unused_settings(type(context.job.task), context.config)
         write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
         if facts["history"]:
-            write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
+            write_whole(
+                folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"])
+            )
         else:  # the changes belonged to steps that were lost
             folder.settings_history.unlink(missing_ok=True)
     if live is not None and live.latest.generation > 0:

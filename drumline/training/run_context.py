@@ -1,5 +1,5 @@
-"""The context of a run, for everything around its steps: the user's request, and how it differs from the settings of
-the checkpoint."""
+"""The context of a run, for everything around its steps: the user's request, and how it differs
+from the settings of the checkpoint."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ class RunRequest:
 def facts_of(
     request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
 ) -> dict[str, Any]:
-    """What a checkpoint records about the run. `before`: the same from the checkpoint at `step` that it resumed."""
+    """What a checkpoint records about the run. `before`: the same from the checkpoint at `step`
+    that it resumed."""
     history: list[Any] = []
     began_with: dict[str, Any] = {}
     if before is not None:
         began_with = {"model.init": before["config"].get("model.init")}
         if request.config.train.step is None:
             began_with["train.step"] = before["config"].get("train.step", "eager")
-        changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}
+        changed = {
+            name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()
+        }
         reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
         history = [*before.get("history", [])]
         if changed or reset:
@@ -62,10 +65,13 @@ def facts_of(
 
 
 def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
-    """The settings, with old and new values, that changed since the checkpoint and may change the result."""
+    """The settings, with old and new values, that changed since the checkpoint and may change the
+    result."""
     old = before["config"]
     new = flat(request.config)
-    was_auto = old.get("train.step", "eager") is None and before.get("machine", {}).keys() >= {"CUDA version"}
+    was_auto = old.get("train.step", "eager") is None and before.get("machine", {}).keys() >= {
+        "CUDA version"
+    }
     if new["train.step"] is None or (was_auto and new["train.step"] == "auto"):  # as the run began
         del new["train.step"]
     elif old.get("train.step") is None:
@@ -87,7 +93,9 @@ def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
     return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
 
 
-def check_not_finished(before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int) -> None:
+def check_not_finished(
+    before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int
+) -> None:
     """Refuse other settings for a finished run: its result is not theirs."""
     changed = {
         name: values
@@ -180,15 +188,21 @@ class RunContext:
     def call_hooks(self, moment: str, only: Hook | None = None) -> None:
         """Call this method of the task's hooks, or of one of them."""
         if self.hooks is not None:
-            self.hooks.call(moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only)
+            self.hooks.call(
+                moment, step=self.progress.step, epoch=self.epoch, metrics=self.metrics, only=only
+            )
 
     def end_if(self, num_votes: float) -> None:
-        """Collective: end the run after this step if `num_votes`, the number of ranks that ask for it, is not 0."""
+        """Collective: end the run after this step if `num_votes`, the number of ranks that ask for
+        it, is not 0."""
         if self.hooks is None or not num_votes:
             return
         progress = self.progress
         if progress.step < progress.last_step:
-            progress.stopped = {"reason": self.hooks.pending_reason(), **run_length(self.config.train)}
+            progress.stopped = {
+                "reason": self.hooks.pending_reason(),
+                **run_length(self.config.train),
+            }
             progress.last_step = progress.step
         self.hooks.run.stop_reason = None
 

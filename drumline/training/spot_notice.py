@@ -27,12 +27,16 @@ _MOST_SHOWN = 160
 
 
 def make_probe(notice: str) -> tuple[Probe, float]:
-    """For a file, a web address, or `path/to/file.py:function`; and the seconds between two calls."""
+    """For a file, a web address, or `path/to/file.py:function`; and the seconds between two
+    calls."""
     if notice.startswith(("http://", "https://")):
         return WebNotice(notice), 5.0
     if re.search(r"\.py:\w+$", notice):
         function = load_function(notice)
-        return lambda: f"{notice}: {_in_a_line(str(reason))}" if (reason := function()) else None, 5.0
+        return (
+            lambda: f"{notice}: {_in_a_line(str(reason))}" if (reason := function()) else None,
+            5.0,
+        )
     # Often: checking for a file is cheap, and some scripts give only seconds.
     path = Path(notice)
     return lambda: f"a notice at {path}" if path.exists() else None, 1.0

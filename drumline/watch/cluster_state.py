@@ -18,7 +18,8 @@ class Collective:
     """One collective as a rank's flight recorder has it."""
 
     group: str  # torch's name for the process group: `default_pg`
-    number: int  # counted in its group on this rank: the same collective has the same number on every rank
+    # counted in its group on this rank: the same collective has the same number on every rank
+    number: int
     op: str  # `all_reduce`, `broadcast`, ...
     sizes: tuple[tuple[int, ...], ...]
     is_done: bool
@@ -39,7 +40,8 @@ class WorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """One rank. The first part is in every heartbeat of its node; the second is gathered when something is wrong."""
+    """One rank. The first part is in every heartbeat of its node; the second is gathered when
+    something is wrong."""
 
     rank: int
     host: str
@@ -49,27 +51,40 @@ class RankState:
     micro: int = 0
     num_marks: int = 0
     collective: int = 0  # how many collectives its process group has begun
-    num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/progress_monitor.py
+    num_moves: int = (
+        0  # how often its monitor thread saw progress without a mark: rank/progress_monitor.py
+    )
     age_s: float = 0.0  # how long it has been in this phase
-    moved_s: float | None = None  # how long ago the last progress without a mark was seen; None: never
+    moved_s: float | None = (
+        None  # how long ago the last progress without a mark was seen; None: never
+    )
     state: str = "S"  # as in /proc: R S D T t Z; X: exited
     state_s: float = 0.0  # for how long it has been seen in that state
     cpu: float = 0.0  # cores that it and its descendants used since the last observation
     is_starved: bool = False  # whether one of its threads computes, and mostly waits for a CPU
     has_io: bool = False  # whether it read or wrote files since the last observation
-    exit: int | None = None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
-    killed_after_s: float | None = None  # after which grace period drumline killed it; None: it did not
+    exit: int | None = (
+        None  # its exit code, or minus the signal that killed it; None: it runs, or it is unknown
+    )
+    killed_after_s: float | None = (
+        None  # after which grace period drumline killed it; None: it did not
+    )
     killed_by: str = ""  # which part of drumline did: `launcher` or `watchdog`
     killed_because: str = ""  # why, if that is not only that the job is ended
     failure: str = ""  # its own last error
     failure_kind: FailureKind = FailureKind.OTHER
     spent_s: tuple[float, ...] = ()  # by phase: see Heartbeat.spent_ns
 
-    memory: str = ""  # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
+    # evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`
+    memory: str = ""
     tracer: str = ""  # the process that debugs it
     workers: tuple[WorkerState, ...] = ()
-    stack: tuple[str, ...] = ()  # the main thread's calls, the innermost first: `file.py:12 in name`
-    answers: bool | None = None  # whether its answering thread, and so Python, runs. None: it was not asked.
+    stack: tuple[
+        str, ...
+    ] = ()  # the main thread's calls, the innermost first: `file.py:12 in name`
+    answers: bool | None = (
+        None  # whether its answering thread, and so Python, runs. None: it was not asked.
+    )
     collectives: tuple[Collective, ...] = ()  # the latest ones, the newest last
 
     @property
@@ -86,22 +101,27 @@ class NodeState:
     host: str
     ranks: tuple[RankState, ...] = ()
     heartbeat_age_s: Mapping[int, float] = field(default_factory=dict)
-    """By node: the age of the last heartbeat from its sidecar. If one direction is dropped, the two ends differ."""
+    """By node: the age of the last heartbeat from its sidecar. If one direction is dropped, the two
+    ends differ."""
     link: str = ""  # what is wrong with its own network interface: `eth0 is down`
     kernel: tuple[str, ...] = ()  # lines of the kernel's log that may matter
     slowdown: float = 1.0
-    """How many times longer than its CPU time the sidecar took to start there: what starts on a crowded host, or from
-    slow storage, takes as much longer."""
+    """How many times longer than its CPU time the sidecar took to start there: what starts on a
+    crowded host, or from slow storage, takes as much longer."""
     activity: tuple[RankState, ...] = ()
-    """Where the time of ranks that run a script goes, with the number of backward passes in place of steps."""
+    """Where the time of ranks that run a script goes, with the number of backward passes in place
+    of steps."""
 
 
 class Answer(StrEnum):
     """How a node reacts to a new connection."""
 
     NONE = "none"
-    REFUSED = "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
-    TAKEN = "taken"  # the first rank still has the port: only its sidecar has exited or gets no CPU time
+    REFUSED = (
+        "refused"  # the host is up, but its sidecar, and the rank that keeps the port, have exited
+    )
+    # the first rank still has the port: only its sidecar has exited or gets no CPU time
+    TAKEN = "taken"
 
 
 ANSWER_OF: Mapping[str, Answer] = {
@@ -121,7 +141,8 @@ class LostNode:
     ranks: tuple[int, ...]
     no_heartbeat_s: float
     how: str = ""
-    """The result of a new connection to it, in words: `no answer`, `connection refused`; empty: none was tried."""
+    """The result of a new connection to it, in words: `no answer`, `connection refused`; empty:
+    none was tried."""
     answer: Answer = Answer.NONE  # the same, for decisions
 
 
@@ -149,11 +170,14 @@ class ClusterState:
     launcher: LauncherLink | None = None
     """What the launcher knows of the hosts, if it is one over ssh."""
     ras: tuple[RasRank, ...] = ()
-    """What NCCL reports, if it was asked and answered; it may report healthy ranks during a hang."""
+    """What NCCL reports, if it was asked and answered; it may report healthy ranks during a
+    hang."""
 
     @property
     def ranks(self) -> list[RankState]:
-        return sorted((rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank)
+        return sorted(
+            (rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank
+        )
 
 
 # What a rank reports about its script, for the leader to compare
@@ -164,7 +188,8 @@ class LoaderReport:
     """A DataLoader, when it was first iterated over."""
 
     batches: int | None = None
-    """Its length; None if it has none, or if it may differ: no gradients, or uneven inputs (Join)."""
+    """Its length; None if it has none, or if it may differ: no gradients, or uneven inputs
+    (Join)."""
     samples: int | None = None
     """The length of the dataset, if every rank has all of it and its sampler selects a part."""
 
@@ -179,7 +204,8 @@ class ModuleHashes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleReport:
-    """A DDP module. Its group and its number among the modules of that group identify it on all ranks."""
+    """A DDP module. Its group and its number among the modules of that group identify it on all
+    ranks."""
 
     name: str
     ranks: tuple[int, ...]
@@ -193,7 +219,8 @@ class ScriptReport:
 
     owner: Mapping[str, Any]  # its `host`, `rank`, `local_rank` and `node_rank`
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group exists."""
+    """By group: `arguments`, `variables`, `packages` and `script`; empty until the process group
+    exists."""
     loaders: Mapping[str, LoaderReport] = field(default_factory=dict)
     """By the place where they are iterated over: `train.py:42`."""
     modules: Mapping[str, ModuleReport] = field(default_factory=dict)

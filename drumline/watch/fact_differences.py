@@ -1,4 +1,5 @@
-"""In which facts ranks differ, and the message about it. Without torch: the sidecar compares the ranks of scripts."""
+"""In which facts ranks differ, and the message about it. Without torch: the sidecar compares the
+ranks of scripts."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
     found = differences(everyone)
     for one in found:
         if one.group in WARNINGS:
-            log.warning(f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}")
+            log.warning(
+                f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}"
+            )
     if wrong := [one for one in found if one.group not in WARNINGS]:
         text, next_step = described(wrong, hosts)
         raise PreflightError(text, next_step=next_step)
@@ -55,7 +58,9 @@ def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, s
     if len(found) > MAX_DIFFERENCES:
         lines.append(f"and {len(found) - MAX_DIFFERENCES} more")
     text = lines[0] if len(lines) == 1 else as_list(f"{len(found)} things:", lines)
-    return f"ranks differ in {text}", "; ".join(dict.fromkeys(NEXT_STEPS[one.group] for one in found))
+    return f"ranks differ in {text}", "; ".join(
+        dict.fromkeys(NEXT_STEPS[one.group] for one in found)
+    )
 
 
 def differences(everyone: Sequence[Facts]) -> list[Difference]:
@@ -65,7 +70,11 @@ def differences(everyone: Sequence[Facts]) -> list[Difference]:
         parts = [facts.get(group, {}) for facts in everyone]
         for name in dict.fromkeys(name for part in parts for name in part):
             values = [part.get(name) for part in parts]
-            known = [value for value in values if value is not None] if group in OF_WHAT_IS_LOADED else values
+            known = (
+                [value for value in values if value is not None]
+                if group in OF_WHAT_IS_LOADED
+                else values
+            )
             if any(value != known[0] for value in known):
                 found.append(Difference(group, name, values))
     return found

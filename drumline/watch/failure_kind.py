@@ -1,7 +1,8 @@
-"""The kind of an error, decided by the rank that raised it and stored as a typed field beside its text.
+"""The kind of an error, decided by the rank that raised it and stored as a typed field beside its
+text.
 
-Most kinds follow from the exception's type or errno. torch reports the others only as text, so only this module matches
-texts, all from torch, gloo, NCCL and the kernel. It does not import torch.
+Most kinds follow from the exception's type or errno. torch reports the others only as text, so only
+this module matches texts, all from torch, gloo, NCCL and the kernel. It does not import torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ class FailureKind(StrEnum):
     """Their order is in heartbeat files; new ones go to the end."""
 
     OTHER = "other"
-    LOST_PEER = "lost_peer"  # a connection to another rank broke: most likely that one failed before
+    LOST_PEER = (
+        "lost_peer"  # a connection to another rank broke: most likely that one failed before
+    )
     MISMATCH = "mismatch"  # ranks entered different collectives, or one with different sizes
     DISK_FULL = "disk_full"  # or over its quota
     OUT_OF_MEMORY = "out_of_memory"
@@ -41,7 +44,11 @@ _LOST_PEER_TEXTS = (
     "failed to recv",
 )
 # gloo's, and two of torch's debug mode (TORCH_DISTRIBUTED_DEBUG).
-_MISMATCH_TEXTS = ("preamble.length", "collective mismatch", "detected mismatch between collectives")
+_MISMATCH_TEXTS = (
+    "preamble.length",
+    "collective mismatch",
+    "detected mismatch between collectives",
+)
 # The kernel's, in errors of libraries that drop the errno.
 _DISK_FULL_TEXTS = ("no space left", "disk quota")
 
@@ -65,7 +72,9 @@ def failure_kind(error: BaseException) -> FailureKind:
     numbers = [cause.errno for cause in causes if isinstance(cause, OSError)]
     if errno.ENOSPC in numbers or errno.EDQUOT in numbers or _has(text, _DISK_FULL_TEXTS):
         return FailureKind.DISK_FULL
-    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text:  # torch's, CUDA's
+    if (
+        isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text
+    ):  # torch's, CUDA's
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.WORKER_DIED if "dataloader worker" in text else FailureKind.OTHER  # torch's
 

@@ -1,9 +1,10 @@
-"""A rank's heartbeat: a small record in a mapped file that shows what the rank is doing; another process can read it
-even when the rank cannot answer.
+"""A rank's heartbeat: a small record in a mapped file that shows what the rank is doing; another
+process can read it even when the rank cannot answer.
 
-It consists of 64-bit words in the machine's byte order. A mark is two stores, without a lock or a system call: the
-total time of the phase that ends, and the new phase together with the number of marks. The beginning of the new phase
-is the start time plus all these times, by CLOCK_MONOTONIC, which all processes of a machine share.
+It consists of 64-bit words in the machine's byte order. A mark is two stores, without a lock or a
+system call: the total time of the phase that ends, and the new phase together with the number of
+marks. The beginning of the new phase is the start time plus all these times, by CLOCK_MONOTONIC,
+which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _LONG_S = 1e11  # three thousand years: a larger value is damage
 
 
 class Phase(IntEnum):
-    """What a rank can be doing. The numbers are in files that another process reads; new ones go to the end."""
+    """What a rank can be doing. The numbers are in files that another process reads; new ones go to
+    the end."""
 
     START = 0  # before the first step: the job is built, restored, warmed up
     DATA = 1
@@ -49,24 +51,31 @@ class Phase(IntEnum):
     LEFT = 9  # out of the loop and of the process group: nothing is left to observe
     FAILED = 10  # an error was raised; the record has it in one line
     LEAVING = 11
-    """Out of the loop: done, preempted, or too early. Workers, files and the process group are being closed."""
-    COMPILE = 12  # torch compiles, before the first step or in any other phase: rank/compile_marks.py
+    """Out of the loop: done, preempted, or too early. Workers, files and the process group are
+    being closed."""
+    COMPILE = (
+        12  # torch compiles, before the first step or in any other phase: rank/compile_marks.py
+    )
     COMPILED = 13  # its own compilation is done; it waits for those of the other ranks
 
 
 COMPILE_FACTOR = 6
-"""How many times `watch.hang_s` a rank may compile, an hour by default: torch may take minutes for a large model."""
-# As plain numbers, for the hot path: enum lookup and arithmetic would take a fifth of a mark's time.
+"""How many times `watch.hang_s` a rank may compile, an hour by default: torch may take minutes for
+a large model."""
+# As plain numbers, for the hot path: enum lookup and arithmetic would take a fifth of a mark's
+# time.
 DATA, FORWARD, BACKWARD, OPTIMIZER = (
     int(phase) for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 )
 
 
 class HeartbeatWriter:
-    """The rank's side. Without a file it writes to private memory, so that the code path is the same."""
+    """The rank's side. Without a file it writes to private memory, so that the code path is the
+    same."""
 
     mark: Callable[..., None]
-    """The rank enters this phase; the hot path. With a second argument, 0, the mark is not counted in `num_marks`."""
+    """The rank enters this phase; the hot path. With a second argument, 0, the mark is not counted
+    in `num_marks`."""
 
     def __init__(self, path: Path | None = None, *, rank: int = 0) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
@@ -106,9 +115,13 @@ class HeartbeatWriter:
         return self._words[_STEP]
 
     def spent_s(self) -> dict[str, float]:
-        """By the name of the phase: the total time spent in it, without the present one's since its beginning."""
+        """By the name of the phase: the total time spent in it, without the present one's since its
+        beginning."""
         times = self._words.cast("B").cast("d")[_SPENT : _SPENT + len(Phase)]
-        return {phase.name.lower(): seconds for phase, seconds in zip(Phase, times.tolist(), strict=True)}
+        return {
+            phase.name.lower(): seconds
+            for phase, seconds in zip(Phase, times.tolist(), strict=True)
+        }
 
     def move(self, num_collectives: int | None) -> None:
         """Record progress that a monitor thread saw; its phase is not known."""
@@ -118,7 +131,8 @@ class HeartbeatWriter:
         self._words[_MOVES] += 1
 
     def fail(self, error: str, kind: FailureKind = FailureKind.OTHER) -> None:
-        """The last mark: the error in one line. Errors in the clean-up after it are not recorded. Never raises."""
+        """The last mark: the error in one line. Errors in the clean-up after it are not recorded.
+        Never raises."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -138,7 +152,8 @@ class HeartbeatWriter:
 
 
 def _marker(memory: memoryview) -> Callable[..., None]:
-    """Makes `mark`. A closure, floats, and sums that are not read back from the record each save a tenth of it."""
+    """Makes `mark`. A closure, floats, and sums that are not read back from the record each save a
+    tenth of it."""
     times = memory.cast("d")
     clock = monotonic
     per_mark = _PHASES
@@ -152,7 +167,8 @@ def _marker(memory: memoryview) -> Callable[..., None]:
     def mark(following: int, counted: int = per_mark) -> None:
         nonlocal phase, since, marks
         now = clock()
-        # This store first: a rank that is stopped between the two stores has not entered the new phase.
+        # This store first: a rank that is stopped between the two stores has not entered the new
+        # phase.
         spent_by_phase[phase] = spent[phase] = spent[phase] + (now - since)
         since = now
         phase = following
@@ -169,7 +185,9 @@ def _mark_nothing(following: int, counted: int = 0) -> None:
 class LoopHeartbeats:
     """The `LoaderObserver` (data/loader.py) that marks the heartbeats of a user's own loop."""
 
-    def __init__(self, heartbeat: HeartbeatWriter, phase: Phase, num_collectives: Callable[[], int]) -> None:
+    def __init__(
+        self, heartbeat: HeartbeatWriter, phase: Phase, num_collectives: Callable[[], int]
+    ) -> None:
         """`phase`: what the batches are for."""
         self._heartbeat = heartbeat
         self._phase = int(phase)
@@ -207,7 +225,9 @@ class Heartbeat:
     collective: int
     num_moves: int  # how often progress was seen without a mark
     moved_ns: int  # when it last was, by CLOCK_MONOTONIC; 0: never
-    spent_ns: tuple[int, ...]  # by phase: the total time spent in it, without the time since `since_ns`
+    spent_ns: tuple[
+        int, ...
+    ]  # by phase: the total time spent in it, without the time since `since_ns`
     failure: str
     failure_kind: FailureKind
 
@@ -247,7 +267,8 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
 
 
 def _read_settled(path: Path) -> bytes:
-    """The file when two reads in a row are equal, or the last of a few reads: a single read may see half of a mark."""
+    """The file when two reads in a row are equal, or the last of a few reads: a single read may see
+    half of a mark."""
     data = b""
     try:
         with path.open("rb", buffering=0) as file:
@@ -262,6 +283,7 @@ def _read_settled(path: Path) -> bytes:
 
 def _make_file(path: Path) -> mmap.mmap:
     with path.open("xb+") as file:
-        # With its memory allocated: a store to a mapped page that cannot be allocated would end the rank.
+        # With its memory allocated: a store to a mapped page that cannot be allocated would end the
+        # rank.
         os.posix_fallocate(file.fileno(), 0, SIZE)
         return mmap.mmap(file.fileno(), SIZE)

@@ -1,5 +1,5 @@
-"""Which tensors differ across replicas, on which ranks, and which rank has the majority's value. Without torch: the
-sidecar uses it to compare the hashes of a script's ranks."""
+"""Which tensors differ across replicas, on which ranks, and which rank has the majority's value.
+Without torch: the sidecar uses it to compare the hashes of a script's ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class ReplicaDifference:
 
     tensors: list[str]  # the names of all that differ, in the order of the model
     groups: list[list[int]]
-    """Groups of ranks with the same values, the largest first; groups of the same size by their lowest rank."""
+    """Groups of ranks with the same values, the largest first; groups of the same size by their
+    lowest rank."""
     hosts: Mapping[int, str]  # by rank
     same_kinds: bool  # whether at least names, types and shapes are the same on all ranks
 
@@ -46,7 +47,11 @@ class ReplicaDifference:
         else:
             groups = " and ".join(self._named(group) for group in self.groups)
             who = f"{groups} differ in {what}, and no majority shows which is right"
-        agreed = "this was the first comparison" if last_agreed is None else f"all agreed at step {last_agreed}"
+        agreed = (
+            "this was the first comparison"
+            if last_agreed is None
+            else f"all agreed at step {last_agreed}"
+        )
         return f"the replicas differ at step {step}: {who}; {agreed}"
 
     def place(self, step: int) -> Place:
@@ -62,9 +67,11 @@ class ReplicaDifference:
         return f"{named_ranks(ranks)} ({join_names(sorted({self.hosts[rank] for rank in ranks}))})"
 
 
-def find_difference(replicas: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None) -> ReplicaDifference:
-    """Compare replicas, each `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`. `ranks`: whose they are; default 0, 1,
-    2, ..."""
+def find_difference(
+    replicas: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None
+) -> ReplicaDifference:
+    """Compare replicas, each `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`. `ranks`: whose they
+    are; default 0, 1, 2, ..."""
     ranks = range(len(replicas)) if ranks is None else ranks
     tensors = [one["tensors"] for one in replicas]
     names = list(dict.fromkeys(name for one in tensors for name in one))
@@ -73,7 +80,9 @@ def find_difference(replicas: Sequence[dict[str, Any]], ranks: Sequence[int] | N
         groups[repr([one.get(name) for name in names])].append(rank)
     kinds = [{name: kind for name, (kind, _) in one.items()} for one in tensors]
     return ReplicaDifference(
-        tensors=[name for name in names if any(one.get(name) != tensors[0].get(name) for one in tensors)],
+        tensors=[
+            name for name in names if any(one.get(name) != tensors[0].get(name) for one in tensors)
+        ],
         groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
         hosts={rank: one["host"] for rank, one in zip(ranks, replicas, strict=True)},
         same_kinds=all(one == kinds[0] for one in kinds),

@@ -1,4 +1,5 @@
-"""The status of a run, read from its folder: which job trains in it, what each rank does, how it ended. No torch."""
+"""The status of a run, read from its folder: which job trains in it, what each rank does, how it
+ended. No torch."""
 
 from __future__ import annotations
 
@@ -53,9 +54,13 @@ class RunStatus:
             return False
         if self.status is None or self.status["has_ended"] or self.age_s > RESTART_S:
             return True
-        if (last := self.last_event) is None or last["kind"] == "error":  # a launcher may restart it
+        if (last := self.last_event) is None or last[
+            "kind"
+        ] == "error":  # a launcher may restart it
             return False
-        return bool(self.status["time"] <= last["time"] + FRESH_S)  # a newer one is of the next attempt
+        return bool(
+            self.status["time"] <= last["time"] + FRESH_S
+        )  # a newer one is of the next attempt
 
     @property
     def state(self) -> RunState:
@@ -104,18 +109,21 @@ class RunStatus:
 
 
 class RunStatusReader:
-    """Reads the status repeatedly. Hosts' clocks differ: a status that changes between two reads is fresh, whatever its
-    time says."""
+    """Reads the status repeatedly. Hosts' clocks differ: a status that changes between two reads is
+    fresh, whatever its time says."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._changed: tuple[float, float] | None = None
 
     def read(self) -> RunStatus:
-        # In this order: a run that ends meanwhile has written its last event before it releases the folder.
+        # In this order: a run that ends meanwhile has written its last event before it releases the
+        # folder.
         status = read_status_file(self._run / STATUS_FILE)
         holder = job_at_work(RunFolder(self._run))
-        return RunStatus(self._run, status, self._age(status), holder, _last_event(RunFolder(self._run)))
+        return RunStatus(
+            self._run, status, self._age(status), holder, _last_event(RunFolder(self._run))
+        )
 
     def _age(self, status: dict[str, Any] | None) -> float:
         if status is None:
@@ -136,8 +144,11 @@ def _last_event(folder: RunFolder) -> dict[str, Any] | None:
     except OSError:
         return None
     events = (parse_line(line) or {} for line in reversed(lines))
-    # A tracker that is closed after the end may warn; the first event of the next start has number 0.
+    # A tracker that is closed after the end may warn; the first event of the next start has number
+    # 0.
     late = ("warning", "note")
-    event = next((event for event in events if event.get("kind") not in late or event.get("number") == 0), {})
+    event = next(
+        (event for event in events if event.get("kind") not in late or event.get("number") == 0), {}
+    )
     is_last = str(event.get("kind")) in ENDS and type(event.get("time")) in (int, float)
     return event if is_last else None

@@ -1,5 +1,5 @@
-"""How the ranks of a script differ, from their reports. Every difference is reported once, and none ends a job: a
-script may differ across ranks on purpose."""
+"""How the ranks of a script differ, from their reports. Every difference is reported once, and none
+ends a job: a script may differ across ranks on purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from drumline.watch.cluster_state import ModuleReport, ScriptReport
 from drumline.watch.fact_differences import described, differences
 from drumline.watch.replica_differences import find_difference
 
-# With a manual split some ranks have one batch more; a script that does not handle that hangs, and is diagnosed.
+# With a manual split some ranks have one batch more; a script that does not handle that hangs, and
+# is diagnosed.
 MAX_BATCHES_APART = 1
 LABELS = {
     "arguments": "the argument {}",
@@ -35,7 +36,9 @@ OWN_NAMES = re.compile(
     r"|(?:local|global|group|node|host|machine|process|worker|run|job|task)[-_.]?(?:rank|id))$"
     r"|^-*(?:rank|id)$"
 )  # options whose value may differ across nodes; `--lora-rank` and `--out-channels` are not among them
-NUMBERED = re.compile(r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$")
+NUMBERED = re.compile(
+    r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$"
+)
 """Options whose whole value may be the number of a rank or of its node."""
 
 
@@ -55,7 +58,9 @@ class ScriptComparison:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._reported: set[str] = set()
-        self._equal_at: dict[str, int] = {}  # the last step at which a module was the same on all ranks
+        self._equal_at: dict[
+            str, int
+        ] = {}  # the last step at which a module was the same on all ranks
 
     def update(self, reports: Mapping[int, ScriptReport]) -> list[ScriptDifference]:
         """What was found since the last call."""
@@ -74,9 +79,12 @@ class ScriptComparison:
             return
         owners = [report.owner for report in everyone]
         found = [
-            replace(one, name=LABELS[one.group].format(one.name), values=_without_hashes(one.values))
+            replace(
+                one, name=LABELS[one.group].format(one.name), values=_without_hashes(one.values)
+            )
             for one in differences([report.facts for report in everyone])
-            if one.group != "arguments" or not is_own_value(one.name, list(map(str, one.values)), owners)
+            if one.group != "arguments"
+            or not is_own_value(one.name, list(map(str, one.values)), owners)
         ]
         if found:
             text, next_step = described(found, _hosts(everyone))
@@ -106,11 +114,15 @@ class ScriptComparison:
 
     def _modules(self, reports: Mapping[int, ScriptReport]) -> Iterator[ScriptDifference]:
         keys = dict.fromkeys(
-            (key, module.ranks) for report in reports.values() for key, module in report.modules.items()
+            (key, module.ranks)
+            for report in reports.values()
+            for key, module in report.modules.items()
         )
         for key, ranks in keys:
             present = {rank: reports[rank] for rank in ranks if rank in reports}
-            modules = {rank: one.modules[key] for rank, one in present.items() if key in one.modules}
+            modules = {
+                rank: one.modules[key] for rank, one in present.items() if key in one.modules
+            }
             if key in self._reported or len(modules) < len(ranks):
                 continue
             for step in sorted(set.intersection(*(set(one.hashes) for one in modules.values()))):
@@ -121,12 +133,18 @@ class ScriptComparison:
                     self._equal_at[key] = max(step, self._equal_at.get(key, 0))
 
     def _module_difference(
-        self, key: str, step: int, modules: Mapping[int, ModuleReport], reports: Mapping[int, ScriptReport]
+        self,
+        key: str,
+        step: int,
+        modules: Mapping[int, ModuleReport],
+        reports: Mapping[int, ScriptReport],
     ) -> ScriptDifference:
         ranks = sorted(modules)
         hashes = [modules[rank].hashes[step] for rank in ranks]
         hosts = _hosts([reports[rank] for rank in ranks])
-        replicas = [{"host": host, "tensors": one.tensors} for host, one in zip(hosts, hashes, strict=True)]
+        replicas = [
+            {"host": host, "tensors": one.tensors} for host, one in zip(hosts, hashes, strict=True)
+        ]
         found = find_difference(replicas, ranks)
         names = dict.fromkeys(name for one in hashes for name in one.settings)
         settings = [
@@ -149,7 +167,10 @@ class ScriptComparison:
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: the message only shows which ranks have the same one."""
     hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
-    return [f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values]
+    return [
+        f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one
+        for one in values
+    ]
 
 
 def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
@@ -157,20 +178,30 @@ def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
 
 
 def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an option's values, one for each rank, differ only in who the rank is: its rank, host or address.
-    `owners`: the `host` of each, and NUMBERS."""
+    """Whether an option's values, one for each rank, differ only in who the rank is: its rank, host
+    or address. `owners`: the `host` of each, and NUMBERS."""
     if OWN_NAMES.search(name.lower()):
         return True
     places = []
     for value, owner in zip(values, owners, strict=True):
-        hosts = "|".join(re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host)
+        hosts = "|".join(
+            re.escape(host) for host in (owner["host"], owner["host"].partition(".")[0]) if host
+        )
         places.append(ADDRESS.sub("#", re.sub(rf"(?<![\w-])(?:{hosts})(?![\w-])", "#", value)))
     if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
         return True  # the same file in another folder
-    if not NUMBERED.search(name.lower()) and not all(re.search("[A-Za-z/]", place) for place in places):
+    if not NUMBERED.search(name.lower()) and not all(
+        re.search("[A-Za-z/]", place) for place in places
+    ):
         return False  # `--epochs 1`, which may be the number of a rank by chance
     return any(
-        len({_without_number(place, owner[number], first) for place, owner in zip(places, owners, strict=True)}) == 1
+        len(
+            {
+                _without_number(place, owner[number], first)
+                for place, owner in zip(places, owners, strict=True)
+            }
+        )
+        == 1
         for number in NUMBERS
         for first in (0, 1)
     )
@@ -179,4 +210,6 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
 def _without_number(value: str, number: object, first: int) -> str:
     if FRACTION.fullmatch(value):
         return value
-    return INTEGER.sub(lambda found: "#" if int(found.group()) - first == number else found.group(), value)
+    return INTEGER.sub(
+        lambda found: "#" if int(found.group()) - first == number else found.group(), value
+    )

@@ -1,10 +1,11 @@
-"""What a rank shows of itself when the sidecar asks: its Python stack, the DataLoader workers that it waits for, and
-its flight recorder's latest collectives.
+"""What a rank shows of itself when the sidecar asks: its Python stack, the DataLoader workers that
+it waits for, and its flight recorder's latest collectives.
 
-A thread of the rank answers. When none does, Python is blocked in the rank, and the sidecar sends a signal: C code
-then writes the stacks, without Python's lock. In a rank whose threads run, that may read a stack that is being changed,
-which ends the process. Workers that a rank forks have a signal of their own, whose handler they register when they
-leave `fork`: the rank's handler would end a process that is still in there.
+A thread of the rank answers. When none does, Python is blocked in the rank, and the sidecar sends a
+signal: C code then writes the stacks, without Python's lock. In a rank whose threads run, that may
+read a stack that is being changed, which ends the process. Workers that a rank forks have a signal
+of their own, whose handler they register when they leave `fork`: the rank's handler would end a
+process that is still in there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# SIGUSR1 and SIGTERM mean preemption; the first real-time signals are used by C libraries and profilers.
+# SIGUSR1 and SIGTERM mean preemption; the first real-time signals are used by C libraries and
+# profilers.
 STACK_SIGNAL = signal.SIGRTMIN + 7
 WORKER_SIGNAL = signal.SIGRTMIN + 8
 ANSWERING_THREAD = "drumline-answer"
 REPORT_SUFFIX = "report.json"
 MAX_CALLS = 48
 NUM_COLLECTIVES = 16
-# NCCL has a recorder of its own; the other one has gloo's collectives. The only use of these private functions.
+# NCCL has a recorder of its own; the other one has gloo's collectives. The only use of these
+# private functions.
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 # `fully_shard` calls variants of these: `_all_gather_base`, `reduce_scatter_tensor_coalesced`.
 SHARDED = re.compile(r"^_?(all_gather|reduce_scatter)_\w+$")
@@ -40,7 +43,12 @@ def write_report(folder: Path, rank: int, number: int) -> None:
     """Answer the question of this number, in a file that appears whole or not at all."""
     path = folder / f"rank-{rank:05d}.{REPORT_SUFFIX}"
     new = path.with_suffix(".new")
-    report: dict[str, Any] = {"number": number, "calls": main_thread_calls(), "workers": [], "collectives": []}
+    report: dict[str, Any] = {
+        "number": number,
+        "calls": main_thread_calls(),
+        "workers": [],
+        "collectives": [],
+    }
     try:
         report.update(workers=awaited_workers(), **flight_record())
     except Exception as error:  # that Python answers is worth reporting, whatever became of torch's private functions
@@ -50,13 +58,16 @@ def write_report(folder: Path, rank: int, number: int) -> None:
 
 
 def register_stack_signals(path: Path) -> None:
-    """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main thread."""
+    """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main
+    thread."""
     # Opened to append: the reader empties the file, and the next stacks begin it again.
     file = path.open("a", encoding="utf-8")
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
     # In a worker it is the main thread that gets the signal, and its own stack is enough.
     os.register_at_fork(
-        after_in_child=lambda: faulthandler.register(WORKER_SIGNAL, file=file, all_threads=False, chain=False)
+        after_in_child=lambda: faulthandler.register(
+            WORKER_SIGNAL, file=file, all_threads=False, chain=False
+        )
     )
     # An abort in a library (gloo's, when shapes differ) ends Python without saying where.
     if not faulthandler.is_enabled():
@@ -64,10 +75,13 @@ def register_stack_signals(path: Path) -> None:
 
 
 def name_answering_thread() -> None:
-    """Mark the calling thread, which only waits for questions, as the one to send the signal to: it may run while the
-    main thread is blocked in the kernel, and no call of the main thread is interrupted."""
+    """Mark the calling thread, which only waits for questions, as the one to send the signal to: it
+    may run while the main thread is blocked in the kernel, and no call of the main thread is
+    interrupted."""
     try:
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(ANSWERING_THREAD, encoding="utf-8")
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
+            ANSWERING_THREAD, encoding="utf-8"
+        )
     except OSError:
         return  # then the main thread gets it
 
@@ -87,9 +101,9 @@ def main_thread_calls() -> list[tuple[str, int | None, str]]:
 
 
 def awaited_workers() -> list[tuple[int, int]]:
-    """Number and pid of each DataLoader worker that the main thread waits for: those of the iterator that it is in,
-    whoever made it. What other forks are for nobody knows. A worker whose part of the data is done may exit, and so may
-    all of an iterator that is being closed."""
+    """Number and pid of each DataLoader worker that the main thread waits for: those of the
+    iterator that it is in, whoever made it. What other forks are for nobody knows. A worker whose
+    part of the data is done may exit, and so may all of an iterator that is being closed."""
     torchs = sys.modules.get("torch.utils.data.dataloader")
     kind: Any = getattr(torchs, "_MultiProcessingDataLoaderIter", None)
     for frame in _main_thread_frames() if kind else ():
@@ -105,7 +119,8 @@ def awaited_workers() -> list[tuple[int, int]]:
 
 
 def flight_record() -> dict[str, Any]:
-    """`{"collectives": [...]}`, records like Collective, the newest last; empty without a process group."""
+    """`{"collectives": [...]}`, records like Collective, the newest last; empty without a process
+    group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return {}
@@ -122,7 +137,9 @@ def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
     by_group: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: int(entry["time_created_ns"])):
         number, name = entry["process_group"]
-        group = str(number if name in ("", "undefined") else name)  # a number where the user gave no name
+        group = str(
+            number if name in ("", "undefined") else name
+        )  # a number where the user gave no name
         backend, _, op = str(entry["profiling_name"]).rpartition(":")
         op = SHARDED.sub(r"\1", op)
         record = {

@@ -1,6 +1,8 @@
-"""The status of a run in a small file: RUN/watch/status.json, which the leader of the sidecars replaces once a second.
+"""The status of a run in a small file: RUN/watch/status.json, which the leader of the sidecars
+replaces once a second.
 
-`drumline watch RUN` reads it, on any machine that sees the folder; so may other programs. Times are Unix seconds.
+`drumline watch RUN` reads it, on any machine that sees the folder; so may other programs. Times are
+Unix seconds.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def status_record(
     notices: Sequence[Notice] = (),
     has_ended: bool = False,
 ) -> dict[str, Any]:
-    """A StatusRecord. `rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: it is the last one."""
+    """A StatusRecord. `rates`: steps a second, by rank. `notices`: the newest last. `has_ended`: it
+    is the last one."""
     rounded = {rank: round(rate, 3) for rank, rate in (rates or {}).items()}
     return {
         "version": VERSION,
@@ -94,7 +97,12 @@ def status_record(
             for rank in cluster.ranks
         ],
         "lost": [
-            {"host": one.host, "ranks": list(one.ranks), "no_heartbeat_s": round(one.no_heartbeat_s, 1), "how": one.how}
+            {
+                "host": one.host,
+                "ranks": list(one.ranks),
+                "no_heartbeat_s": round(one.no_heartbeat_s, 1),
+                "how": one.how,
+            }
             for one in cluster.lost
         ],
         "notices": [asdict(notice) for notice in notices[-MAX_NOTICES:]],

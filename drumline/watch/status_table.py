@@ -1,4 +1,5 @@
-"""A status as rows of a table: what each rank does, and which need attention; also for hundreds of ranks."""
+"""A status as rows of a table: what each rank does, and which need attention; also for hundreds of
+ranks."""
 
 from __future__ import annotations
 
@@ -80,10 +81,15 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
     rows = all_rows(status)
     if len(rows) <= max_rows:
         return rows
-    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)[: max(1, max_rows // 2)]
+    shown = sorted((row for row in rows if row.level), key=lambda row: -row.level)[
+        : max(1, max_rows // 2)
+    ]
     rest = [row for row in rows if row not in shown]
     left = max_rows - len(shown)
-    hosts = {host: [row for row in rest if row.host == host] for host in dict.fromkeys(row.host for row in rest)}
+    hosts = {
+        host: [row for row in rest if row.host == host]
+        for host in dict.fromkeys(row.host for row in rest)
+    }
     by_host = [_merged(host, group) for host, group in hosts.items()]
     if len(by_host) <= left:
         return [*shown, *by_host]
@@ -105,7 +111,9 @@ def summary_line(status: Mapping[str, Any]) -> str:
     return f"step {_span(rank['step'] for rank in ranks)}{speed}: {many}{end}"
 
 
-def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, RowLevel]:
+def _state(
+    rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]
+) -> tuple[str, RowLevel]:
     phase = rank["phase"]
     state = rank["state"]
     code = rank["exit"]
@@ -122,7 +130,11 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
         return "paused by a debugger", RowLevel.SUSPECT
     if phase in OUT:
         is_alone = any(other["phase"] not in OUT for other in ranks)
-        return ("left the loop; others have not", RowLevel.SUSPECT) if is_alone else ("done", RowLevel.GOOD)
+        return (
+            ("left the loop; others have not", RowLevel.SUSPECT)
+            if is_alone
+            else ("done", RowLevel.GOOD)
+        )
     if phase == "compile" and num_waiting:
         return f"compiles, {plural(num_waiting, 'rank')} waiting", RowLevel.GOOD
     if rank["age_s"] < LONG_S or phase in ("start", "compile"):
@@ -140,7 +152,8 @@ def _state(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[st
 
 
 def _waits(rank: Mapping[str, Any]) -> bool:
-    """Whether it waits for others, as far as known: long in a phase in which ranks wait, and with little CPU time."""
+    """Whether it waits for others, as far as known: long in a phase in which ranks wait, and with
+    little CPU time."""
     is_well = rank["exit"] is None and rank["state"] in ("S", "R")
     return is_well and rank["phase"] in WAITING and rank["age_s"] >= LONG_S and rank["cpu"] < 0.5
 

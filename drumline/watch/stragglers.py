@@ -1,7 +1,9 @@
-"""Stragglers: ranks and hosts whose own work in a step takes longer than that of their peers, and in which phase.
+"""Stragglers: ranks and hosts whose own work in a step takes longer than that of their peers, and
+in which phase.
 
-All ranks finish a step together, so step times do not show which one is slow. The run is divided into slices of a step
-or more, and in each slice the fraction of time per phase is compared across ranks.
+All ranks finish a step together, so step times do not show which one is slow. The run is divided
+into slices of a step or more, and in each slice the fraction of time per phase is compared across
+ranks.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ from statistics import mean, median
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.heartbeat import Phase
 
-# The most reliable first. Data never waits for another rank, nor do forward and optimizer on a CPU. Between steps there
-# may be a collective, and on CUDA any phase may wait for the device: an excess counts only if more reliable phases do
-# not compensate for it. Backward and user mix work and waiting: a rank that is slow only there is not found.
+# The most reliable first. Data never waits for another rank, nor do forward and optimizer on a CPU.
+# Between steps there may be a collective, and on CUDA any phase may wait for the device: an excess
+# counts only if more reliable phases do not compensate for it. Backward and user mix work and
+# waiting: a rank that is slow only there is not found.
 RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 MIN_COST = 0.05  # the least fraction of a step that a straggler must cost to be reported
 MIN_SLICES = 6
 MIN_STEPS = 20
-"""The smallest window. A straggler is slow in 5 of 6 of its slices: a single slow step affects one or two."""
+"""The smallest window. A straggler is slow in 5 of 6 of its slices: a single slow step affects one
+or two."""
 WINDOWS = ((2.5, 2.0), (10.0, 1.0))
-"""(seconds, multiple of the factor): a much slower rank is reported sooner. Near the limit it may be chance, on a busy
-machine."""
+"""(seconds, multiple of the factor): a much slower rank is reported sooner. Near the limit it may
+be chance, on a busy machine."""
 MAX_SLICES = 26
 SLICES_UNTIL_OVER = 16
 IN_STEPS = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN, Phase.USER)
@@ -71,7 +75,10 @@ class SlowPhases:
     peers_s: float
 
     def straggler(self, host: str, rank: int | None) -> Straggler:
-        names = ("host code between steps" if one is Phase.BETWEEN else one.name.lower() for one in self.phases)
+        names = (
+            "host code between steps" if one is Phase.BETWEEN else one.name.lower()
+            for one in self.phases
+        )
         phase = " and ".join(names)
         factor = self.own_s / max(self.peers_s, 1e-9)
         times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
@@ -80,7 +87,9 @@ class SlowPhases:
             f"{who} {times} as long as {'their' if rank is None else 'its'} peers in {phase} ({_ms(self.own_s)} per "
             f"step, peers {_ms(self.peers_s)}), which costs the run {self.own_s - self.peers_s:.2g} s per step"
         )
-        return Straggler(host, rank, phase, factor, what, _NEXT_STEPS[self.phases[0]].format(host=host))
+        return Straggler(
+            host, rank, phase, factor, what, _NEXT_STEPS[self.phases[0]].format(host=host)
+        )
 
 
 SlowRanks = Mapping[int, Mapping[Phase, tuple[float, float]]]
@@ -110,18 +119,22 @@ class Stragglers:
         return [*self._find(hosts, now), *self._end(found, hosts, now)]
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
-        """A slice, when one ends here. Ranks take their steps together, so a rank that spends less time in one phase
-        spends more in another: fractions of the same seconds are comparable wherever the steps begin and end."""
+        """A slice, when one ends here. Ranks take their steps together, so a rank that spends less
+        time in one phase spends more in another: fractions of the same seconds are comparable
+        wherever the steps begin and end."""
         now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
         first = self._first
         if first.keys() != now.keys() or any(
-            first[rank].pid != facts.pid or first[rank].step > facts.step for rank, facts in now.items()
+            first[rank].pid != facts.pid or first[rank].step > facts.step
+            for rank, facts in now.items()
         ):
             # other processes
             self._first = now
             self._begin = {}
         if not self._begin:
-            if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
+            if all(
+                facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()
+            ):
                 self._begin = now
             return None
         spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
@@ -130,7 +143,9 @@ class Stragglers:
         if min(steps) < SLICE_STEPS or min(seconds) < SLICE_S:
             return None
         self._begin = now
-        fractions = {rank: tuple(one / sum(of_rank) for one in of_rank) for rank, of_rank in spent.items()}
+        fractions = {
+            rank: tuple(one / sum(of_rank) for one in of_rank) for rank, of_rank in spent.items()
+        }
         return TimeSlice(median(seconds), median(steps), fractions)
 
     def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
@@ -144,7 +159,9 @@ class Stragglers:
             if {(host, rank), (host, None)} & self._reported.keys():
                 continue
             siblings = [other for other in hosts if hosts[other] == host]
-            is_host = 1 < len(siblings) < len(hosts) and all(sibling in slow for sibling in siblings)
+            is_host = 1 < len(siblings) < len(hosts) and all(
+                sibling in slow for sibling in siblings
+            )
             phases = _mean([slow[sibling] for sibling in siblings]) if is_host else slow[rank]
             straggler = phases.straggler(host, None if is_host else rank)
             self._reported[host, straggler.rank] = now
@@ -163,15 +180,22 @@ class Stragglers:
                 return window
         return []
 
-    def _slow_throughout(self, window: Sequence[tuple[TimeSlice, SlowRanks]], factor: float) -> dict[int, SlowPhases]:
-        """The ranks that were slow in one phase in nearly every slice, and over all of them together."""
-        times = Counter((rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases)
+    def _slow_throughout(
+        self, window: Sequence[tuple[TimeSlice, SlowRanks]], factor: float
+    ) -> dict[int, SlowPhases]:
+        """The ranks that were slow in one phase in nearly every slice, and over all of them
+        together."""
+        times = Counter(
+            (rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases
+        )
         often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
         if not often:
             return {}
         found = {}
         for rank, phases in slow_ranks(_joined([one for one, _ in window]), factor=factor).items():
-            if confirmed := {phase: both for phase, both in phases.items() if (rank, phase) in often}:
+            if confirmed := {
+                phase: both for phase, both in phases.items() if (rank, phase) in often
+            }:
                 found[rank] = _costliest(confirmed)
         return found
 
@@ -184,7 +208,9 @@ class Stragglers:
         for (host, rank), since in list(self._reported.items()):
             ranks = {one for one in hosts if hosts[one] == host and rank in (None, one)}
             quiet = self._quiet[host, rank]
-            quiet = self._quiet[host, rank] = max(0, quiet - 2) if slow.keys() & ranks else quiet + 1
+            quiet = self._quiet[host, rank] = (
+                max(0, quiet - 2) if slow.keys() & ranks else quiet + 1
+            )
             if quiet >= SLICES_UNTIL_OVER:
                 del self._reported[host, rank], self._quiet[host, rank]
                 who = f"all ranks on {host} are" if rank is None else f"rank {rank} on {host} is"
@@ -194,8 +220,11 @@ class Stragglers:
 
 
 def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
-    """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable part of this slice."""
-    in_steps = median(sum(one[phase] for phase in IN_STEPS) for one in found.fractions.values())  # of all time
+    """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable
+    part of this slice."""
+    in_steps = median(
+        sum(one[phase] for phase in IN_STEPS) for one in found.fractions.values()
+    )  # of all time
     least = min_cost * in_steps
     seconds = found.seconds / found.num_steps
     slow: dict[int, dict[Phase, tuple[float, float]]] = {}
@@ -224,12 +253,17 @@ def _costliest(by_phase: Mapping[Phase, tuple[float, float]]) -> SlowPhases:
 
 def _mean(of_ranks: Sequence[SlowPhases]) -> SlowPhases:
     worst = max(of_ranks, key=lambda one: one.own_s - one.peers_s)
-    return SlowPhases(worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks))
+    return SlowPhases(
+        worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks)
+    )
 
 
 def _against_peers(found: TimeSlice, phases: Sequence[Phase]) -> dict[int, tuple[float, float]]:
     """By rank: the fraction of time that it spent in these phases, and the median of all others."""
-    own = {rank: sum(fractions[phase] for phase in phases) for rank, fractions in found.fractions.items()}
+    own = {
+        rank: sum(fractions[phase] for phase in phases)
+        for rank, fractions in found.fractions.items()
+    }
     ordered = sorted(own.values())
     low = (len(ordered) - 2) // 2
     high = (len(ordered) - 1) // 2
@@ -251,7 +285,8 @@ class TimeSlice:
 
 
 def _spent(begin: RankState, end: RankState) -> list[float]:
-    """The time spent, by phase. Never negative: a heartbeat that is read while it is written may be off by a phase."""
+    """The time spent, by phase. Never negative: a heartbeat that is read while it is written may be
+    off by a phase."""
 
     def totals(facts: RankState) -> list[float]:
         spent = list(facts.spent_s)

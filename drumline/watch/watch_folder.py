@@ -1,8 +1,9 @@
 """The watch folder of a node: files that its agent, its ranks and their sidecar exchange.
 
-It is in memory if that is large enough, because the run folder's storage may hang. The guard removes it when the job is
-over; if the guard was killed too, the next job of the same user does. A lock on a file in it, which the kernel releases
-with the last process that held it, shows whether it is in use.
+It is in memory if that is large enough, because the run folder's storage may hang. The guard
+removes it when the job is over; if the guard was killed too, the next job of the same user does. A
+lock on a file in it, which the kernel releases with the last process that held it, shows whether it
+is in use.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ POLL_S = 0.05
 MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
 IN_USE = "in-use"
-# For heartbeats, stacks and flight recorders of a node. Containers often have a small /dev/shm, which loaders fill.
+# For heartbeats, stacks and flight recorders of a node. Containers often have a small /dev/shm,
+# which loaders fill.
 NEEDED_BYTES = 4 << 20
 
 
@@ -116,7 +118,8 @@ class WatchFolder:
         return self.current
 
     def note_exit(self, rank: int, code: int) -> None:
-        """Record how a rank exited: its exit code, or minus the signal. Only the first call for a rank counts."""
+        """Record how a rank exited: its exit code, or minus the signal. Only the first call for a
+        rank counts."""
         if self.current is None or rank in self._written:
             return
         self._written.add(rank)
@@ -126,12 +129,14 @@ class WatchFolder:
             path.with_suffix(".partial").replace(path)
 
     def note_ending(self, grace_s: float, *, why: str = "") -> None:
-        """Record that ranks are ended from here on, and that those that are left after this time are killed."""
+        """Record that ranks are ended from here on, and that those that are left after this time
+        are killed."""
         if self.current is not None:
             note_ending(self.current, Ending(time.monotonic(), grace_s, why=why))
 
     def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
-        """The sidecar's diagnosis of this start. Waits while the sidecar runs, until the deadline (monotonic)."""
+        """The sidecar's diagnosis of this start. Waits while the sidecar runs, until the deadline
+        (monotonic)."""
         return None if self.current is None else wait_for_diagnosis(self.current, deadline)
 
     def diagnosis(self) -> SidecarDiagnosis | None:
@@ -197,7 +202,12 @@ def read_ending(folder: Path) -> Ending | None:
     """None: drumline has not ended the ranks of this folder."""
     try:
         record = parse_json((folder / ENDING).read_bytes())
-        return Ending(float(record["began_s"]), float(record["grace_s"]), str(record["by"]), str(record["why"]))
+        return Ending(
+            float(record["began_s"]),
+            float(record["grace_s"]),
+            str(record["by"]),
+            str(record["why"]),
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -211,8 +221,9 @@ def has_sidecar(folder: Path) -> bool:
 
 
 def claim_report(folder: Path) -> bool:
-    """Whether the caller is to report why this start failed: the first one that asks. The launcher does not wait for a
-    sidecar that is still starting, and both would report a rank that is killed then."""
+    """Whether the caller is to report why this start failed: the first one that asks. The launcher
+    does not wait for a sidecar that is still starting, and both would report a rank that is killed
+    then."""
     try:
         os.close(os.open(folder / REPORTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
@@ -224,7 +235,8 @@ def claim_report(folder: Path) -> bool:
 
 
 def make_memory_folder(job: str = "") -> Path:
-    """Only for this user: in memory if that is large enough, otherwise in the temporary folder. OSError: in neither."""
+    """Only for this user: in memory if that is large enough, otherwise in the temporary folder.
+    OSError: in neither."""
     prefix = f"{PREFIX}{job}-" if job else PREFIX
     folder = None
     with contextlib.suppress(OSError):
@@ -241,7 +253,8 @@ def hold(folder: Path) -> int:
         descriptor = os.open(folder / IN_USE, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except FileNotFoundError:
-        # The file is locked before it gets its name: otherwise it would look abandoned for a moment.
+        # The file is locked before it gets its name: otherwise it would look abandoned for a
+        # moment.
         nameless = folder / f".{IN_USE}"
         descriptor = os.open(nameless, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -256,7 +269,9 @@ def _remove_abandoned(parent: Path) -> None:
                 continue
             descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is in use
+                fcntl.flock(
+                    descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # BlockingIOError: it is in use
             finally:
                 os.close(descriptor)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,5 @@
-"""Who attacks: hosts of their own, as the tests of several nodes have them, and another user of this machine."""
+"""Who attacks: hosts of their own, as the tests of several nodes have them, and another user of
+this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How the time of a reader grows with its input: as a ratio, which a crowded machine does not change much."""
+"""How the time of a reader grows with its input: as a ratio, which a crowded machine does not
+change much."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def _once(action: Callable[[], object]) -> float:
 
 
 def growth(read: Callable[[int], object], *, size: int, factor: int = 4) -> float:
-    """How many times as long a `factor` times larger input takes: about the factor where the time is linear, its square
-    where it is quadratic."""
+    """How many times as long a `factor` times larger input takes: about the factor where the time
+    is linear, its square where it is quadratic."""
     read(size)  # what is loaded and cached at the first call
     return cpu_s(lambda: read(factor * size)) / cpu_s(lambda: read(size))

@@ -1,4 +1,5 @@
-"""Bounds for code under attack: what hangs or takes much memory fails, and takes nothing else down with it."""
+"""Bounds for code under attack: what hangs or takes much memory fails, and takes nothing else down
+with it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Hangs(BaseException):
 
 @contextmanager
 def bounded(*, seconds: float = 60.0, cpu_s: float = 1.0, megabytes: int = 400) -> Iterator[None]:
-    """`seconds` is for what blocks; `cpu_s` is the time of this process alone, whatever else the machine does."""
+    """`seconds` is for what blocks; `cpu_s` is the time of this process alone, whatever else the
+    machine does."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + (megabytes << 20)

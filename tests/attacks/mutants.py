@@ -1,5 +1,6 @@
-"""Takes checks away, one at a time, in a copy of the tree: the tests of this folder must notice each (`make
-soak-mutants`). It fails if one survives, or if the code that it changes is no longer there."""
+"""Takes checks away, one at a time, in a copy of the tree: the tests of this folder must notice
+each (`make soak-mutants`). It fails if one survives, or if the code that it changes is no longer
+there."""
 
 from __future__ import annotations
 
@@ -136,7 +137,9 @@ def main() -> int:
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+                shutil.copytree(
+                    source, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".venv")
+                )
             else:
                 shutil.copy(source, copy / name)
         for tests in dict.fromkeys(mutant.tests for mutant in MUTANTS):
@@ -144,7 +147,10 @@ def main() -> int:
         for mutant in MUTANTS:
             if survives(copy, mutant):
                 survivors.append(mutant.what)
-            print(f"{'SURVIVED' if mutant.what in survivors else 'noticed '}  {mutant.what}", flush=True)
+            print(
+                f"{'SURVIVED' if mutant.what in survivors else 'noticed '}  {mutant.what}",
+                flush=True,
+            )
     print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants were noticed")
     return 1 if survivors else 0
 
@@ -152,7 +158,9 @@ def main() -> int:
 def survives(copy: Path, mutant: Mutant) -> bool:
     path = copy / mutant.file
     text = path.read_text(encoding="utf-8")
-    assert text.count(mutant.code) == 1, f"{mutant.what}: {mutant.file} has changed, and so must the mutant"
+    assert text.count(mutant.code) == 1, (
+        f"{mutant.what}: {mutant.file} has changed, and so must the mutant"
+    )
     path.write_text(text.replace(mutant.code, mutant.instead), encoding="utf-8")
     try:
         return passes(copy, mutant.tests)
@@ -165,7 +173,11 @@ def passes(copy: Path, tests: str) -> bool:
     # The copy is used, not the tree that is installed.
     path = os.pathsep.join([str(copy), str(copy / "packages" / "drumline-lint")])
     done = subprocess.run(
-        [sys.executable, *words], cwd=copy, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+        [sys.executable, *words],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
     )
     assert done.returncode in (0, 1), done.stdout.decode() + done.stderr.decode()
     return done.returncode == 0

@@ -1,6 +1,8 @@
-"""A hostile checkpoint: its manifest is well-formed and has the right digest, and lies about everything else.
+"""A hostile checkpoint: its manifest is well-formed and has the right digest, and lies about
+everything else.
 
-`verify` names it, resume skips it, load refuses it; none of them hangs, crashes or reads anything outside of it."""
+`verify` names it, resume skips it, load refuses it; none of them hangs, crashes or reads anything
+outside of it."""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def saved(root: Path, step: int) -> Path:
     progress = {"step": step, "cursor": {"epoch": 0, "position": step}}
     documents = {"progress": progress, "model": {"aliases": {}}}
     return store.write(
-        root, step, tensors={"model": {"weight": torch.ones(2)}}, documents=documents, metrics={"loss": 1.0}
+        root,
+        step,
+        tensors={"model": {"weight": torch.ones(2)}},
+        documents=documents,
+        metrics={"loss": 1.0},
     )
 
 
@@ -62,7 +68,9 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     content = json.loads((path / "manifest.json").read_bytes())
     content.pop("digest")
     content = change(content) or content
-    (path / "manifest.json").write_bytes(manifest._to_bytes({**content, "digest": manifest._digest(content)}))
+    (path / "manifest.json").write_bytes(
+        manifest._to_bytes({**content, "digest": manifest._digest(content)})
+    )
 
 
 def named(name: str) -> Callable[[dict[str, Any]], None]:
@@ -91,12 +99,30 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "step as text": (lambda content: content.update(step="2"), "its step is '2'"),
     "step as a truth": (lambda content: content.update(step=True), "its step is True"),
     "step below zero": (lambda content: content.update(step=-2), "its step is -2"),
-    "metrics as a list": (lambda content: content.update(metrics=[1]), "its metrics are not numbers"),
-    "metrics as text": (lambda content: content.update(metrics={"loss": "low"}), "its metrics are not numbers"),
-    "created as a number": (lambda content: content.update(created=7), "its created or non_finite is not text"),
-    "non_finite as a list": (lambda content: content.update(non_finite=[]), "its created or non_finite is not"),
-    "an entry as text": (lambda content: content["files"].update(x="y"), "no size and checksum of x"),
-    "an entry without a size": (lambda content: content["files"].update(x={"blake3": ""}), "no size and checksum"),
+    "metrics as a list": (
+        lambda content: content.update(metrics=[1]),
+        "its metrics are not numbers",
+    ),
+    "metrics as text": (
+        lambda content: content.update(metrics={"loss": "low"}),
+        "its metrics are not numbers",
+    ),
+    "created as a number": (
+        lambda content: content.update(created=7),
+        "its created or non_finite is not text",
+    ),
+    "non_finite as a list": (
+        lambda content: content.update(non_finite=[]),
+        "its created or non_finite is not",
+    ),
+    "an entry as text": (
+        lambda content: content["files"].update(x="y"),
+        "no size and checksum of x",
+    ),
+    "an entry without a size": (
+        lambda content: content["files"].update(x={"blake3": ""}),
+        "no size and checksum",
+    ),
     "a size below zero": (
         lambda content: content["files"].update(x={"bytes": -1, "blake3": ""}),
         "no size and checksum of x",
@@ -150,9 +176,9 @@ def test_a_fifo_is_not_waited_for(run: RunFolder, name: str) -> None:
 def test_a_link_to_an_endless_device_is_not_read(run: RunFolder, name: str) -> None:
     (hostile(run) / name).unlink()
     (hostile(run) / name).symlink_to("/dev/zero")
-    forge(hostile(run), lambda content: content["files"].update({name: {"bytes": 9, "blake3": ""}})) if (
-        name != "manifest.json"
-    ) else None
+    forge(
+        hostile(run), lambda content: content["files"].update({name: {"bytes": 9, "blake3": ""}})
+    ) if (name != "manifest.json") else None
     assert name in checked(run)
 
 
@@ -160,8 +186,13 @@ def test_a_link_to_a_file_outside_is_not_read(run: RunFolder, tmp_path: Path) ->
     secret = tmp_path / "secret"
     (hostile(run) / "progress.json").rename(secret)
     (hostile(run) / "progress.json").symlink_to(secret)
-    forge(hostile(run), lambda content: content["files"]["progress.json"].update(bytes=len(str(secret))))
-    assert checked(run).endswith("progress.json cannot be read: it is a symbolic link, not a regular file")
+    forge(
+        hostile(run),
+        lambda content: content["files"]["progress.json"].update(bytes=len(str(secret))),
+    )
+    assert checked(run).endswith(
+        "progress.json cannot be read: it is a symbolic link, not a regular file"
+    )
 
 
 def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
@@ -170,7 +201,10 @@ def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
     record = manifest.FileRecord(len(raw), blake3(raw).hexdigest())
     (path / "model.json").write_bytes(raw)
     forge(
-        path, lambda content: content["files"].update({"model.json": {"bytes": record.size, "blake3": record.blake3}})
+        path,
+        lambda content: content["files"].update(
+            {"model.json": {"bytes": record.size, "blake3": record.blake3}}
+        ),
     )
     with bounded(), pytest.raises(CorruptCheckpointError, match="nested deeper than 200 levels"):
         load_checkpoint(path, torch.nn.Linear(1, 1))
@@ -231,19 +265,30 @@ def number(value: int) -> bytes:
         (altered(POSITION_AT, number(2**30)), "numpy's position is 1073741824, expected 0 to 624"),
         (altered(POSITION_AT, number(-5)), "numpy's position is -5, expected 0 to 624"),
         (altered(HAS_GAUSS_AT, number(9)), "numpy's has_gauss is 9, expected 0 or 1"),
-        (altered(HEADER.size + 8, number(600) + number(1) + struct.pack("<Q", 624)), "torch's position is 624"),
+        (
+            altered(HEADER.size + 8, number(600) + number(1) + struct.pack("<Q", 624)),
+            "torch's position is 624",
+        ),
         (altered(HEADER.size + 8, number(0)), "torch's position"),
         (altered(HEADER.size + 8, number(1) + number(0)), "torch's position"),
-        (altered(12, number(8)), r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]"),
+        (
+            altered(12, number(8)),
+            r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]",
+        ),
         (altered(16, struct.pack("<I", 2**31)), "its parts have"),
         (altered(20, number(3)), "its parts have"),
         (altered(24, number(3)), "its parts have"),
-        (altered(NUMPY_AT + 624 * 4 + 16 + 624 * 4, number(2**30)), "Python's position is 1073741824"),
+        (
+            altered(NUMPY_AT + 624 * 4 + 16 + 624 * 4, number(2**30)),
+            "Python's position is 1073741824",
+        ),
         (torch.zeros(RNG_BYTES, dtype=torch.uint8), "no random state"),
         (torch.zeros(3), "no random state"),
     ],
 )
-def test_a_forged_random_state_is_refused_before_any_of_it_is_set(state: torch.Tensor, sentence: str) -> None:
+def test_a_forged_random_state_is_refused_before_any_of_it_is_set(
+    state: torch.Tensor, sentence: str
+) -> None:
     before = capture_rng(CPU)
     with pytest.raises(CheckpointError, match=f"the saved random state is corrupt: .*{sentence}"):
         restore_rng(state, CPU)
@@ -278,7 +323,9 @@ WRONG: list[Any] = [
 ]
 
 
-def save(run: RunFolder, step: int, progress: Any, rng: dict[str, torch.Tensor], **more: dict[str, Any]) -> None:
+def save(
+    run: RunFolder, step: int, progress: Any, rng: dict[str, torch.Tensor], **more: dict[str, Any]
+) -> None:
     documents = {"model": {"aliases": {}}, "optimizer": {}, "progress": progress}
     tensors: dict[str, Any] = {"model": {}, "optimizer": {}, "rng": rng, **more}
     store.write(run.checkpoints, step, tensors=tensors, documents=documents, metrics={})
@@ -295,7 +342,9 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
         "numpy's position is 700, expected 0 to 624": altered(POSITION_AT, number(700)),
         "its version is 7, expected 1": altered(8, number(7)),
         "it is no random state (24576 bytes)": torch.zeros(RNG_BYTES, dtype=torch.bfloat16),
-        "its parts have [5056, 3, 2512, 2509] bytes, expected [5056, 16, 2512, 2509]": altered(16, number(3)),
+        "its parts have [5056, 3, 2512, 2509] bytes, expected [5056, 16, 2512, 2509]": altered(
+            16, number(3)
+        ),
     }
     for step, state in enumerate(states.values(), start=100):
         save(run, step, {**SAVED, "step": step}, {**own, "rank-00001": state})
@@ -314,7 +363,12 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
 def test_a_run_continues_from_the_newest_checkpoint_that_is_its_own(tmp_path: Path) -> None:
     config = make_config(steps=3)
     train_here(config, Classify, tmp_path)
-    save(RunFolder(tmp_path), 50, {**SAVED, "step": 50, "facts": {}}, {"rank-00000": capture_rng(CPU)})
+    save(
+        RunFolder(tmp_path),
+        50,
+        {**SAVED, "step": 50, "facts": {}},
+        {"rank-00000": capture_rng(CPU)},
+    )
     train_here(config, Classify, tmp_path)
     events = list(read_events(RunFolder(tmp_path).event_file(0)))
     assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
@@ -336,7 +390,12 @@ def test_such_a_state_would_have_read_behind_the_table() -> None:
         "import numpy as np; state = np.random.get_state(legacy=False); state['state']['pos'] = 2**30\n"
         "np.random.set_state(state); np.random.random()"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode < 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL
+        ).returncode
+        < 0
+    )
 
 
 def test_a_large_position_is_not_parsed(run: RunFolder) -> None:
@@ -348,7 +407,8 @@ def test_a_large_position_is_not_parsed(run: RunFolder) -> None:
     with bounded(cpu_s=5, megabytes=200):
         problems = verify_run(run.path, lambda _: None).problems
         with pytest.raises(
-            CorruptCheckpointError, match=r"progress.json cannot be read: it has more than 8,388,608 bytes"
+            CorruptCheckpointError,
+            match=r"progress.json cannot be read: it has more than 8,388,608 bytes",
         ):
             catalog.read_document(hostile(run), "progress")
     assert ("checkpoints/step-00000002/progress.json", "has no valid step and position") in [

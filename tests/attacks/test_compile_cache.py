@@ -1,4 +1,5 @@
-"""Another user of the machine prepares the folder from which torch's compiler loads code: none of theirs is loaded."""
+"""Another user of the machine prepares the folder from which torch's compiler loads code: none of
+theirs is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from tests.attacks.test_run_folder_owner import by_user
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The temporary directory, which every user may write to, and a home directory in another place."""
+    """The temporary directory, which every user may write to, and a home directory in another
+    place."""
     folder = Path(tempfile.mkdtemp(prefix="drumline-shared-"))
     folder.chmod(0o1777)
     home = Path(tempfile.mkdtemp(prefix="drumline-home-"))
@@ -44,7 +46,9 @@ def private_name() -> str:
     return f"drumline-compile-{os.geteuid()}"
 
 
-def test_torchs_own_folder_belongs_to_whoever_makes_it_first(other_user: int, temporary: Path) -> None:
+def test_torchs_own_folder_belongs_to_whoever_makes_it_first(
+    other_user: int, temporary: Path
+) -> None:
     """What is defended against."""
     by_user(other_user, 'mkdir "$1"', default_cache_dir())
     assert Path(cache_dir()).stat().st_uid == other_user
@@ -96,7 +100,9 @@ PREPARED = {
 
 
 @pytest.mark.parametrize("commands", PREPARED.values(), ids=PREPARED.keys())
-def test_a_private_name_that_another_user_took_is_not_used(other_user: int, temporary: Path, commands: str) -> None:
+def test_a_private_name_that_another_user_took_is_not_used(
+    other_user: int, temporary: Path, commands: str
+) -> None:
     by_user(other_user, commands, temporary / private_name(), Path.home())
     environment: dict[str, str] = {}
     use_private_cache(environment)
@@ -119,7 +125,10 @@ def test_a_folder_of_another_user_is_refused_before_a_rank_starts(
     folder = temporary / "cache"
     by_user(other_user, 'mkdir "$1"', folder)
     monkeypatch.setenv(variable, str(folder))
-    starts = (DDPManager().setup, lambda: run_node(NodePlan(num_procs=1), Program(("script.py",)), Supervision()))
+    starts = (
+        DDPManager().setup,
+        lambda: run_node(NodePlan(num_procs=1), Program(("script.py",)), Supervision()),
+    )
     for start in starts:
         with pytest.raises(UsageError) as caught:
             start()
@@ -131,12 +140,17 @@ def test_a_folder_of_another_user_is_refused_before_a_rank_starts(
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o707, 0o770])
-def test_a_folder_that_others_may_write_to_is_refused(other_user: int, temporary: Path, mode: int) -> None:
+def test_a_folder_that_others_may_write_to_is_refused(
+    other_user: int, temporary: Path, mode: int
+) -> None:
     folder = temporary / "cache"
     folder.mkdir()
     os.chown(folder, -1, other_user)
     folder.chmod(mode)
-    with pytest.raises(UsageError, match=rf"which is not safe: others can write to it \(mode {mode:o}\)\n  try: set"):
+    with pytest.raises(
+        UsageError,
+        match=rf"which is not safe: others can write to it \(mode {mode:o}\)\n  try: set",
+    ):
         use_private_cache({INDUCTOR_CACHE: str(folder)})
 
 
@@ -149,7 +163,9 @@ def test_a_group_of_the_users_name_with_other_members_is_not_private(
     user = pwd.getpwuid(os.geteuid()).pw_name
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((user, "x", gid, [user])))
     use_private_cache({INDUCTOR_CACHE: str(folder)})
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((user, "x", gid, [user, "mallory"])))
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda gid: grp.struct_group((user, "x", gid, [user, "mallory"]))
+    )
     with pytest.raises(UsageError, match=r"which is not safe: others can write to it \(mode 775\)"):
         use_private_cache({INDUCTOR_CACHE: str(folder)})
 

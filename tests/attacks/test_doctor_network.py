@@ -1,4 +1,5 @@
-"""`drumline doctor` without ssh: a false node 0, or somebody between the hosts, gets no port, no scan and no answer."""
+"""`drumline doctor` without ssh: a false node 0, or somebody between the hosts, gets no port, no
+scan and no answer."""
 
 from __future__ import annotations
 
@@ -38,10 +39,19 @@ def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
     return NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"]
+)
 def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, address: str) -> None:
     request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "others": []}
-    share = {"first_rank": 0, "num_procs": 1, "world_size": 2, "port": 1, "limit_s": 1.0, "backend": "gloo"}
+    share = {
+        "first_rank": 0,
+        "num_procs": 1,
+        "world_size": 2,
+        "port": 1,
+        "limit_s": 1.0,
+        "backend": "gloo",
+    }
     for action, message in (
         (node._listen, request),
         (node._listen, {**request, "address": OWN, "others": [address]}),
@@ -54,9 +64,21 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, addres
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "0.0.0.0", "::1", OWN, "localhost", "224.0.0.1", "::ffff:127.0.0.1", f"::ffff:{OWN}", "fe80::1"],
+    [
+        "127.0.0.1",
+        "0.0.0.0",
+        "::1",
+        OWN,
+        "localhost",
+        "224.0.0.1",
+        "::ffff:127.0.0.1",
+        f"::ffff:{OWN}",
+        "fe80::1",
+    ],
 )
-def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: NodeServer, address: str) -> None:
+def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(
+    node: NodeServer, address: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own_service:
         own_service.setblocking(False)
         target = {"node": 0, "address": address, "port": own_service.getsockname()[1]}
@@ -83,7 +105,9 @@ def _joined(place: NodeOptions) -> str:
     return "welcome"
 
 
-@pytest.mark.parametrize("line", [b'{"id": 1, "do": "facts"}\n', b"0" * 64 + b' {"id": 1, "do": "facts"}\n'])
+@pytest.mark.parametrize(
+    "line", [b'{"id": 1, "do": "facts"}\n', b"0" * 64 + b' {"id": 1, "do": "facts"}\n']
+)
 def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         place = NodeOptions(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, 20.0)
@@ -145,7 +169,10 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["doctor --nodes 2 --node-rank 0 --master 127.0.0.1", "launch --nodes 2 --node-rank 1 --master a tests/ports.py"],
+    [
+        "doctor --nodes 2 --node-rank 0 --master 127.0.0.1",
+        "launch --nodes 2 --node-rank 1 --master a tests/ports.py",
+    ],
 )
 def test_commands_refuse_it_before_they_open_anything(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -157,7 +184,9 @@ def test_commands_refuse_it_before_they_open_anything(
     assert "hunter2" not in told
 
 
-@given(st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode()))
+@given(
+    st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode())
+)
 def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -> None:
     with contextlib.suppress(FrameError):
         assert isinstance(decode(line), dict)
@@ -165,12 +194,18 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
         Session(b"a", b"b").decode(line)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists), st.data())
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
+    st.data(),
+)
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
     node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
     said: list[Any] = []
     node._send = said.append  # type: ignore[method-assign,assignment]
-    request = {"id": 1, "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"]))}
+    request = {
+        "id": 1,
+        "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
+    }
     for name in ("token", "address", "ports", "others", "targets", "target", "first_rank", "node"):
         request[name] = value
     node._answer(request)

@@ -1,5 +1,5 @@
-"""Each check that keeps someone out, tried from outside. `make soak-mutants` takes these checks away one by one, and a
-test of this folder must notice."""
+"""Each check that keeps someone out, tried from outside. `make soak-mutants` takes these checks
+away one by one, and a test of this folder must notice."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_a_line_is_not_accepted_in_the_other_direction() -> None:
 
 def status_of(server: LiveServer, path: str, host: str) -> int:
     address = urlsplit(server.url)
-    with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)) as connection:
+    with closing(
+        http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
+    ) as connection:
         connection.request("GET", path, headers={"Host": host})
         return connection.getresponse().status
 
@@ -108,7 +110,9 @@ def test_another_user_who_holds_connections_keeps_nobody_out() -> None:
     with closing(LiveServer(lambda: "the page")) as server, ExitStack() as connections:
         address = urlsplit(server.url)
         silent = [
-            connections.enter_context(socket.create_connection((address.hostname, address.port), timeout=20))
+            connections.enter_context(
+                socket.create_connection((address.hostname, address.port), timeout=20)
+            )
             for _ in range(MAX_CONNECTIONS + 3)
         ]
         for connection in silent[-3:]:
@@ -131,7 +135,8 @@ class HostileBackend(FsspecBackend):
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "a/..", "..", "a\0b", "a/", ""]
+    "name",
+    ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "a/..", "..", "a\0b", "a/", ""],
 )
 def test_a_name_that_leaves_the_folder_is_not_listed(name: str) -> None:
     store = ObjectStore("gs://bucket", HostileBackend([name, "a/b"]))
@@ -142,7 +147,9 @@ def test_a_name_that_leaves_the_folder_is_not_listed(name: str) -> None:
 
 
 def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL})
+    run = write_run(
+        tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL}
+    )
     page = render_page([read_run(run)])
     assert "window.pwned" in page
     assert re.search(r"<script>window|<img src=x", page) is None
@@ -172,6 +179,7 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
 )
 def test_a_name_that_a_shell_or_ssh_could_misread_is_no_host(name: str) -> None:
     with pytest.raises(
-        UsageError, match=r"(a host is `name`, `user@name` or an IPv4 address|does not start with a dash)"
+        UsageError,
+        match=r"(a host is `name`, `user@name` or an IPv4 address|does not start with a dash)",
     ):
         hosts_from_flag(name)

@@ -1,5 +1,5 @@
-"""Every parser of what another process or user wrote, on anything: its own kind of error or a result; never a crash, a
-hang or much memory."""
+"""Every parser of what another process or user wrote, on anything: its own kind of error or a
+result; never a crash, a hang or much memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,14 @@ from tests.attacks.limits import bounded
 
 NUMBERS = st.integers() | st.floats() | st.just(10**400) | st.just(-1) | st.just(2**63)
 VALUES = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["x", "1", "", "\ud800"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.text(max_size=8)
+    | st.sampled_from(["x", "1", "", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 # Words that parsers know, in any order: much deeper than random bytes get.
@@ -58,8 +64,12 @@ ODD = [
 ]
 WORDS = st.sampled_from([*LONG, *KNOWN, *NAMES, *ODD])
 TEXTS = st.binary(max_size=200) | st.lists(WORDS, max_size=25).map(b"".join)
-OPCODES = st.sampled_from([bytes([code]) for code in b"\x80\x95(}])t\x85\x86\x87aesuN\x88\x89JKMUTCBX\x8cqrhjcRb."])
-PICKLES = st.lists(OPCODES | st.binary(max_size=4) | st.just(b"cnumpy\ndtype\n"), max_size=40).map(b"".join)
+OPCODES = st.sampled_from(
+    [bytes([code]) for code in b"\x80\x95(}])t\x85\x86\x87aesuN\x88\x89JKMUTCBX\x8cqrhjcRb."]
+)
+PICKLES = st.lists(OPCODES | st.binary(max_size=4) | st.just(b"cnumpy\ndtype\n"), max_size=40).map(
+    b"".join
+)
 
 
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
@@ -78,7 +88,13 @@ def of_a_file(read: Callable[[Path], Any]) -> Callable[[Path, bytes], Any]:
 def _verified(folder: Path, data: bytes) -> None:
     run = RunFolder(folder)
     run.make()
-    for file in (run.config_file, run.environment_file, run.ledger, run.event_file(0), run.event_file(1)):
+    for file in (
+        run.config_file,
+        run.environment_file,
+        run.ledger,
+        run.event_file(0),
+        run.event_file(1),
+    ):
         file.write_bytes(data)
     (run.path / ".lock").write_bytes(data)
     checkpoint = run.checkpoints / "step-00000001"
@@ -123,9 +139,15 @@ def shaped(*names: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @fuzzed
-@given(content=shaped("format", "step", "created", "metrics", "files", "non_finite"), right=st.booleans())
+@given(
+    content=shaped("format", "step", "created", "metrics", "files", "non_finite"),
+    right=st.booleans(),
+)
 def test_manifests(content: dict[str, Any], right: bool) -> None:
-    content = {**content, **({"format": 1, "step": 3, "created": "", "metrics": {}} if right else {})}
+    content = {
+        **content,
+        **({"format": 1, "step": 3, "created": "", "metrics": {}} if right else {}),
+    }
     try:
         raw = manifest._to_bytes({**content, "digest": manifest._digest(content)})
     except UnicodeEncodeError:
@@ -141,7 +163,16 @@ def test_manifests(content: dict[str, Any], right: bool) -> None:
 
 ROW = ("rank", "host", "step", "phase", "age_s", "rate", "state", "cpu", "exit", "failure")
 STATUS = ("time", "leader", "world_size", "hang_s", "lost", "notices", "has_ended")
-GOOD_ROW = {"rank": 0, "host": "a", "step": 1, "phase": "x", "age_s": 9, "rate": 1.0, "state": "S", "cpu": 0}
+GOOD_ROW = {
+    "rank": 0,
+    "host": "a",
+    "step": 1,
+    "phase": "x",
+    "age_s": 9,
+    "rate": 1.0,
+    "state": "S",
+    "cpu": 0,
+}
 GOOD = {
     "version": 2,
     "time": 1,
@@ -166,7 +197,19 @@ def test_statuses(tmp_path: Path, changed: dict[str, Any], row: dict[str, Any]) 
                 summary_line(found)
 
 
-LEDGER = ("kind", "step", "epoch", "position", "world_size", "batch_size", "samples", "seed", "first", "last", "ranks")
+LEDGER = (
+    "kind",
+    "step",
+    "epoch",
+    "position",
+    "world_size",
+    "batch_size",
+    "samples",
+    "seed",
+    "first",
+    "last",
+    "ranks",
+)
 EVENT = ("kind", "number", "step", "world_size", "total_steps", "time", "metrics", "epoch")
 START = {
     "kind": "start",
@@ -191,7 +234,9 @@ def test_run_folders(tmp_path: Path, ledger: list[Any], events: list[Any], kind:
     run.make()
     starts = [START, *({**START, **record} for record in ledger), *ledger]
     run.ledger.write_text("".join(f"{json.dumps(record)}\n" for record in starts))
-    lines = [{"kind": kind, "number": number, "step": 1, **event} for number, event in enumerate(events)]
+    lines = [
+        {"kind": kind, "number": number, "step": 1, **event} for number, event in enumerate(events)
+    ]
     run.event_file(0).write_text("".join(f"{json.dumps(record)}\n" for record in lines))
     run.environment_file.write_text(json.dumps({"ranks": events}))
     with bounded(cpu_s=2):
@@ -199,12 +244,33 @@ def test_run_folders(tmp_path: Path, ledger: list[Any], events: list[Any], kind:
         assert RunStatusReader(tmp_path).read().has_ended
 
 
-DIAGNOSIS = ("cause", "host", "rank", "step", "what", "next_step", "is_certain", "since_s", "num_blocked")
-GOOD_DIAGNOSIS = {"cause": "unknown", "host": "a", "rank": 0, "step": 1, "what": "x", "next_step": "y"}
+DIAGNOSIS = (
+    "cause",
+    "host",
+    "rank",
+    "step",
+    "what",
+    "next_step",
+    "is_certain",
+    "since_s",
+    "num_blocked",
+)
+GOOD_DIAGNOSIS = {
+    "cause": "unknown",
+    "host": "a",
+    "rank": 0,
+    "step": 1,
+    "what": "x",
+    "next_step": "y",
+}
 
 
 @fuzzed
-@given(record=shaped("alarm", "sentence", "action", "time", "number"), diagnosis=shaped(*DIAGNOSIS), notice=VALUES)
+@given(
+    record=shaped("alarm", "sentence", "action", "time", "number"),
+    diagnosis=shaped(*DIAGNOSIS),
+    notice=VALUES,
+)
 def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, notice: Any) -> None:
     good = {"alarm": "failure", "sentence": "x", "launch": "a", "action": "restart", "time": 1.0}
     inner = {**GOOD_DIAGNOSIS, "is_certain": True, "since_s": 1.0, **diagnosis}

@@ -1,4 +1,5 @@
-"""Logs that `drumline tune --log` reads, written to keep it busy: it takes no longer than for others of their size."""
+"""Logs that `drumline tune --log` reads, written to keep it busy: it takes no longer than for
+others of their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A colleague hands over a run folder and its mirror in an object store: nothing is written outside the run folder."""
+"""A colleague hands over a run folder and its mirror in an object store: nothing is written outside
+the run folder."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def write_checkpoint(root: Path, step: int) -> None:
 
 
 class Attack:
-    """A run folder and its mirror, prepared so that the run seems to have continued elsewhere, and the folder's files
-    are set aside in `before-ID`."""
+    """A run folder and its mirror, prepared so that the run seems to have continued elsewhere, and
+    the folder's files are set aside in `before-ID`."""
 
     def __init__(self, folder: Path, run_id: object) -> None:
         self.victim = folder / "victim"
@@ -74,12 +75,15 @@ def test_the_attack_is_a_real_one_but_for_its_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "run_id", ["x/../../victim", "../../victim", f"{OLD_ID}/../../victim", f"{OLD_ID}\n", 3, "A" * 16]
+    "run_id",
+    ["x/../../victim", "../../victim", f"{OLD_ID}/../../victim", f"{OLD_ID}\n", 3, "A" * 16],
 )
 def test_an_id_that_is_a_path_is_no_id(tmp_path: Path, run_id: object) -> None:
     attack = Attack(tmp_path, run_id)
     (attack.run_folder / f"before-{str(run_id).partition('/')[0]}").mkdir()
-    with pytest.raises(UsageError, match=r"has checkpoints, and they are not of the run in .*run\n  try: give"):
+    with pytest.raises(
+        UsageError, match=r"has checkpoints, and they are not of the run in .*run\n  try: give"
+    ):
         attack.restore()
     assert attack.has_failed
 
@@ -98,12 +102,17 @@ def test_a_link_in_place_of_the_folder_to_set_aside_to_is_not_followed(tmp_path:
     assert (attack.run_folder / "config.toml").read_text() == "evil"  # nothing was moved
 
 
-def test_a_folder_of_another_user_to_set_aside_to_is_refused(tmp_path: Path, other_user: int) -> None:
+def test_a_folder_of_another_user_to_set_aside_to_is_refused(
+    tmp_path: Path, other_user: int
+) -> None:
     attack = Attack(tmp_path, OLD_ID)
     aside = attack.run_folder / f"before-{OLD_ID}"
     aside.mkdir()
     os.chown(aside, other_user, other_user)
-    with pytest.raises(CheckpointError, match=rf"before-{OLD_ID} cannot be used: it belongs to user id {other_user}, "):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"before-{OLD_ID} cannot be used: it belongs to user id {other_user}, ",
+    ):
         attack.restore()
     assert list(aside.iterdir()) == []
 
@@ -155,7 +164,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda content: content["files"].update({"x" * 250: {"bytes": 0, "blake3": "0"}}),
         "a file name has 250 characters, and 200 at most are allowed",
     ),
-    "a step of many digits": (lambda content: content.update(step=10**260), f"its step is 1{'0' * 260}"),
+    "a step of many digits": (
+        lambda content: content.update(step=10**260),
+        f"its step is 1{'0' * 260}",
+    ),
 }
 
 
@@ -197,7 +209,9 @@ def test_names_that_are_too_long_end_no_command(tmp_path: Path, mirror: Path) ->
 
 
 @pytest.mark.parametrize("name", ["progress.json", "manifest.json"])
-def test_a_large_document_is_not_fetched_to_inspect_a_run(tmp_path: Path, mirror: Path, name: str) -> None:
+def test_a_large_document_is_not_fetched_to_inspect_a_run(
+    tmp_path: Path, mirror: Path, name: str
+) -> None:
     with (mirror / "checkpoints" / "step-00000002" / name).open("ab") as file:
         file.truncate(DOCUMENT_BYTES + 1)
     (mirror / "config.toml").touch()

@@ -1,4 +1,5 @@
-"""`drumline lint` in a folder from somebody else: it waits for nothing, and `--fix` writes nowhere else."""
+"""`drumline lint` in a folder from somebody else: it waits for nothing, and `--fix` writes nowhere
+else."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def linted(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
-def test_what_is_no_file_is_a_problem(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_file_is_a_problem(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "train.py"
     os.mkfifo(path) if kind == "fifo" else path.symlink_to(kind)
     with bounded(cpu_s=10):
@@ -40,7 +43,9 @@ def test_what_is_no_file_is_a_problem(tmp_path: Path, kind: str, capsys: pytest.
     assert "the file cannot be opened: it is a" in "".join(capsys.readouterr())
 
 
-def test_a_folder_with_such_files_is_read_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_such_files_is_read_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(tmp_path / "a.py")
     (tmp_path / "b.py").symlink_to("/dev/zero")
     (tmp_path / "c.py").write_text("x = 1\n")
@@ -70,7 +75,17 @@ def test_a_file_that_is_too_large_is_a_problem(tmp_path: Path) -> None:
         "x," * 20_000 + "%",
         "# noqa:" + " A1" * 20_000 + "\n%",
     ],
-    ids=["indent", "gap", "before =", "behind =", "magic", "cell magic", "brackets", "commas", "noqa"],
+    ids=[
+        "indent",
+        "gap",
+        "before =",
+        "behind =",
+        "magic",
+        "cell magic",
+        "brackets",
+        "commas",
+        "noqa",
+    ],
 )
 def test_a_notebook_is_read_in_linear_time(cell: str) -> None:
     with bounded():
@@ -78,7 +93,9 @@ def test_a_notebook_is_read_in_linear_time(cell: str) -> None:
     assert source is None or "x = 1" in source.text
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"cells": ' + "7" * 6000 + "}", '{"cells": [' * 50_000, "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"cells": ' + "7" * 6000 + "}", '{"cells": [' * 50_000, "\ud800"]
+)
 def test_a_notebook_that_is_hard_to_decode_is_a_problem(text: str) -> None:
     with bounded():
         (said,) = read_bytes(Path("a.ipynb"), text.encode("utf-8", "surrogatepass")).problems

@@ -1,4 +1,5 @@
-"""Every socket that a command listens on, from its start to its end: at which address, and in which range of ports."""
+"""Every socket that a command listens on, from its start to its end: at which address, and in which
+range of ports."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def check_ports(seen: set[tuple[str, int]], *more: int) -> None:
     assert all(port in more or low <= port <= high for _, port in seen), seen
 
 
-def test_one_machine_listens_on_the_loopback_or_not_at_all(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_one_machine_listens_on_the_loopback_or_not_at_all(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     (host,) = make_testbed("a", warm=True).hosts
     (tmp_path / "script.py").write_text(SCRIPT)
     on_loopback = (
@@ -73,7 +76,14 @@ def test_one_machine_listens_on_the_loopback_or_not_at_all(make_testbed: MakeTes
         assert words.startswith("doctor") or code == 0, job.text()
         assert {address for address, _ in seen["a"]} == {LOOPBACK}, words
         check_ports(seen["a"])
-    readers = (f"train {TASK}-alone", "verify run", "report run", "watch run --once", "lint script.py", "doctor")
+    readers = (
+        f"train {TASK}-alone",
+        "verify run",
+        "report run",
+        "watch run --once",
+        "lint script.py",
+        "doctor",
+    )
     with observed([host]) as seen:
         jobs = {words: drumline(host, words, tmp_path, "lo") for words in readers}
         for words, job in jobs.items():
@@ -81,19 +91,26 @@ def test_one_machine_listens_on_the_loopback_or_not_at_all(make_testbed: MakeTes
     assert not seen["a"]
 
 
-def test_nodes_by_hand_listen_at_their_own_addresses(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_nodes_by_hand_listen_at_their_own_addresses(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     bed = make_testbed("a", "b", warm=True)
     launch = f"launch --nodes 2 --master {bed['a'].address}:{PORT} --procs 1"
     doctor = f"doctor --nodes 2 --master {bed['a'].address}:{PORT} --no-collectives"
     for words in (f"{launch} --node-rank {{rank}} {TASK}", f"{doctor} --node-rank {{rank}}"):
         with observed(bed.hosts) as seen:
-            jobs = [drumline(host, words.format(rank=rank), tmp_path, "eth0") for rank, host in enumerate(bed.hosts)]
+            jobs = [
+                drumline(host, words.format(rank=rank), tmp_path, "eth0")
+                for rank, host in enumerate(bed.hosts)
+            ]
             codes = [job.wait() for job in jobs]
         assert words.startswith("doctor") or codes == [0, 0], [job.text() for job in jobs]
         check_nodes(bed, seen)
 
 
-def test_hosts_over_ssh_listen_at_their_own_addresses(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_hosts_over_ssh_listen_at_their_own_addresses(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     bed = make_testbed("a", "b", warm=True)
     hosts = "--hosts a,b"
     ssh = f"ssh -F {SshDaemons(bed).config}"

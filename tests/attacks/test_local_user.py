@@ -1,5 +1,5 @@
-"""Another user of the machine reaches the store of `train --procs` on the loopback: the run continues, and still obeys
-a signal."""
+"""Another user of the machine reaches the store of `train --procs` on the loopback: the run
+continues, and still obeys a signal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class StoreClient:
     """Speaks to the store without torch, as another user."""
 
     def __init__(self, port: int) -> None:
-        self.line = socket.socket()  # to look an address up would load modules, which this user cannot read
+        self.line = (
+            socket.socket()
+        )  # to look an address up would load modules, which this user cannot read
         self.line.settimeout(10)
         self.line.connect(("127.0.0.1", port))
         self.line.sendall(VALIDATE + MAGIC)
@@ -63,18 +65,27 @@ class StoreClient:
 
 
 def attack(port: int, pids: list[int]) -> int:
-    """What another user could do: bit 1, they read the name of the rendezvous; bit 2, they read a secret."""
+    """What another user could do: bit 1, they read the name of the rendezvous; bit 2, they read a
+    secret."""
     client = StoreClient(port)
     room = re.search(rb'"namespace": "([0-9a-f]+)"', client.get("drumline/rendezvous"))
     name = room[1].decode() if room else "unknown"
-    for key in ("preemption/request", "preemption/decision", "failure/first", "failure/count", "pid/x/0"):
+    for key in (
+        "preemption/request",
+        "preemption/decision",
+        "failure/first",
+        "failure/count",
+        "pid/x/0",
+    ):
         for value in (REQUEST, b"no JSON"):
             client.set(f"drumline/{name}/{key}", value)
     environments = []
     for pid in pids:
         with contextlib.suppress(OSError):
             environments.append(Path(f"/proc/{pid}/environ").read_bytes())
-    return (1 if room else 0) | (2 if any(b"DRUMLINE_SECRET=" in one for one in environments) else 0)
+    return (1 if room else 0) | (
+        2 if any(b"DRUMLINE_SECRET=" in one for one in environments) else 0
+    )
 
 
 def by_user(number: int, action: Callable[[], int]) -> int:
@@ -104,12 +115,16 @@ def store_port(pid: int) -> int:
     inodes = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (port,) = (
-        int(words[1].rpartition(":")[2], 16) for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in inodes
+        int(words[1].rpartition(":")[2], 16)
+        for words in lines
+        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes
     )
     return port
 
 
-def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(other_user: int, tmp_path: Path) -> None:
+def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(
+    other_user: int, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text(TASK)
     job = subprocess.Popen(
         [sys.executable, "-m", "drumline", "train", "slow.py:Slow", *FLAGS.split(), "--procs", "2"],

@@ -1,4 +1,5 @@
-"""Files of datasets that are bombs: no code runs, no memory is taken that the file does not fill, and nothing hangs."""
+"""Files of datasets that are bombs: no code runs, no memory is taken that the file does not fill,
+and nothing hangs."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused(tmp_path: Path, bomb: str) -> None:
     (tmp_path / "batch").write_bytes(BOMBS[bomb])
-    with bounded(), pytest.raises(DataError, match=r"batch: the file|is damaged or not|is not a valid") as caught:
+    with (
+        bounded(),
+        pytest.raises(
+            DataError, match=r"batch: the file|is damaged or not|is not a valid"
+        ) as caught,
+    ):
         read_python_batch(tmp_path / "batch")
     assert "MemoryError" not in str(caught.value)
 
@@ -62,7 +68,8 @@ def test_a_sparse_file_is_refused(tmp_path: Path, name: str) -> None:
     with (
         bounded(),
         pytest.raises(
-            DataError, match=rf"{name} is .*(\(OSError: .*more than 67,108,864 bytes|67,108,864 bytes at most)"
+            DataError,
+            match=rf"{name} is .*(\(OSError: .*more than 67,108,864 bytes|67,108,864 bytes at most)",
         ),
     ):
         cifar10(split="train", dir=str(tmp_path), augment=False)
@@ -79,6 +86,9 @@ def test_an_npy_file_of_a_huge_shape_is_refused(tmp_path: Path, shape: tuple[int
     )
     with (
         bounded(),
-        pytest.raises(DataError, match=r"corpus.npy cannot be mapped as a .npy file \(|corpus.npy holds|too short"),
+        pytest.raises(
+            DataError,
+            match=r"corpus.npy cannot be mapped as a .npy file \(|corpus.npy holds|too short",
+        ),
     ):
         tokens(split="train", dir=str(path), token_type="uint16", context=8)

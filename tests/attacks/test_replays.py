@@ -1,4 +1,5 @@
-"""An unauthenticated client replays or deletes sealed values of the job: it is restored within seconds."""
+"""An unauthenticated client replays or deletes sealed values of the job: it is restored within
+seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def base() -> dist.HashStore:
 
 
 def rolls(base: dist.Store) -> list[Membership]:
-    made = [Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)]
+    made = [
+        Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET)
+        for rank in range(2)
+    ]
     for membership in made:
         membership.check_job()
     return made
@@ -114,7 +118,9 @@ def test_an_earlier_state_of_the_rendezvous_is_replaced(base: dist.HashStore) ->
     assert base.get(STATE) == recorded[1]
 
 
-def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(base: dist.HashStore) -> None:
+def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(
+    base: dist.HashStore,
+) -> None:
     earlier, later = (SealedStore(base, SECRET, f"drumline/nodes/{number}") for number in range(2))
     earlier.set("claim/1", "{}")
     base.set("drumline/nodes/1/claim/1", base.get("drumline/nodes/0/claim/1"))  # type: ignore[arg-type]

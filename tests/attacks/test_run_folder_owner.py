@@ -1,4 +1,5 @@
-"""Another user prepares the run folder, or what is in it: nothing is written, truncated or deleted elsewhere."""
+"""Another user prepares the run folder, or what is in it: nothing is written, truncated or deleted
+elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +27,18 @@ from drumline.watch.sidecar.sidecar_reporter import write_status_file
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 
-PARTS = ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard", "media", "trackers", "wandb"]
+PARTS = [
+    "events",
+    "logs",
+    "checkpoints",
+    "diagnoses",
+    "watch",
+    "trace",
+    "tensorboard",
+    "media",
+    "trackers",
+    "wandb",
+]
 
 
 @pytest.fixture
@@ -49,7 +61,10 @@ def victim(tmp_path: Path) -> Path:
 
 def is_untouched(victim: Path) -> bool:
     names = sorted(path.name for path in victim.iterdir())
-    return names == [".step-00000001.partial", "precious"] and (victim / "precious").read_text() == "precious"
+    return (
+        names == [".step-00000001.partial", "precious"]
+        and (victim / "precious").read_text() == "precious"
+    )
 
 
 def by_user(number: int, commands: str, *words: object) -> None:
@@ -63,7 +78,9 @@ def by_user(number: int, commands: str, *words: object) -> None:
     )
 
 
-def test_a_run_folder_of_another_user_is_refused(other_user: int, shared: Path, victim: Path) -> None:
+def test_a_run_folder_of_another_user_is_refused(
+    other_user: int, shared: Path, victim: Path
+) -> None:
     run = RunFolder(shared / "run")
     by_user(other_user, 'mkdir "$1"; ln -s "$2" "$1/checkpoints"', run.path, victim)
     with pytest.raises(
@@ -75,7 +92,9 @@ def test_a_run_folder_of_another_user_is_refused(other_user: int, shared: Path, 
     assert is_untouched(victim)
 
 
-def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(other_user: int, shared: Path, victim: Path) -> None:
+def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(
+    other_user: int, shared: Path, victim: Path
+) -> None:
     run = RunFolder(shared / "run")
     by_user(other_user, 'ln -s "$2" "$1"', run.path, victim)
     for attempt in (run.make, lambda: set_aside(run)):
@@ -102,7 +121,9 @@ def test_a_file_of_another_user_is_not_written_to(other_user: int, tmp_path: Pat
         open_append(tmp_path / "log")
 
 
-def test_an_own_folder_in_a_shared_one_and_an_own_link_to_it_are_fine(shared: Path, tmp_path: Path) -> None:
+def test_an_own_folder_in_a_shared_one_and_an_own_link_to_it_are_fine(
+    shared: Path, tmp_path: Path
+) -> None:
     RunFolder(shared / "run").make()
     (tmp_path / "link").symlink_to(shared / "run")
     RunFolder(tmp_path / "link").make()
@@ -132,18 +153,24 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, na
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     (run.path / name).symlink_to(victim)
-    with pytest.raises(UsageError, match=rf"cannot be used: it is a symbolic link, not a folder \({name}\)"):
+    with pytest.raises(
+        UsageError, match=rf"cannot be used: it is a symbolic link, not a folder \({name}\)"
+    ):
         run.make()
     assert is_untouched(victim)
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "events/rank-00000.jsonl", "logs/rank-00001.log"])
-def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(tmp_path: Path, victim: Path, name: str) -> None:
+def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(
+    tmp_path: Path, victim: Path, name: str
+) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
     (run.path / name).symlink_to(victim / "precious")
     what = re.escape(f"it is a symbolic link, not a regular file ({Path(name).name})")
-    with pytest.raises(UsageError, match=f"cannot be used: {what}\n  try: choose a folder of your own with --run"):
+    with pytest.raises(
+        UsageError, match=f"cannot be used: {what}\n  try: choose a folder of your own with --run"
+    ):
         train_here(make_config(steps=1), Classify, run.path)
     assert is_untouched(victim)
 
@@ -162,7 +189,11 @@ def test_the_lock_is_not_a_fifo(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
     os.mkfifo(run.path / ".lock")
-    with bounded(), pytest.raises(UsageError, match="it is a FIFO, not a regular file"), locked(run):
+    with (
+        bounded(),
+        pytest.raises(UsageError, match="it is a FIFO, not a regular file"),
+        locked(run),
+    ):
         pass
     with bounded():
         assert job_at_work(run) is None
@@ -175,7 +206,11 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
     if kind == "fifo":
         os.mkfifo(path)
     else:
-        target = {"link": victim / "precious", "dangling": victim / "new", "device": Path("/dev/null")}[kind]
+        target = {
+            "link": victim / "precious",
+            "dangling": victim / "new",
+            "device": Path("/dev/null"),
+        }[kind]
         path.symlink_to(target)
     with bounded():
         for open_it in (open_append, open_log, JsonLines):

@@ -1,4 +1,5 @@
-"""Whoever reaches a job's store reads and writes it as they like: nothing of it is believed, and nothing ends by it."""
+"""Whoever reaches a job's store reads and writes it as they like: nothing of it is believed, and
+nothing ends by it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from drumline.base.errors import Place, PreflightError
 from drumline.base.job_secret import derived, new_secret
 from drumline.base.topology import Topology
-from drumline.launch.node.c10d_rendezvous import NOTHING, RendezvousState, SealedBackend, decode, encode
+from drumline.launch.node.c10d_rendezvous import (
+    NOTHING,
+    RendezvousState,
+    SealedBackend,
+    decode,
+    encode,
+)
 from drumline.launch.node.membership import RUNNING, Membership
 from drumline.launch.node_plan import NodePlan
 from drumline.net.key_exchange import KeyPair, x25519
@@ -62,7 +69,9 @@ def test_what_an_unauthenticated_client_writes_is_not_there(
     base.set("drumline/part/key", value)  # type: ignore[arg-type]
     assert not store.check(["key"])
     for read in (lambda: store.get("key"), lambda: store.wait(["key"], timedelta(seconds=0.1))):
-        with pytest.raises(dist.DistStoreError, match="no value of this job is at drumline/part/key"):
+        with pytest.raises(
+            dist.DistStoreError, match="no value of this job is at drumline/part/key"
+        ):
             read()
     assert store.there(["key", "other"]) == {}
     store.under("x").check(["y"])
@@ -71,7 +80,11 @@ def test_what_an_unauthenticated_client_writes_is_not_there(
         "same DRUMLINE_SECRET on all nodes; if it is set, find out who else reaches that port\n"
     ), "it is reported once"
     assert store.compare_set("key", "", "ours") == b"ours", "nor does it keep the place"
-    assert (store.check(["key"]), store.get("key"), store.there(["key"])) == (True, b"ours", {"key": b"ours"})
+    assert (store.check(["key"]), store.get("key"), store.there(["key"])) == (
+        True,
+        b"ours",
+        {"key": b"ours"},
+    )
 
 
 def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore) -> None:
@@ -80,7 +93,11 @@ def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore
     recorded = base.get("drumline/key")
     base.set("drumline/other", recorded)  # type: ignore[arg-type]
     base.set("drumline/room/key", recorded)  # type: ignore[arg-type]
-    assert (ours.check(["key"]), ours.check(["other"]), ours.under("room").check(["key"])) == (True, False, False)
+    assert (ours.check(["key"]), ours.check(["other"]), ours.under("room").check(["key"])) == (
+        True,
+        False,
+        False,
+    )
     assert not SealedStore(base, SECRET + "?", "drumline").check(["key"])
     assert not ours.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
 
@@ -96,10 +113,14 @@ def test_one_side_without_the_secret_is_reported(base: dist.HashStore) -> None:
     SealedStore(base, SECRET).set("rendezvous", "{}")
     topology = Topology(rank=1, world_size=2)
     with pytest.raises(PreflightError, match="DRUMLINE_SECRET is set for rank 0, and not on"):
-        join_rendezvous(SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60)
+        join_rendezvous(
+            SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60
+        )
 
 
-def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(base: dist.HashStore) -> None:
+def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(
+    base: dist.HashStore,
+) -> None:
     nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1") for rank in range(2)]
     earlier = Membership(base, nodes[0], SECRET)
     earlier.check_job()
@@ -115,7 +136,9 @@ def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fi
 
 @pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
 @pytest.mark.parametrize("key", ["request", "decision", "proposal/0", "position/0/1"])
-def test_no_unknown_client_stops_a_run_and_it_obeys_a_signal(base: dist.HashStore, key: str, value: bytes) -> None:
+def test_no_unknown_client_stops_a_run_and_it_obeys_a_signal(
+    base: dist.HashStore, key: str, value: bytes
+) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
     votes = [StopVote(store, rank=rank, world_size=2, step=lambda: 7) for rank in range(2)]
     base.set(f"drumline/room/preemption/{key}", value)  # type: ignore[arg-type]
@@ -135,7 +158,9 @@ def test_a_failure_is_claimed_by_a_rank_and_by_no_other(base: dist.HashStore, va
     base.set("drumline/room/failure/first", value)  # type: ignore[arg-type]
     mine = Failure(Place(host="a", rank=1), "ValueError: x", 1)
     assert claim_failure(store, mine, ValueError("x"), rank_0_hosts_store=True) is None
-    later = claim_failure(store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False)
+    later = claim_failure(
+        store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False
+    )
     assert later is not None
     assert (later.place.rank, later.error) == (1, "ValueError: x")
 
@@ -188,7 +213,10 @@ def test_the_state_of_the_rendezvous_is_never_unpickled_and_is_put_back(
         base.set("drumline/rendezvous/state", value)  # type: ignore[arg-type]
     for holder in (other, one):
         holder.sync()
-        assert {node.addr: rank for node, rank in holder.state.participants.items()} == {"a": 0, "b": 1}
+        assert {node.addr: rank for node, rank in holder.state.participants.items()} == {
+            "a": 0,
+            "b": 1,
+        }
     assert not Touch.was_loaded
 
 
@@ -197,7 +225,11 @@ def test_a_state_travels_whole() -> None:
     node = _NodeDesc("a", 1, 2)
     assert vars(decode(encode(state)) or object) == vars(state)
     state.round, state.complete, state.deadline = 3, True, datetime.max.replace(tzinfo=UTC)
-    state.participants, state.wait_list, state.last_heartbeats = ({node: 1}, {node}, {node: datetime.now(UTC)})
+    state.participants, state.wait_list, state.last_heartbeats = (
+        {node: 1},
+        {node},
+        {node: datetime.now(UTC)},
+    )
     assert vars(decode(encode(state)) or object) == vars(state)
     assert decode(NOTHING) is None
 
@@ -227,7 +259,8 @@ def test_the_list_of_nodes_outlives_what_an_unauthenticated_client_writes(
     base: dist.HashStore, key: str, value: bytes, secret: str | None
 ) -> None:
     first, second = (
-        Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), secret) for rank in range(2)
+        Membership(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), secret)
+        for rank in range(2)
     )
     first.check_job()
     second.check_job()

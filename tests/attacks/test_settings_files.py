@@ -1,4 +1,5 @@
-"""Files of settings from somebody else: env files, TOML, hostfiles, JSON, and words for Kubernetes and git."""
+"""Files of settings from somebody else: env files, TOML, hostfiles, JSON, and words for Kubernetes
+and git."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ HARD_TOML = {
 def test_json_is_decoded_within_limits(name: str) -> None:
     text = HARD_JSON[name]
     with bounded():
-        with pytest.raises(ValueError, match=r"nested deeper than 200 levels|a number has more than 300 digits|line 1"):
+        with pytest.raises(
+            ValueError,
+            match=r"nested deeper than 200 levels|a number has more than 300 digits|line 1",
+        ):
             parse_json(text)
         assert parse_line(text.encode()) is None
         with pytest.raises(FrameError):
@@ -74,7 +78,10 @@ def test_what_people_write_is_decoded() -> None:
     assert parse_json(json.dumps(deep)) == deep
     many = {"lists": [[1, -2.5, "][{", None, True, '\\"']] * 500, "number": 10**299}
     assert parse_json(json.dumps(many)) == many
-    assert parse_toml("a.b.c = 0x10\n[d]\ne = [1, [2]]\n") == {"a": {"b": {"c": 16}}, "d": {"e": [1, [2]]}}
+    assert parse_toml("a.b.c = 0x10\n[d]\ne = [1, [2]]\n") == {
+        "a": {"b": {"c": 16}},
+        "d": {"e": [1, [2]]},
+    }
 
 
 @pytest.mark.parametrize("name", HARD_TOML)
@@ -104,10 +111,25 @@ def test_an_env_file_is_read_in_linear_time(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["x", "'a\\b'", "'a\\'", '"a\\"b"', '"a\\\\"', '"a # b" # c', "a # b", "a#b", "# b", "''", '"tab\\tx"']
+    "value",
+    [
+        "x",
+        "'a\\b'",
+        "'a\\'",
+        '"a\\"b"',
+        '"a\\\\"',
+        '"a # b" # c',
+        "a # b",
+        "a#b",
+        "# b",
+        "''",
+        '"tab\\tx"',
+    ],
 )
 def test_quotes_are_read_as_bash_reads_them(value: str) -> None:
-    shell = subprocess.run(["bash", "-c", f'A={value}\nprintf %s "$A"'], capture_output=True, check=True)
+    shell = subprocess.run(
+        ["bash", "-c", f'A={value}\nprintf %s "$A"'], capture_output=True, check=True
+    )
     expected = shell.stdout.decode().replace("\\t", "\t")
     assert _unquoted(value) == expected
 
@@ -138,7 +160,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path, read: Callable[[Path], Any])
                 problems = " ".join(read(tmp_path / name).problems)
             except DrumlineError as error:
                 problems = str(error)
-        assert re.search(r"cannot be read: it (is a FIFO|is a device|has more than 524,288 bytes)", problems)
+        assert re.search(
+            r"cannot be read: it (is a FIFO|is a device|has more than 524,288 bytes)", problems
+        )
 
 
 def test_files_at_their_limit_take_a_moment(tmp_path: Path) -> None:
@@ -170,11 +194,19 @@ def test_a_settings_file_may_be_a_link_that_the_user_names(tmp_path: Path) -> No
 # What is found in a run folder
 
 
-@pytest.mark.parametrize("text", [*HARD_JSON.values(), *HARD_TOML.values(), "\0", "7", "{}", '{"kind": []}'])
+@pytest.mark.parametrize(
+    "text", [*HARD_JSON.values(), *HARD_TOML.values(), "\0", "7", "{}", '{"kind": []}']
+)
 def test_verify_reads_any_run_folder(tmp_path: Path, text: str) -> None:
     run = RunFolder(tmp_path)
     run.make()
-    for file in (run.config_file, run.environment_file, run.ledger, run.event_file(0), run.event_file(1)):
+    for file in (
+        run.config_file,
+        run.environment_file,
+        run.ledger,
+        run.event_file(0),
+        run.event_file(1),
+    ):
         file.write_text(text + "\n")
     with bounded(cpu_s=3):
         assert verify_run(tmp_path, lambda _: None).problems
@@ -192,7 +224,9 @@ def test_verify_waits_for_nothing(tmp_path: Path, kind: str) -> None:
     assert named >= {"config.toml", "environment.json", "events/rank-00000.jsonl", "ledger.jsonl"}
 
 
-def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_not_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "MAX_LINE_BYTES", 1 << 20)
     with (tmp_path / "lines").open("wb") as file:
         file.write(b'{"a": 1}\n')
@@ -201,7 +235,11 @@ def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
         file.write(b'\n{"b": 2}\n')
     with bounded(megabytes=32):
         lines = list(read_json_lines(tmp_path / "lines"))
-    assert [(line.number, line.record) for line in lines] == [(1, {"a": 1}), (2, None), (3, {"b": 2})]
+    assert [(line.number, line.record) for line in lines] == [
+        (1, {"a": 1}),
+        (2, None),
+        (3, {"b": 2}),
+    ]
     assert lines[1].is_ended
 
 
@@ -242,7 +280,9 @@ def test_a_forged_status_is_no_status(tmp_path: Path, change: dict[str, Any]) ->
 
 def test_notices_of_other_types_are_left_out(tmp_path: Path) -> None:
     notices = WatchNotices(tmp_path)
-    (tmp_path / "notices.jsonl").write_text('{"kind": [], "message": 7}\n{"kind": "stall", "message": {}}\n')
+    (tmp_path / "notices.jsonl").write_text(
+        '{"kind": [], "message": 7}\n{"kind": "stall", "message": {}}\n'
+    )
     reported: list[Event] = []
     notices.report(Reporter([reported.append], rank=0, host="a"))
     assert reported == []
@@ -268,13 +308,18 @@ def test_a_host_that_answers_sync_with_anything_is_an_error(answer: str) -> None
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """As Kubernetes does it (third_party/forked/golang/expansion): `$$` is `$`, `$(X)` a variable that is known."""
+    """As Kubernetes does it (third_party/forked/golang/expansion): `$$` is `$`, `$(X)` a variable
+    that is known."""
     return re.sub(
-        r"\$(\$|\(([^)]*)\))", lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]), text
+        r"\$(\$|\(([^)]*)\))",
+        lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]),
+        text,
     )
 
 
-@pytest.mark.parametrize("word", ["$(X)", "$$(X)", "$$$(X)", "$$", "$", "a$b", "$X", "$(", "x$(X)$$(X)y"])
+@pytest.mark.parametrize(
+    "word", ["$(X)", "$$(X)", "$$$(X)", "$$", "$", "a$b", "$X", "$(", "x$(X)$$(X)y"]
+)
 def test_kubernetes_expands_nothing_that_the_user_wrote(word: str) -> None:
     assert expanded(_literal(word), {"X": "secret"}) == word
 

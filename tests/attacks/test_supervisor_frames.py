@@ -1,4 +1,5 @@
-"""A compromised host sends the controller arbitrary data: the controller continues with the others."""
+"""A compromised host sends the controller arbitrary data: the controller continues with the
+others."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ WHOLE: dict[str, dict[str, Any]] = {
     "hello": {"host": "a", "protocol": 3},
     "refused": {"problems": [["no file", "copy it"]]},
     "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
-    "diagnosis": {"alarm": "hang", "action": "stop", "sentence": "x", "was_printed": False, "is_last": True},
+    "diagnosis": {
+        "alarm": "hang",
+        "action": "stop",
+        "sentence": "x",
+        "was_printed": False,
+        "is_last": True,
+    },
     "ended": {"code": 1, "last_lines": ["x"]},
     "progress": {"reached_step": 3, "counted_step": 0},
     "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_lines": ["x"]},

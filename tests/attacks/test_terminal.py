@@ -1,6 +1,8 @@
-"""Text from ranks, hosts, users, files and datasets: none of it steers the terminal, or reads as a line of Drumline's.
+"""Text from ranks, hosts, users, files and datasets: none of it steers the terminal, or reads as a
+line of Drumline's.
 
-Every source is tried with every escape. A source is a place where today's code prints what somebody else wrote.
+Every source is tried with every escape. A source is a place where today's code prints what somebody
+else wrote.
 """
 
 from __future__ import annotations
@@ -60,13 +62,19 @@ ESCAPES = {
     "right to left": "\u202e\u2066\u200f",
     "raw bytes": "\udc9b2J",
 }
-# What our own lines are made of: a line that is drawn anew, colours, and what rich hides and shows the cursor with.
-OURS = re.compile(r"\r?\x1b\[[0-9;]*[mK]|\x1b\[\?25[hl]|\x1b\[1A\x1b\[2K|\r(?=\x1b\[2K|\n)|\x1b\[2K")
-STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What our own lines are made of: a line that is drawn anew, colours, and what rich hides and shows
+# the cursor with.
+OURS = re.compile(
+    r"\r?\x1b\[[0-9;]*[mK]|\x1b\[\?25[hl]|\x1b\[1A\x1b\[2K|\r(?=\x1b\[2K|\n)|\x1b\[2K"
+)
+STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def check_harmless(text: str) -> None:
-    """Nothing that a terminal obeys, no line that reads as ours, and the text itself is there to be read."""
+    """Nothing that a terminal obeys, no line that reads as ours, and the text itself is there to be
+    read."""
     left = OURS.sub("", text)
     assert not STEERS.search(left), ascii(text)
     assert f"before {MARK}" in left, "it is shown, not swallowed"
@@ -147,7 +155,14 @@ def log_of_a_rank_on_a_host(text: str, path: Path, capsys: pytest.CaptureFixture
     (path / "log").write_bytes(text.replace("\r", "").encode(errors="surrogateescape") + b"\n")
 
     def act(controller: Controller) -> None:
-        hear(controller.remotes[0], "lines", rank=0, shown_rank=0, stream="err", lines=LogFollower(path / "log").read())
+        hear(
+            controller.remotes[0],
+            "lines",
+            rank=0,
+            shown_rank=0,
+            stream="err",
+            lines=LogFollower(path / "log").read(),
+        )
 
     return on_screen(act, path)
 
@@ -186,7 +201,9 @@ def last_words_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[st
 
 @source
 def banner_of_an_ssh_server(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    return printed_by_cli(not_reached(Host("a"), 255, [text], python="python", cwd="/code"), capsys, code=3)
+    return printed_by_cli(
+        not_reached(Host("a"), 255, [text], python="python", cwd="/code"), capsys, code=3
+    )
 
 
 @source
@@ -207,12 +224,16 @@ def exception_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[str
         raise ValueError(text) from KeyError(text)
     except ValueError as error:
         error.add_note(text)
-        _print_once(error, Place("a", 0, 3), None, path / "no folder" / "log", run=path, environment={})
+        _print_once(
+            error, Place("a", 0, 3), None, path / "no folder" / "log", run=path, environment={}
+        )
     return capsys.readouterr().err
 
 
 @source
-def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def exception_of_a_rank_on_another_host(
+    text: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> str:
     from drumline.base.errors import Place
     from drumline.rank.failure import Failure
     from drumline.training.failure_report import _print_once
@@ -224,7 +245,9 @@ def exception_of_a_rank_on_another_host(text: str, path: Path, capsys: pytest.Ca
 
 
 @source
-def failure_of_another_rank_in_a_loop_of_the_users(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def failure_of_another_rank_in_a_loop_of_the_users(
+    text: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> str:
     from drumline.base.errors import Place
     from drumline.rank.failure import Failure
     from drumline.training.manager import DDPManager
@@ -232,7 +255,9 @@ def failure_of_another_rank_in_a_loop_of_the_users(text: str, path: Path, capsys
     ddp = DDPManager()
     error = ValueError("x")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ddp._connection, "claim_failure", lambda *_, **__: Failure(Place("b", 1), text, 1))
+        patch.setattr(
+            ddp._connection, "claim_failure", lambda *_, **__: Failure(Place("b", 1), text, 1)
+        )
         with pytest.raises(SystemExit) as caught:
             ddp.__exit__(ValueError, error, None)
     return str(caught.value.code)
@@ -243,7 +268,9 @@ def sentence_of_a_sidecar(text: str, path: Path, capsys: pytest.CaptureFixture[s
     from drumline.watch.sidecar.sidecar_options import SidecarOptions
     from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 
-    options = SidecarOptions(folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1)
+    options = SidecarOptions(
+        folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1
+    )
     SidecarReporter(options).print(text)
     return capsys.readouterr().err
 
@@ -255,7 +282,14 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
     from drumline.watch.diagnosis.diagnosis_files import diagnosis_text
 
     diagnosis = Diagnosis(
-        cause=Cause.UNKNOWN, host=text, rank=None, step=None, what=text, next_step="look", is_certain=True, since_s=1.0
+        cause=Cause.UNKNOWN,
+        host=text,
+        rank=None,
+        step=None,
+        what=text,
+        next_step="look",
+        is_certain=True,
+        since_s=1.0,
     )
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
     return diagnosis_text("hang", diagnosis, picture, action="report", at=0.0)
@@ -268,7 +302,9 @@ def wait_for_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @source
-def warning_in_a_loop_of_the_users(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def warning_in_a_loop_of_the_users(
+    text: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> str:
     """No handler is set up there: logging's own prints it."""
     import logging
 
@@ -294,7 +330,13 @@ def display(kind: Any, text: str) -> str:
     stream = io.StringIO()
     shown = kind(stream)
     stamp = {"time": 1000.0, "number": 3, "rank": 0, "host": "a", "step": 0}
-    numbers = {"world_size": 1, "model_parameters": 1, "train_samples": 1, "eval_samples": 1, "batch_size": 1}
+    numbers = {
+        "world_size": 1,
+        "model_parameters": 1,
+        "train_samples": 1,
+        "eval_samples": 1,
+        "batch_size": 1,
+    }
     numbers |= {"batch_size_per_rank": 1, "accumulate": 1, "lr": 0.1, "epochs": 1, "total_steps": 1}
     names = {"task": text, "device": "cpu", "backend": "gloo", "precision": "fp32", "run": text}
     shown({"kind": "start", **stamp, **numbers, **names})
@@ -311,14 +353,18 @@ def fact_of_a_host_in_the_doctor(text: str, path: Path, capsys: pytest.CaptureFi
 
 
 @source
-def fact_of_a_host_in_the_doctor_on_a_terminal(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def fact_of_a_host_in_the_doctor_on_a_terminal(
+    text: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> str:
     """Wide enough that rich folds nothing."""
     return doctor(text, capsys, is_terminal=True)
 
 
 def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) -> str:
     finding = Finding(level="problem", check="x", where=text, what=text, fix=text)
-    table = [ComparedValue(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))]
+    table = [
+        ComparedValue(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")
@@ -335,15 +381,32 @@ def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[st
     part.note(text, text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify_command, "find_run", Path)
-        patch.setattr(verify_command, "verify_run", lambda folder, show: RunReport(folder, [part], text, None))
+        patch.setattr(
+            verify_command, "verify_run", lambda folder, show: RunReport(folder, [part], text, None)
+        )
         assert verify_command.run([str(path)]) == 1
     return capsys.readouterr().out
 
 
 def status(text: str, path: Path) -> Path:
-    rank = {"rank": 0, "host": text, "step": 1, "phase": "failed", "age_s": 0.0, "rate": 1.0, "state": "S"}
+    rank = {
+        "rank": 0,
+        "host": text,
+        "step": 1,
+        "phase": "failed",
+        "age_s": 0.0,
+        "rate": 1.0,
+        "state": "S",
+    }
     row = {**rank, "cpu": 0.0, "exit": None, "failure": text}
-    record = {"version": 2, "time": 0.0, "leader": text, "world_size": 1, "hang_s": None, "ranks": [row]}
+    record = {
+        "version": 2,
+        "time": 0.0,
+        "leader": text,
+        "world_size": 1,
+        "hang_s": None,
+        "ranks": [row],
+    }
     (path / "watch").mkdir()
     lost = [{"node": 1, "host": text, "ranks": [1], "no_heartbeat_s": 1.0, "how": text}]
     notices = [{"kind": "hang", "message": text}, {"kind": "stall", "message": text}]
@@ -429,16 +492,29 @@ def test_no_text_of_others_steers_the_terminal(
     check_harmless(SOURCES[name](f"before {MARK}{ESCAPES[escape]} after", tmp_path, capsys))
 
 
-def test_ranks_keep_their_colours_which_end_with_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_keep_their_colours_which_end_with_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     painted = "\x1b[1;31mred\x1b[38;2;1;2;3m \x1b[4:3mcurly"
-    assert SOURCES["line of a rank over ssh"](painted, tmp_path, capsys) == f"[a 0] {painted}\x1b[0m\n"
+    assert (
+        SOURCES["line of a rank over ssh"](painted, tmp_path, capsys) == f"[a 0] {painted}\x1b[0m\n"
+    )
     assert r"\x1b[1;31mred" in SOURCES["diagnosis from a host"](painted, tmp_path, capsys)
 
 
-def test_a_rank_cannot_pass_for_another_over_ssh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_cannot_pass_for_another_over_ssh(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def act(controller: Controller) -> None:
         for rank in ("0] x\ndrumline: y\n[b 1", 0):
-            hear(controller.remotes[0], "lines", rank=rank, shown_rank=rank, stream="out", lines=["z\n[b 1] z"])
+            hear(
+                controller.remotes[0],
+                "lines",
+                rank=rank,
+                shown_rank=rank,
+                stream="out",
+                lines=["z\n[b 1] z"],
+            )
 
     assert on_screen(act, tmp_path) == "[a 0] z\\n[b 1] z\n"
 

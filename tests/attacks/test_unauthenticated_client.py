@@ -1,4 +1,5 @@
-"""An unauthenticated client reaches the nodes' store: it runs no code, forges nothing, and the job ends normally."""
+"""An unauthenticated client reaches the nodes' store: it runs no code, forges nothing, and the job
+ends normally."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ while not (folder / "go").exists():
 LIMIT_S = 60.0
 STATE = "drumline/rendezvous/state"
 # The first is where torch has it, and would unpickle it.
-KEYS = [f"torch.rendezvous.{RUN_ID}", STATE, "drumline/membership/members", "drumline/membership/node/0"]
+KEYS = [
+    f"torch.rendezvous.{RUN_ID}",
+    STATE,
+    "drumline/membership/members",
+    "drumline/membership/node/0",
+]
 
 
 class Touch:
@@ -58,13 +64,22 @@ class TwoNodes:
         # Without a secret a client can only report, in the name of a node, that the job is over.
         self.keys = KEYS if secret is None else [*KEYS, "drumline/membership/failed"]
         (folder / "stay.py").write_text(STAY)
-        environment = {name: value for name, value in os.environ.items() if name != "DRUMLINE_SECRET"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "DRUMLINE_SECRET"
+        }
         if secret is not None:
             environment["DRUMLINE_SECRET"] = secret
         launch = f"-m drumline launch --nodes 2 --master 127.0.0.1:{self.port} --procs 1".split()
         self.nodes = [
             subprocess.Popen(
-                [sys.executable, *launch, "--node-rank", str(rank), str(folder / "stay.py"), str(folder)],
+                [
+                    sys.executable,
+                    *launch,
+                    "--node-rank",
+                    str(rank),
+                    str(folder / "stay.py"),
+                    str(folder),
+                ],
                 env={**environment, "PYTHONPATH": str(Path.cwd())},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -77,7 +92,9 @@ class TwoNodes:
         deadline = time.monotonic() + LIMIT_S
         while not all((self.folder / name).exists() for name in names):
             assert time.monotonic() < deadline, names
-            assert all(node.poll() is None for node in self.nodes), [node.communicate() for node in self.nodes]
+            assert all(node.poll() is None for node in self.nodes), [
+                node.communicate() for node in self.nodes
+            ]
             time.sleep(0.05)
 
     def end(self) -> list[tuple[int, str]]:
@@ -98,7 +115,9 @@ def two_nodes(request: pytest.FixtureRequest, tmp_path: Path, warm: None) -> Ite
 def test_no_code_of_an_unauthenticated_client_runs(two_nodes: TwoNodes, tmp_path: Path) -> None:
     two_nodes.wait_for("rank-0-0", "rank-1-0")
     listened_on = listening_addresses(two_nodes.port)
-    client = dist.TCPStore("127.0.0.1", two_nodes.port, is_master=False, timeout=timedelta(seconds=5))
+    client = dist.TCPStore(
+        "127.0.0.1", two_nodes.port, is_master=False, timeout=timedelta(seconds=5)
+    )
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
     for key in two_nodes.keys:
         client.set(key, bomb)  # type: ignore[arg-type]
@@ -117,12 +136,17 @@ def test_no_code_of_an_unauthenticated_client_runs(two_nodes: TwoNodes, tmp_path
 
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
-def test_who_listens_first_in_place_of_node_0_runs_nothing(secret: str | None, tmp_path: Path, warm: None) -> None:
+def test_who_listens_first_in_place_of_node_0_runs_nothing(
+    secret: str | None, tmp_path: Path, warm: None
+) -> None:
     """Without a secret they can pass for node 0, and keep the others waiting."""
     client = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
     job = {"job": "", "num_nodes": 2, "nonce": "0" * 32}
-    for key, value in {**dict.fromkeys(KEYS, bomb), "drumline/membership/job": json.dumps(job)}.items():
+    for key, value in {
+        **dict.fromkeys(KEYS, bomb),
+        "drumline/membership/job": json.dumps(job),
+    }.items():
         client.set(key, value)  # type: ignore[arg-type]
     nodes = TwoNodes(tmp_path, secret, port=client.port).nodes
     try:

@@ -1,7 +1,7 @@
 """The benchmarks run: every table is made in small shapes, with the files for docs/performance.md.
 
-Whether anything is fast is not asked here. Without a group, and without peers: they take seconds to load, and not all
-are among the tools of a developer; the table then says so.
+Whether anything is fast is not asked here. Without a group, and without peers: they take seconds to
+load, and not all are among the tools of a developer; the table then says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def options(folder: Path, table: str) -> Options:
     )
 
 
-SOAK = (pytest.param(name, marks=pytest.mark.soak) for name in ("step", "resnet", "loading", "gpt", "save"))
+SOAK = (
+    pytest.param(name, marks=pytest.mark.soak)
+    for name in ("step", "resnet", "loading", "gpt", "save")
+)
 
 
 @pytest.mark.parametrize("name", ["cpu", *SOAK])
@@ -67,15 +70,23 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     ours = [row for row in table.rows if "ours" in row.way]
     assert ours
-    assert any(way in row.way for row in table.rows for way in ("by hand", "torch.save", "DataLoader"))
+    assert any(
+        way in row.way for row in table.rows for way in ("by hand", "torch.save", "DataLoader")
+    )
     assert all(row.failure is None and row.values for row in table.rows)
     assert all(row.way in text for row in table.rows)
     if name == "resnet":
         assert "share of the card: by hand " in text
     if name == "gpt":
-        assert "ours, eager, everything on: 1 saves in 1 blocks; by the run's own events each stopped it" in text
+        assert (
+            "ours, eager, everything on: 1 saves in 1 blocks; by the run's own events each stopped it"
+            in text
+        )
     if name not in ("cpu", "save", "loading") and importlib.util.find_spec("accelerate") is None:
-        assert "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'" in text
+        assert (
+            "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'"
+            in text
+        )
     document = json.loads((asked.out / f"{table.name}.json").read_text())
     assert [row["way"] for row in document["rows"]] == [row.way for row in table.rows]
     ElementTree.parse(asked.out / f"{table.name}.svg")
@@ -84,7 +95,17 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--rounds", "1", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "images",
+        "--tiny",
+        "--rounds",
+        "1",
+        "--device",
+        "cpu",
+    ]
     done = subprocess.run(
         [*command, "--limit", "120", "--only", "on the host", "--out", str(tmp_path)],
         cwd=ROOT,
@@ -118,12 +139,19 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
     assert (good.failure, good.samples) == (None, [15, 15])
     assert bad.failure == "ValueError: no more"
     assert over.failure == "RuntimeError: the loop ended before enough steps were taken"
-    table = Table("t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how")
+    table = Table(
+        "t",
+        "title",
+        "samples/s",
+        [Row("good", good.per_second()), Row("bad", failure=bad.failure)],
+        "how",
+    )
     assert "bad  failed: ValueError: no more" in text_of(table)
 
 
 def test_what_was_stopped_continues_when_the_rank_is_killed() -> None:
-    """A worker that was forked from the rank holds all that the rank has open, and is stopped with the rest."""
+    """A worker that was forked from the rank holds all that the rank has open, and is stopped with
+    the rest."""
     program = (
         "import os, signal, subprocess\n"
         "from benchmarks.stopping import resume, stop\n"
@@ -136,7 +164,9 @@ def test_what_was_stopped_continues_when_the_rank_is_killed() -> None:
         "print(other.pid, worker, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as rank:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as rank:
         assert rank.stdout is not None
         stopped = [int(pid) for pid in rank.stdout.readline().split()]
         assert rank.wait() == -signal.SIGKILL
@@ -156,7 +186,9 @@ def state_of(pid: int) -> str:
 
 
 def test_a_goal_says_whether_it_is_met() -> None:
-    assert Goal("images/s", 96_000, at_least=95_000).line() == "images/s, at least 95,000: 96,000, met"
+    assert (
+        Goal("images/s", 96_000, at_least=95_000).line() == "images/s, at least 95,000: 96,000, met"
+    )
     assert Goal("ms", 26.0, at_most=25).line() == "ms, at most 25: 26.00, NOT MET"
     assert Goal("ratio", None, at_most=1.02).line() == "ratio, at most 1.02: not measured"
 
@@ -166,7 +198,9 @@ def test_bytes_prepared_on_the_device_are_the_samples_that_workers_would_prepare
     photo_bytes = PhotoBytes(16, size=12, crop=8, num_images=16)
     photo_bytes.images = photos.images
     request = BatchRequest(3, 0, 16, shuffled=True)
-    (floats, labels), (images, chances, same) = (BatchMaker(one, seed=0)[request] for one in (photos, photo_bytes))
+    (floats, labels), (images, chances, same) = (
+        BatchMaker(one, seed=0)[request] for one in (photos, photo_bytes)
+    )
     found = prepared(images, chances, 8)
     assert torch.equal(found, floats)
     assert torch.equal(same, labels)

@@ -167,7 +167,9 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
     logs = [(run / "logs" / f"rank-{rank:05d}.log").read_text() for rank in (0, 1)]
     assert ["done: " in log for log in logs] == [True, False], "rank 0 tells how the run goes"
     request.getfixturevalue("warm")
-    again = drumline("train", "digits", "--procs", "2", "--config", str(run / "config.toml"), cwd=tmp_path)
+    again = drumline(
+        "train", "digits", "--procs", "2", "--config", str(run / "config.toml"), cwd=tmp_path
+    )
     assert again.returncode == 0, again.stderr
     assert "this run has finished" in again.stdout
     # torchrun's ranks are the same run.
@@ -193,7 +195,9 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert "--log.every_steps 5 --procs 2\n" in result.stdout.replace("\\\n      ", ""), result.stdout
+    assert "--log.every_steps 5 --procs 2\n" in result.stdout.replace("\\\n      ", ""), (
+        result.stdout
+    )
     ours, theirs = (
         (folder / "checkpoints" / "step-00000006" / "model.safetensors").read_bytes()
         for folder in (run, tmp_path / "theirs")
@@ -202,8 +206,8 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
 
 
 def train_beside_interrupts(*words: str, cwd: Path) -> tuple[int, str, str]:
-    """Started as a shell does it for a command with `&`: Ctrl-C is meant for the one in front of it. Its exit code,
-    output and errors."""
+    """Started as a shell does it for a command with `&`: Ctrl-C is meant for the one in front of
+    it. Its exit code, output and errors."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(
@@ -230,7 +234,9 @@ def train_beside_interrupts(*words: str, cwd: Path) -> tuple[int, str, str]:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("launcher", ["procs", "torchrun"])
 def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: str) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')"))
+    (tmp_path / "broken.py").write_text(
+        BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')")
+    )
     started = time.monotonic()
     if launcher == "procs":
         result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
@@ -258,7 +264,9 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
     assert result.stderr.count("ValueError: boom at four\n".replace("\\\n", "\n")) >= 1
     first = result.stderr.index("drumline: error: rank 1 on ")
     assert "crashed at step 3: ValueError: boom at four" in result.stderr[first:].splitlines()[0]
-    assert result.stderr.count("Traceback (most recent call last)") == (1 if launcher == "procs" else 2), result.stderr
+    assert result.stderr.count("Traceback (most recent call last)") == (
+        1 if launcher == "procs" else 2
+    ), result.stderr
     assert "in loss" in result.stderr
     assert "restarting the ranks" not in result.stderr, "it would fail at the same step"
     events = list(read_events(tmp_path / "runs" / "Broken" / "events" / "rank-00001.jsonl"))
@@ -272,19 +280,30 @@ def test_a_task_that_cannot_be_loaded_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1
-    assert "crashed: ModuleNotFoundError: No module named 'a_package_that_is_not_there'" in result.stderr
+    assert (
+        "crashed: ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
+        in result.stderr
+    )
     assert result.stderr.count("Traceback") == 1, result.stderr
     (tmp_path / "wrong.py").write_text(
         "import drumline\nclass Wrong(drumline.Task):\n    defaults = {'optim.lr': -1, 'train.epoch': 3}\n"
     )
     result = drumline("train", "wrong.py:Wrong", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.count("Wrong.defaults: optim.lr = -1.0 must be above 0") == 1, result.stderr
+    assert result.stderr.count("Wrong.defaults: optim.lr = -1.0 must be above 0") == 1, (
+        result.stderr
+    )
     assert "did you mean 'train.epochs'?" in result.stderr
 
 
 def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    place = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     result = drumline("train", "digits", "--procs", "4", cwd=tmp_path, **place)
     assert result.returncode == 2
     assert "--procs is 4, but a launcher has started 2 ranks here" in result.stderr
@@ -295,9 +314,16 @@ def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
 def test_without_an_agent_the_first_failure_is_reported_once_too(tmp_path: Path, rank: str) -> None:
     """As under srun: nobody ends the other ranks, and rank 0 runs the store."""
     (tmp_path / "broken.py").write_text(
-        BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')").replace('== "1"', f'== "{rank}"')
+        BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')").replace(
+            '== "1"', f'== "{rank}"'
+        )
     )
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
         subprocess.Popen(
             [*python_m("drumline"), "train", "broken.py:Broken"],
@@ -320,7 +346,10 @@ def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) 
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise SystemExit(0)"))
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr.count("error: sys.exit(0) was called before the end of the run [rank 1 on ") == 1
+    assert (
+        result.stderr.count("error: sys.exit(0) was called before the end of the run [rank 1 on ")
+        == 1
+    )
     assert result.stderr.count("sys.exit(0)") == 1, "one report"
     assert "restarting the ranks" not in result.stderr
 
@@ -328,9 +357,12 @@ def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) 
 @pytest.mark.usefixtures("warm")
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "os.kill(os.getpid(), 9)"))
-    result = drumline("train", "broken.py:Broken", "--procs", "2", "--max-restarts", "0", cwd=tmp_path)
+    result = drumline(
+        "train", "broken.py:Broken", "--procs", "2", "--max-restarts", "0", cwd=tmp_path
+    )
     assert result.returncode == 1
-    # By the watch; or by the launcher, should the sidecar not be there yet, so shortly after the start.
+    # By the watch; or by the launcher, should the sidecar not be there yet, so shortly after the
+    # start.
     assert re.search(r"rank 1 (on \S+ )?was (killed|ended) by SIGKILL", result.stderr)
     assert result.stderr.count("SIGKILL") == 1
 
@@ -338,7 +370,16 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("num_procs", [1, 2])
 def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_procs: int) -> None:
-    command = ["train", "digits", "--procs", str(num_procs), "--model.widths", "8", "--checkpoint.every_steps", "5"]
+    command = [
+        "train",
+        "digits",
+        "--procs",
+        str(num_procs),
+        "--model.widths",
+        "8",
+        "--checkpoint.every_steps",
+        "5",
+    ]
     command += ["--train.epochs", "500"]
     process = subprocess.Popen(
         [*python_m("drumline"), *command],
@@ -355,7 +396,10 @@ def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors.count("interrupted; rerun the same command to resume from the newest checkpoint\n") == 1
+    assert (
+        errors.count("interrupted; rerun the same command to resume from the newest checkpoint\n")
+        == 1
+    )
     assert "Traceback" not in errors
     assert list(checkpoints.glob("step-*"))
     assert not children_that_stay()
@@ -363,9 +407,15 @@ def test_ctrl_c_ends_every_process_and_the_run_can_continue(tmp_path: Path, num_
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
-    "words", [["train", "digits"], pytest.param(["launch", "--procs", "2", "digits"], marks=pytest.mark.soak)]
+    "words",
+    [
+        ["train", "digits"],
+        pytest.param(["launch", "--procs", "2", "digits"], marks=pytest.mark.soak),
+    ],
 )
-def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, words: list[str]) -> None:
+def test_ctrl_c_before_the_first_save_promises_no_checkpoint(
+    tmp_path: Path, words: list[str]
+) -> None:
     process = subprocess.Popen(
         [
             *python_m("drumline"),
@@ -388,7 +438,10 @@ def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, wor
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors.count("drumline: interrupted before the first save; rerun the same command to start") == 1
+    assert (
+        errors.count("drumline: interrupted before the first save; rerun the same command to start")
+        == 1
+    )
     assert not list((tmp_path / "here" / "checkpoints").glob("step-*"))
 
 
@@ -419,12 +472,16 @@ def test_letters_that_the_output_cannot_have_are_escaped(tmp_path: Path) -> None
     assert "\ngr\\xf6\\xdfe\n" in result.stdout, "what the user prints, too"
     assert "warning: Gr\\xf6\\xdfe.configure_optimizers() is never called: " in result.stdout
     assert result.stdout.count("treffer") == 1
-    assert "Größe.best_metric is 'treffer'" in (tmp_path / "läufe/logs/rank-00000.log").read_text("utf-8")
+    assert "Größe.best_metric is 'treffer'" in (tmp_path / "läufe/logs/rank-00000.log").read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.usefixtures("warm")
 def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
-    slow = BROKEN_TASK.replace("{what}", "pass").replace("self.seen += 1", "import time; time.sleep(0.3)")
+    slow = BROKEN_TASK.replace("{what}", "pass").replace(
+        "self.seen += 1", "import time; time.sleep(0.3)"
+    )
     (tmp_path / "slow.py").write_text(slow.replace("class Broken", "class Slow"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(

@@ -1,4 +1,5 @@
-"""docs/compare.md and its scripts: the line counts are those of the files, and the Drumline scripts do what it says.
+"""docs/compare.md and its scripts: the line counts are those of the files, and the Drumline scripts
+do what it says.
 
 The scripts of the other libraries are run by `make compare`.
 """
@@ -48,7 +49,9 @@ def import_runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-def test_lines_of_code_are_counted_without_imports_and_comments(runner: Any, tmp_path: Path) -> None:
+def test_lines_of_code_are_counted_without_imports_and_comments(
+    runner: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "script.py"
     for text, lines in ((WITHOUT_CODE, 0), (WITH_CODE, 4), (WITHOUT_CODE + WITH_CODE, 4)):
         file.write_text(text)
@@ -68,7 +71,9 @@ def test_the_page_has_the_line_counts_of_the_files(runner: Any) -> None:
 @pytest.mark.parametrize("library", ["lightning", "accelerate", "trainer", "drumline"])
 def test_the_page_for_newcomers_shows_the_scripts_as_they_are(library: str) -> None:
     code = (FOLDER / f"f1_{library}.py").read_text().partition("\n\n")[2]
-    assert f"```python no-run\n{code.strip()}\n```" in (ROOT / "docs" / "coming-from.md").read_text()
+    assert (
+        f"```python no-run\n{code.strip()}\n```" in (ROOT / "docs" / "coming-from.md").read_text()
+    )
 
 
 @pytest.mark.soak
@@ -102,7 +107,9 @@ def test_the_loss_of_the_tokens_script_is_a_mean_over_tokens() -> None:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("warm")
-def test_the_ema_script_reports_the_accuracy_of_the_average_on_two_ranks(runner: Any, tmp_path: Path) -> None:
+def test_the_ema_script_reports_the_accuracy_of_the_average_on_two_ranks(
+    runner: Any, tmp_path: Path
+) -> None:
     found = runner.compare_ema(runner.script("ema", "drumline"), tmp_path / "ema")
     assert found["accuracy reported"] == found["accuracy of the average"]
     assert 1 < int(found["stopped after"].removesuffix(" epochs")) < 60
@@ -110,5 +117,6 @@ def test_the_ema_script_reports_the_accuracy_of_the_average_on_two_ranks(runner:
 
 @pytest.mark.usefixtures("warm")
 def test_the_script_that_is_killed_runs(runner: Any, tmp_path: Path) -> None:
-    """That a kill changes nothing is shown in tests/multiproc, for tasks and for loops; examples/gan.py is the last."""
+    """That a kill changes nothing is shown in tests/multiproc, for tasks and for loops;
+    examples/gan.py is the last."""
     assert runner.run(runner.script("resume", "drumline"), tmp_path / "resume", ranks=1).weights

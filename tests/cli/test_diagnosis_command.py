@@ -18,7 +18,8 @@ from tests.ranks import free_port
 
 pytestmark = pytest.mark.usefixtures("warm")
 SENTENCE = "hang: rank 1 on b stands. Try: look"
-# Ranks that stand still. Beside the first of each node is who ends them, and speaks when the agent has noted how.
+# Ranks that stand still. Beside the first of each node is who ends them, and speaks when the agent
+# has noted how.
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
@@ -69,7 +70,13 @@ AGAIN = "drumline: restarting the ranks (restart 1 of {}); the script starts fro
     ("alarm", "action", "restarts", "code", "said"),
     [
         ("hang", "stop", 2, 70, f"drumline: {SENTENCE}\n"),
-        ("hang", "restart", 1, 70, f"drumline: {SENTENCE}\n{AGAIN.format(1)}drumline: {SENTENCE}\n"),
+        (
+            "hang",
+            "restart",
+            1,
+            70,
+            f"drumline: {SENTENCE}\n{AGAIN.format(1)}drumline: {SENTENCE}\n",
+        ),
         ("failure", "restart", 0, 1, f"drumline: {SENTENCE.replace('hang', 'failure')}\n"),
     ],
 )
@@ -85,7 +92,9 @@ def test_the_diagnosis_explains_the_end_and_decides_on_a_restart(
     assert len({one["DRUMLINE_WATCH_DIR"] for one in told}) == len(told), "each start has its own"
     assert {len(one["DRUMLINE_SECRET"]) for one in told} == {64}
     assert len({one["DRUMLINE_SECRET"] for one in told}) == len(told)
-    assert {(one["DRUMLINE_WATCH_NODES"], one["DRUMLINE_WATCH_RUN"]) for one in told} == {(None, None)}
+    assert {(one["DRUMLINE_WATCH_NODES"], one["DRUMLINE_WATCH_RUN"]) for one in told} == {
+        (None, None)
+    }
     assert not any(Path(one["DRUMLINE_WATCH_DIR"]).parent.exists() for one in told)
 
 
@@ -93,7 +102,9 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path:
     port = free_port()
     files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
     words = ["stands.py", "hang", "restart", "2"]
-    ended = finish(*(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files))
+    ended = finish(
+        *(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files)
+    )
     assert [code for code, *_ in ended] == [70, 70], ended
     told = [starts_of(tmp_path, rank) for rank in range(2)]
     assert [len(one) for one in told] == [2, 2], ended
@@ -128,11 +139,15 @@ def test_a_restart_counts_only_against_the_same_step(tmp_path: Path, num_nodes: 
         ended = finish(start("--procs", "1", *words, cwd=tmp_path))
     else:
         port = free_port()
-        files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
+        files = [
+            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)
+        ]
         ended = finish(*(start("--env-file", file, *words, cwd=tmp_path) for file in files))
     assert [code for code, *_ in ended] == [70] * num_nodes, ended
     for rank in range(num_nodes):
-        assert len(starts_of(tmp_path, rank)) == 4, "three get further; the fourth does not, and no restart is left"
+        assert len(starts_of(tmp_path, rank)) == 4, (
+            "three get further; the fourth does not, and no restart is left"
+        )
     if num_nodes == 1:
         assert ended[0][2].count("restarting the ranks (restart 1 of 1)") == 3
 
@@ -144,10 +159,22 @@ def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
         "is_there = Path(os.environ['DRUMLINE_WATCH_DIR'], 'rank-00000.heartbeat').exists()\n"
         "print(__name__, sys.argv, is_there, *(os.environ[name] for name in names))\n"
     )
-    words = ["--procs", "1", "--watch", "--on-hang", "report", "--hang-after", "9.5", "own.py", "--watch"]
+    words = [
+        "--procs",
+        "1",
+        "--watch",
+        "--on-hang",
+        "report",
+        "--hang-after",
+        "9.5",
+        "own.py",
+        "--watch",
+    ]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, errors) == (0, "")
-    assert output.startswith(f"__main__ ['own.py', '--watch'] True report 9.5 {tmp_path}/runs/launch/"), output
+    assert output.startswith(
+        f"__main__ ['own.py', '--watch'] True report 9.5 {tmp_path}/runs/launch/"
+    ), output
 
 
 STOPS_ITSELF = """
@@ -173,11 +200,16 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
     names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
     assert sorted(path.name for path in (folder / "diagnoses").iterdir()) == names
-    events = [json.loads(line) for line in (folder / "events" / "watch.jsonl").read_text().splitlines()]
-    assert [(event["kind"], event["rank"], event["action"]) for event in events] == [("hang", 1, "restart")] * 2
+    events = [
+        json.loads(line) for line in (folder / "events" / "watch.jsonl").read_text().splitlines()
+    ]
+    assert [(event["kind"], event["rank"], event["action"]) for event in events] == [
+        ("hang", 1, "restart")
+    ] * 2
 
 
-# Healthy: a process that it has forked ends and is not waited for; workers end with each epoch; and data comes late.
+# Healthy: a process that it has forked ends and is not waited for; workers end with each epoch; and
+# data comes late.
 WAITS = """
 import os, time, torch
 from datetime import timedelta
@@ -208,9 +240,13 @@ dist.destroy_process_group()
 
 
 @pytest.mark.soak
-def test_a_script_that_only_waits_is_not_ended_and_torch_waits_longer_than_the_watch(tmp_path: Path) -> None:
+def test_a_script_that_only_waits_is_not_ended_and_torch_waits_longer_than_the_watch(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
-    code, output, errors = finish(start("--watch", "--hang-after", "50", "--procs", "2", "waits.py", cwd=tmp_path))[0]
+    code, output, errors = finish(
+        start("--watch", "--hang-after", "50", "--procs", "2", "waits.py", cwd=tmp_path)
+    )[0]
     assert (code, output) == (0, "140.0\n"), errors
     assert "hang: " not in errors
 
@@ -265,9 +301,13 @@ class DiesAlways(ImageClassification):
 """
 
 
-def test_a_task_that_fails_at_the_same_step_three_times_stops_and_reports_it(tmp_path: Path) -> None:
+def test_a_task_that_fails_at_the_same_step_three_times_stops_and_reports_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(DIES_ALWAYS)
-    code, output, errors = finish(start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path))[0]
+    code, output, errors = finish(
+        start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path)
+    )[0]
     assert code == 70, errors
     assert errors.count("restarting the ranks") == 3, errors
     assert "error: the run has failed 3 times at step 3 and is not restarted:\n" in errors
@@ -275,9 +315,13 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_reports_it(tmp
     assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward") == 3
     assert f" [rank 1 on {host}, step 3]\n" in errors
     assert "try: read runs/DiesAlways/diagnoses and fix the cause" in errors
-    events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
+    events = (
+        (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
+    )
     recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
-    assert [(event["step"], event["lost_steps"], event["about_rank"]) for event in recovered] == [(3, 1, 1)] * 2
+    assert [(event["step"], event["lost_steps"], event["about_rank"]) for event in recovered] == [
+        (3, 1, 1)
+    ] * 2
     assert all(event["seconds"] > event["seconds_to_diagnosis"] for event in recovered)
     begun = [event for line in events if (event := json.loads(line))["kind"] == "first_step"]
     assert [event["since"] for event in begun] == ["command", "rank", "rank"]
@@ -305,7 +349,15 @@ class CallsOneMore(ImageClassification):
 
 def test_an_extra_collective_is_named_with_what_each_side_called(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CALLS_ONE_MORE)
-    words = ["--procs", "2", "--max-restarts", "0", "mine.py:CallsOneMore", "--watch.on_hang", "stop"]
+    words = [
+        "--procs",
+        "2",
+        "--max-restarts",
+        "0",
+        "mine.py:CallsOneMore",
+        "--watch.on_hang",
+        "stop",
+    ]
     code, _, errors = finish(start(*words, cwd=tmp_path))[0]
     assert code != 0
     (told,) = [line for line in errors.splitlines() if "failure: " in line or "hang: " in line]
@@ -313,6 +365,7 @@ def test_an_extra_collective_is_named_with_what_each_side_called(tmp_path: Path)
     host = re.escape(socket.gethostname())
     # Gloo ends rank 1 or makes it wait, by what arrives first.
     assert re.search(rf"rank 1 on {host}: all_reduce( #\d+ of \[3\])?; ", told), told
-    # Where gloo ends rank 1, rank 0 may fail before it was asked; test_diagnose has the text of both sides.
+    # Where gloo ends rank 1, rank 0 may fail before it was asked; test_diagnose has the text of
+    # both sides.
     rank_0 = re.search(rf"(the others|rank 0 on {host}): all_reduce #\d+ of \[\d+\]", told)
     assert rank_0 or "gloo aborted rank 1" in told, told

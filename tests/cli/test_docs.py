@@ -1,10 +1,12 @@
-"""The README and the docs do what they say: commands run and print what is shown, links lead somewhere, flags exist.
+"""The README and the docs do what they say: commands run and print what is shown, links lead
+somewhere, flags exist.
 
-Blocks of a page are run in their order, in one folder. Fences say how: `console` lines that start with `$ ` are typed
-into bash, and the lines below them must be in its output, in that order (numbers apart, `...` for what is left out);
-`python` is run; a `python` or `toml` block that opens with `# name.ending` is also kept as that file. What no test can
-run is fenced `text` (or `python no-run`) and says why in the paragraph above. `py` and `sh` are snippets of the
-linter's rules, which are tests of their own.
+Blocks of a page are run in their order, in one folder. Fences say how: `console` lines that start
+with `$ ` are typed into bash, and the lines below them must be in its output, in that order
+(numbers apart, `...` for what is left out); `python` is run; a `python` or `toml` block that opens
+with `# name.ending` is also kept as that file. What no test can run is fenced `text` (or `python
+no-run`) and says why in the paragraph above. `py` and `sh` are snippets of the linter's rules,
+which are tests of their own.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d.,:]*(?:e[+-]\d+)?")
 UNIT = re.compile(r"# (?:ms|s|min|B|kB|MB)\b")
 REASON = "*Not run by the tests"
 SHORT = ["--train.epochs", "1", "--model.widths", "8"]
-# The first would change what is trained on, the second makes every start of torch slow, with the third a line and its
-# end are written one after the other: those of two ranks get mixed.
+# The first would change what is trained on, the second makes every start of torch slow, with the
+# third a line and its end are written one after the other: those of two ranks get mixed.
 UNWANTED = ("DATASET_DIR", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 
 
@@ -101,7 +103,11 @@ def make_environment(tmp_path: Path, warm: None) -> dict[str, str]:
     """An environment in which the commands are those of this checkout and this Python."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, module in {"python": "", "drumline": "-m drumline", "torchrun": "-m torch.distributed.run"}.items():
+    for name, module in {
+        "python": "",
+        "drumline": "-m drumline",
+        "torchrun": "-m torch.distributed.run",
+    }.items():
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         program.chmod(0o755)
@@ -113,14 +119,18 @@ def make_environment(tmp_path: Path, warm: None) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "SMALL_DIGITS": "1",
-        "PET_MASTER_PORT": str(free_port()),  # torchrun's own default is the same for every job on a machine
+        "PET_MASTER_PORT": str(
+            free_port()
+        ),  # torchrun's own default is the same for every job on a machine
     }
 
 
 @pytest.fixture(name="folder")
-def make_folder(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a page is run: with the examples, as in a checkout. After `warm`: what a fork server loads at its start is
-    found from the folder that it starts in."""
+def make_folder(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Where a page is run: with the examples, as in a checkout. After `warm`: what a fork server
+    loads at its start is found from the folder that it starts in."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -153,7 +163,9 @@ def settled(line: str) -> str:
     without_numbers = NUMBER.sub("#", line)
     for waits in ("waits for data", "exposed communication"):  # said only where it is much
         without_numbers = without_numbers.replace(f" {waits} #%", "")
-    without_numbers = without_numbers.replace("micro-batches a step", "micro-batch a step")  # one, if that is fastest
+    without_numbers = without_numbers.replace(
+        "micro-batches a step", "micro-batch a step"
+    )  # one, if that is fastest
     return " ".join(UNIT.sub("# s", without_numbers).split())
 
 
@@ -161,8 +173,8 @@ def check_shown(command: Command, printed: list[str]) -> None:
     """Every line that is shown was printed, in that order."""
     rest = iter(printed)
     for line in command.shown:
-        assert settled(line) in rest, f"$ {command.typed}\nshown, but not printed (there): {line}\n" + "\n".join(
-            printed
+        assert settled(line) in rest, (
+            f"$ {command.typed}\nshown, but not printed (there): {line}\n" + "\n".join(printed)
         )
 
 
@@ -186,15 +198,22 @@ def test_a_page_does_what_it_says(page: Path, folder: Path, environment: dict[st
 
 
 def test_make_demo_is_what_the_readme_shows(folder: Path, environment: dict[str, str]) -> None:
-    recipe = re.search(r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    recipe = re.search(
+        r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     assert recipe is not None
     shown = next(
-        command.shown for _, block in of_kind("text") for command in commands(block) if command.typed == "make demo"
+        command.shown
+        for _, block in of_kind("text")
+        for command in commands(block)
+        if command.typed == "make demo"
     )
     assert shown[0] == f".venv/bin/{recipe[1]}"
     shortened = run_in_bash(f"{recipe[1]} --train.epochs 1", environment)
     # The two words more may have broken a line that the page has whole.
-    printed = "\n".join(shortened).replace(" \\\n", " ").replace(" --train.epochs #", "").splitlines()
+    printed = (
+        "\n".join(shortened).replace(" \\\n", " ").replace(" --train.epochs #", "").splitlines()
+    )
     for line in shown[1:]:
         assert settled(line).replace("epochs", "epoch") in printed, f"{line}\n" + "\n".join(printed)
 
@@ -202,7 +221,9 @@ def test_make_demo_is_what_the_readme_shows(folder: Path, environment: dict[str,
 def test_make_test_is_there() -> None:
     typed = [command.typed for block in blocks(README) for command in commands(block)]
     assert "make test" in typed
-    assert re.search(r"^test:.*\n(?:\t.*\n)*\t.*pytest", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^test:.*\n(?:\t.*\n)*\t.*pytest", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
 
 
 def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) -> None:
@@ -214,12 +235,21 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
     }
     assert len(found) == 1, "the pages show different commands"
     address = f"127.0.0.1:{free_port()}"
-    # One rank a node: that it is two agents that meet is what matters, and starting torch is what takes time.
-    words = found.pop().replace("FIRST_HOST:29500", address).replace("--nproc-per-node 2", "--nproc-per-node 1")
+    # One rank a node: that it is two agents that meet is what matters, and starting torch is what
+    # takes time.
+    words = (
+        found.pop()
+        .replace("FIRST_HOST:29500", address)
+        .replace("--nproc-per-node 2", "--nproc-per-node 1")
+    )
     assert address in words
     nodes = [
         subprocess.Popen(
-            [*shlex.split(words), *SHORT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*shlex.split(words), *SHORT],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for _ in range(2)
     ]
@@ -235,7 +265,10 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
 
 def test_there_is_enough_to_run() -> None:
     assert len(PAGES) >= FEWEST_PAGES
-    per_page = {page: sum(len(commands(block)) for block in blocks(page) if block.kind == "console") for page in PAGES}
+    per_page = {
+        page: sum(len(commands(block)) for block in blocks(page) if block.kind == "console")
+        for page in PAGES
+    }
     assert per_page[README] > 0
     assert sum(per_page.values()) >= FEWEST_COMMANDS
     assert sum(block.note != "no-run" for _, block in of_kind("python")) >= FEWEST_PYTHON
@@ -243,8 +276,16 @@ def test_there_is_enough_to_run() -> None:
 
 def test_what_is_not_run_says_why() -> None:
     for page in PAGES:
-        known = {"console", "python", "toml", "text", *(("py", "sh", "yaml") if page.stem == "lint" else ())}
-        assert page.read_text().count("\n```") == 2 * len(blocks(page)), f"{page.name}: a fence is not closed"
+        known = {
+            "console",
+            "python",
+            "toml",
+            "text",
+            *(("py", "sh", "yaml") if page.stem == "lint" else ()),
+        }
+        assert page.read_text().count("\n```") == 2 * len(blocks(page)), (
+            f"{page.name}: a fence is not closed"
+        )
         for block in blocks(page):
             assert block.kind in known, f"{page.name}: {block.kind}"
             if block.note == "no-run" or (block.kind == "text" and commands(block)):
@@ -286,7 +327,10 @@ def test_settings_and_flags_exist(page: Path) -> None:
 
 def test_the_api_page_has_every_public_name() -> None:
     listed = re.findall(r"^::: (.+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    homes = {f"{home.__module__}.{home.__qualname__}" for home in map(drumline.__getattr__, drumline.__all__)}
+    homes = {
+        f"{home.__module__}.{home.__qualname__}"
+        for home in map(drumline.__getattr__, drumline.__all__)
+    }
     assert set(listed) == homes
 
 
@@ -297,6 +341,10 @@ def test_every_page_is_in_the_site() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.stem)
 def test_files_that_are_named_are_there(page: Path) -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for name in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|sh|toml|yaml))`", page.read_text()):
-        assert any(file == name or file.endswith(f"/{name}") for file in tracked), f"{page.name} names {name}"
+        assert any(file == name or file.endswith(f"/{name}") for file in tracked), (
+            f"{page.name} names {name}"
+        )

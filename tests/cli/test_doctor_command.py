@@ -17,14 +17,26 @@ from tests.ranks import rank_environment
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        ("--hosts a,b --hostfile f", ["--hosts and --hostfile exclude each other: each lists the hosts"]),
+        (
+            "--hosts a,b --hostfile f",
+            ["--hosts and --hostfile exclude each other: each lists the hosts"],
+        ),
         ("--hosts a,b --nodes 2", ["--hosts uses ssh, and --nodes does not: give one of them"]),
-        ("--ssh x --port 1", ["--ssh: belongs to --hosts and --hostfile", "--port: belongs to --hosts"]),
-        ("--procs 2 --backend gloo", ["--procs: belongs to --collectives", "--backend: belongs to --collectives"]),
+        (
+            "--ssh x --port 1",
+            ["--ssh: belongs to --hosts and --hostfile", "--port: belongs to --hosts"],
+        ),
+        (
+            "--procs 2 --backend gloo",
+            ["--procs: belongs to --collectives", "--backend: belongs to --collectives"],
+        ),
         ("--hosts a,b --no-collectives --procs 2", ["--procs: belongs to --collectives"]),
         ("--optim.lr 1", ["--optim.lr: is a setting of a run; the doctor takes none"]),
         ("--hoss a", ["did you mean"]),
-        ("digits --hosts a,b --nodes 2", ["--hosts: a TASK is checked on this machine", "--nodes: a TASK"]),
+        (
+            "digits --hosts a,b --nodes 2",
+            ["--hosts: a TASK is checked on this machine", "--nodes: a TASK"],
+        ),
         ("--batches 2 --config f", ["--batches: belongs to a TASK", "--config: belongs to a TASK"]),
         ("digit", ["there is no such task; did you mean 'digits'"]),
         ("digits --optim.lr -1", ["optim.lr"]),
@@ -37,7 +49,10 @@ from tests.ranks import rank_environment
     ],
 )
 def test_wrong_usage_is_reported(
-    words: str, problems: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: str,
+    problems: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NODELIST"):
         monkeypatch.delenv(name, raising=False)
@@ -54,16 +69,33 @@ def test_help_tells_every_flag_and_fits_a_terminal(
     assert main(["doctor", "--help"]) == 0
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines())) <= 80
-    for word in (*(f"\n  --{name}" for name in OWN_FLAGS), "DRUMLINE_SECRET", "3 something must be fixed"):
+    for word in (
+        *(f"\n  --{name}" for name in OWN_FLAGS),
+        "DRUMLINE_SECRET",
+        "3 something must be fixed",
+    ):
         assert word in told
 
 
 def test_slurm_says_which_node_this_is() -> None:
     step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
     options = _node_options({"wait": 60}, step)
-    assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (3, 4, "gpu07", 29500, 60.0)
-    options = _node_options({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16})
-    assert (options.node, options.master, options.port, options.secret) == (0, "10.0.0.1", 1234, "s" * 16)
+    assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (
+        3,
+        4,
+        "gpu07",
+        29500,
+        60.0,
+    )
+    options = _node_options(
+        {"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16}
+    )
+    assert (options.node, options.master, options.port, options.secret) == (
+        0,
+        "10.0.0.1",
+        1234,
+        "s" * 16,
+    )
     with pytest.raises(UsageError, match="--nodes is missing"):
         _node_options({"node-rank": 0, "master": "a"}, {})
 
@@ -71,7 +103,9 @@ def test_slurm_says_which_node_this_is() -> None:
 def test_only_the_report_is_on_stdout_when_it_is_for_a_script(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.tools.doctor.pairs.without_ssh.join", lambda *_: {"result": "ready", "code": 0})
+    monkeypatch.setattr(
+        "drumline.tools.doctor.pairs.without_ssh.join", lambda *_: {"result": "ready", "code": 0}
+    )
     words = ["doctor", "--nodes=2", "--node-rank=1", "--master=a"]
     assert main(words) == 0
     assert capsys.readouterr().out == "node 1: ready (node 0 has the report)\n"
@@ -112,10 +146,21 @@ class Spare(Task):
 """
 
 
-def test_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "task_with_a_spare.py"
     file.write_text(TASK)
-    words = ["doctor", f"{file}:Spare", "--dist.device", "cpu", "--run", str(tmp_path), "--batches", "2"]
+    words = [
+        "doctor",
+        f"{file}:Spare",
+        "--dist.device",
+        "cpu",
+        "--run",
+        str(tmp_path),
+        "--batches",
+        "2",
+    ]
     assert main(words) == ExitCode.PREFLIGHT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert "parameters            4 trained, 2 unused in one or more of 2 batches" in lines

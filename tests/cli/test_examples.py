@@ -20,9 +20,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
 LONGEST = dict.fromkeys((path.name for path in EXAMPLES), 80) | {"own_task.py": 40}
-PROGRAMS = {"drumline": ["-m", "drumline"], "torchrun": ["-m", "torch.distributed.run", "--standalone"], "python": []}
-# The examples whose libraries take seconds to load. They run in processes that have them loaded, and are given the rate
-# that a tiny model needs to learn within seconds.
+PROGRAMS = {
+    "drumline": ["-m", "drumline"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
+    "python": [],
+}
+# The examples whose libraries take seconds to load. They run in processes that have them loaded,
+# and are given the rate that a tiny model needs to learn within seconds.
 HUGGING_FACE = {
     "finetune_lm.py": "--optim.lr 0.01 --watch.sidecar off",
     "finetune_classifier.py": "--optim.lr 0.01 --train.epochs 6 --watch.sidecar off",
@@ -33,7 +37,9 @@ HUGGING_FACE = {
 
 def commands() -> list[tuple[str, str]]:
     """What the examples' own docstrings say to type."""
-    return [(path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())]
+    return [
+        (path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())
+    ]
 
 
 LONG = ("gan.py", "image_folder.py", "web_dataset.py")
@@ -69,7 +75,11 @@ def test_every_example_says_how_to_run_it() -> None:
 
 
 def test_commands_of_the_recipes_are_those_of_the_examples() -> None:
-    shown = re.findall(r"^\$ (drumline train examples/.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
+    shown = re.findall(
+        r"^\$ (drumline train examples/.*)$",
+        (ROOT / "docs" / "recipes.md").read_text(),
+        re.MULTILINE,
+    )
     assert len(shown) >= len(HUGGING_FACE)
     assert set(shown) <= {command for _, command in commands()}
 
@@ -80,9 +90,12 @@ def test_examples_are_short(name: str, lines: int) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("name", [*sorted(QUICK), *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)])
+@pytest.mark.parametrize(
+    "name", [*sorted(QUICK), *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)]
+)
 def test_an_example_runs_and_learns(tmp_path: Path, name: str) -> None:
-    """Its commands, one after another in one folder: where there are checkpoints, the next one resumes."""
+    """Its commands, one after another in one folder: where there are checkpoints, the next one
+    resumes."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     if name in MAKERS:
         MAKERS[name](tmp_path)
@@ -99,7 +112,8 @@ def test_an_example_runs_and_learns(tmp_path: Path, name: str) -> None:
 def test_examples_on_hugging_face_learn_resume_and_are_right_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All in one test: the libraries are loaded once. What is checked, and why, is in tests/hugging_face_jobs.py."""
+    """All in one test: the libraries are loaded once. What is checked, and why, is in
+    tests/hugging_face_jobs.py."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     with warm_python(tmp_path / "bin", "tests.hugging_face_jobs") as program:
         monkeypatch.setattr(sys, "executable", program)
@@ -112,7 +126,9 @@ def test_examples_on_hugging_face_learn_resume_and_are_right_on_two_ranks(
 
 # WebDataset leaves its files to the garbage collector to close.
 @pytest.mark.soak
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_stream_of_shards_continues_where_its_state_was_taken(tmp_path: Path) -> None:
     MAKERS["web_dataset.py"](tmp_path)
     stream = load_class(f"{ROOT / 'examples' / 'web_dataset.py'}:OwnShards")

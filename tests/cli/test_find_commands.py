@@ -11,7 +11,17 @@ from drumline.cli import main
 from tests.cli.test_command import drumline, torch_blocked
 
 # Without BatchNorm, whose statistics are those of a rank's part of the batch.
-TASK = ["text", "--model.layers", "1", "--model.width", "32", "--model.context", "16", "--dist.device", "cpu"]
+TASK = [
+    "text",
+    "--model.layers",
+    "1",
+    "--model.width",
+    "32",
+    "--model.context",
+    "16",
+    "--dist.device",
+    "cpu",
+]
 
 
 @pytest.mark.soak
@@ -42,8 +52,12 @@ def test_both_print_the_same_on_two_ranks_and_leave_nothing(tmp_path: Path) -> N
 def test_wrong_commands_are_explained_before_torch_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = drumline("find-lr", "digits", "--low", "1", "--high", "0.1", cwd=tmp_path, **torch_blocked(tmp_path))
-    assert (first.returncode, "--low 1 is not below --high 0.1" in first.stderr) == (2, True), first.stderr
+    first = drumline(
+        "find-lr", "digits", "--low", "1", "--high", "0.1", cwd=tmp_path, **torch_blocked(tmp_path)
+    )
+    assert (first.returncode, "--low 1 is not below --high 0.1" in first.stderr) == (2, True), (
+        first.stderr
+    )
     for arguments, text in (
         (["find-lr"], "no TASK was given: one of digits"),
         (["find-lr", "digits", "--steps", "0"], "--steps"),

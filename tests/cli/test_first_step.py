@@ -1,4 +1,5 @@
-"""From the command to the first step: it is measured, and nothing is loaded on the way that no step needs."""
+"""From the command to the first step: it is measured, and nothing is loaded on the way that no step
+needs."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ NOT_NEEDED = {
 }  # fmt: skip
 # Without torch, when a test gets a Python that has it.
 COLD = sys.executable
-# Runs a command, and prints which modules of ours had a function called before the first optimizer.step returned, and
-# in the end which modules are loaded.
+# Runs a command, and prints which modules of ours had a function called before the first
+# optimizer.step returned, and in the end which modules are loaded.
 TRACE_CALLS = """
 import sys
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -63,7 +64,8 @@ sys.exit(code)
 
 
 def run_and_look(program: str, *words: str, cwd: Path) -> tuple[str, set[str]]:
-    """What a Python program prints, in a process without torch, and what is loaded there when it ends."""
+    """What a Python program prints, in a process without torch, and what is loaded there when it
+    ends."""
     done = subprocess.run(
         [COLD, "-c", program, *words],
         cwd=cwd,
@@ -83,28 +85,43 @@ def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_path: Path) -> None:
-    output, loaded = run_and_look(TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
+    output, loaded = run_and_look(
+        TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path
+    )
     assert "torch" in loaded
     assert loaded & NOT_NEEDED == set()
     (event,) = first_steps(tmp_path / "run", 0)
     assert (event["step"], event["since"]) == (1, "command")
-    parts = ["python and torch", "rendezvous", "folder", "data", "model", "checkpoint", "warm-up", "first step"]
+    parts = [
+        "python and torch",
+        "rendezvous",
+        "folder",
+        "data",
+        "model",
+        "checkpoint",
+        "warm-up",
+        "first step",
+    ]
     assert list(event["parts"]) == parts
     assert min(event["parts"].values()) >= 0
     assert output.count(" after the command: python and torch ") == 1
     assert (tmp_path / "run/logs/rank-00000.log").read_text().count(" after the command: ") == 1
     (line,) = (line for line in output.splitlines() if line.startswith("called: "))
     called = line.split()[1:]
-    assert {"drumline.cli.train_command", "drumline.training.loop", "drumline.training.models.mini_resnet"} <= set(
-        called
-    )
+    assert {
+        "drumline.cli.train_command",
+        "drumline.training.loop",
+        "drumline.training.models.mini_resnet",
+    } <= set(called)
 
 
 def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: None) -> None:
     words = ["train", "digits", *SMALL, "--procs", "2", "--run", "run"]
     output, loaded = run_and_look(LOOK, sys.executable, *words, cwd=tmp_path)
     assert "torch.distributed.elastic" in loaded
-    assert loaded & (NOT_NEEDED | {"torch._refs", "torch._decomp", "drumline.training.run"}) == set()
+    assert (
+        loaded & (NOT_NEEDED | {"torch._refs", "torch._decomp", "drumline.training.run"}) == set()
+    )
     for rank in range(2):
         (event,) = first_steps(tmp_path / "run", rank)
         assert event["since"] == "command"

@@ -1,4 +1,5 @@
-"""A script trains, loads and evaluates, in processes of its own, and its own process stays as it was."""
+"""A script trains, loads and evaluates, in processes of its own, and its own process stays as it
+was."""
 
 from __future__ import annotations
 
@@ -60,12 +61,23 @@ if __name__ == "__main__":
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 def run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 
@@ -86,16 +98,22 @@ def test_a_script_trains_its_own_task_and_evaluates_it(tmp_path: Path, warm: Non
     assert failure["rank"] in (0, 1)
     assert 'raise ValueError("label 7 is out of range")' in failure["notes"][0]
     for procs in ("1", "2"):
-        evaluated = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--json", "--procs", procs)
+        evaluated = run(
+            tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--json", "--procs", procs
+        )
         assert evaluated.returncode == 0, evaluated.stderr
         assert json.loads(evaluated.stdout)["metrics"] == result["metrics"]
     (tmp_path / "runs/mine/checkpoints/step-00000004/model.safetensors").unlink()
-    people = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--procs", "2", "--which", "last")
+    people = run(
+        tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--procs", "2", "--which", "last"
+    )
     skipped = "step-00000004 was skipped: model.safetensors is missing; step-00000003 is used as the last checkpoint\n"
     assert people.stderr == f"drumline: {skipped}"
     assert people.stdout.startswith("step 3: 360 samples on 2 ranks in ")
     assert "\n  loss         " in people.stdout
-    missing = run(tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--which", "9", "--procs", "1")
+    missing = run(
+        tmp_path, "-m", "drumline", "evaluate", "runs/mine", "--which", "9", "--procs", "1"
+    )
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "runs/mine has no checkpoint of step 9" in missing.stderr
 
@@ -128,7 +146,11 @@ def test_ctrl_c_stops_the_ranks_and_the_call(tmp_path: Path, warm: None) -> None
     (tmp_path / "slow.py").write_text(SLOW)
     shown = []
     with subprocess.Popen(
-        [sys.executable, "slow.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        [sys.executable, "slow.py"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

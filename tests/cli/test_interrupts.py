@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM while a command starts: none is lost, at whatever point they come, and no rank is left behind.
+"""Ctrl-C and SIGTERM while a command starts: none is lost, at whatever point they come, and no rank
+is left behind.
 
 That one that is ignored from the start stays ignored is shown in tests/cli/test_command.py."""
 
@@ -19,7 +20,8 @@ from tests.conftest import children_that_stay
 
 ROOT = Path(__file__).parents[2]
 EARLY = "drumline: interrupted before the first step; rerun the same command\n"
-# What importlib does now and then: Python calls back, and drops what is raised there. The signal arrives so in `WHO`.
+# What importlib does now and then: Python calls back, and drops what is raised there. The signal
+# arrives so in `WHO`.
 DROPS_WHAT_IS_RAISED = """
 import os, signal, sys, time, weakref
 from pathlib import Path
@@ -47,7 +49,17 @@ def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site" / "sitecustomize.py").write_text(DROPS_WHAT_IS_RAISED)
     path = os.pathsep.join([str(ROOT), *([str(folder / "site")] if environment else [])])
-    command = [sys.executable, "-m", "drumline", "train", "digits", "--model.widths", "8", "--train.steps", "90000"]
+    command = [
+        sys.executable,
+        "-m",
+        "drumline",
+        "train",
+        "digits",
+        "--model.widths",
+        "8",
+        "--train.steps",
+        "90000",
+    ]
     return subprocess.Popen(
         [*command, "--run", "run", *words],
         cwd=folder,
@@ -83,9 +95,12 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("who", "procs"), [("launcher", "2"), pytest.param("launcher", "1", marks=pytest.mark.soak), ("rank", "2")]
+    ("who", "procs"),
+    [("launcher", "2"), pytest.param("launcher", "1", marks=pytest.mark.soak), ("rank", "2")],
 )
-def test_an_interrupt_that_python_would_drop_is_obeyed(tmp_path: Path, who: str, procs: str) -> None:
+def test_an_interrupt_that_python_would_drop_is_obeyed(
+    tmp_path: Path, who: str, procs: str
+) -> None:
     process = start(tmp_path, "--procs", procs, WHO=who)
     num_ranks = int(procs) if who == "rank" else 1
     wait_for(process, lambda: len(list(tmp_path.glob("importing-*"))) == num_ranks)
@@ -95,11 +110,17 @@ def test_an_interrupt_that_python_would_drop_is_obeyed(tmp_path: Path, who: str,
     assert errors.count("drumline: interrupted") == 1, errors
     if who == "launcher":
         assert errors == EARLY
-    assert not (tmp_path / "went-on").exists(), "a rank that dropped it would train until it is killed"
+    assert not (tmp_path / "went-on").exists(), (
+        "a rank that dropped it would train until it is killed"
+    )
 
 
 def ranks_of(pid: int) -> list[int]:
-    return [one for one in descendants(pid) if "RANK=" in Path(f"/proc/{one}/environ").read_text(errors="replace")]
+    return [
+        one
+        for one in descendants(pid)
+        if "RANK=" in Path(f"/proc/{one}/environ").read_text(errors="replace")
+    ]
 
 
 POINTS: dict[str, Callable[[int], bool]] = {
@@ -110,8 +131,12 @@ POINTS: dict[str, Callable[[int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("point", [point for point in POINTS if point != "ranks are there"])  # right before the last
-def test_an_interrupt_at_any_point_of_the_start_ends_the_command(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(
+    "point", [point for point in POINTS if point != "ranks are there"]
+)  # right before the last
+def test_an_interrupt_at_any_point_of_the_start_ends_the_command(
+    tmp_path: Path, point: str
+) -> None:
     process = start(tmp_path, "--procs", "2")
     wait_for(process, lambda: POINTS[point](process.pid))
     os.killpg(process.pid, signal.SIGINT)

@@ -1,4 +1,5 @@
-"""`drumline launch --keep-going`: resumes after a preemption and a full disk, and ends by a signal to itself."""
+"""`drumline launch --keep-going`: resumes after a preemption and a full disk, and ends by a signal
+to itself."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from drumline.launch.node import disk_space
-from drumline.launch.node.disk_space import MIN_BYTES, has_space, needed_bytes, probe_file, waiting_sentence
+from drumline.launch.node.disk_space import (
+    MIN_BYTES,
+    has_space,
+    needed_bytes,
+    probe_file,
+    waiting_sentence,
+)
 from drumline.runs.events import read_events
 from tests.cli.test_launch_command import launch
 from tests.cli.test_preempt_command import pid_of_rank
@@ -48,7 +55,9 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_launch_keeps_going_until_it_is_asked_to_stop(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
+def test_a_launch_keeps_going_until_it_is_asked_to_stop(
+    tmp_path: Path, small_disk: Callable[..., Path]
+) -> None:
     disk = small_disk("size=24m")
     run = disk / "run"
     screen = tmp_path / "screen"
@@ -56,7 +65,11 @@ def test_a_launch_keeps_going_until_it_is_asked_to_stop(tmp_path: Path, small_di
     command += ["--run", str(run), "--checkpoint.every_steps", "20"]
     with screen.open("wb") as file:
         job = subprocess.Popen(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=file, stderr=file
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=file,
         )
     try:
         wait_for(lambda: pid_of_rank(run, 1), job, screen)
@@ -65,7 +78,10 @@ def test_a_launch_keeps_going_until_it_is_asked_to_stop(tmp_path: Path, small_di
         os.kill(preempted, signal.SIGTERM)
         wait_for(lambda: num_starts(run) == 2 and pid_of_rank(run, 1), job, screen)
         text = screen.read_text()
-        assert "drumline: warning: preempted by a signal or a notice to a rank, and saved; resuming\n" in text
+        assert (
+            "drumline: warning: preempted by a signal or a notice to a rank, and saved; resuming\n"
+            in text
+        )
         assert "restarting the ranks" not in text, "it is no restart"
 
         filler = fill(disk)
@@ -99,7 +115,9 @@ def test_a_disk_has_space_when_a_checkpoint_fits(small_disk: Callable[..., Path]
     assert has_space(disk / "missing", 1), "the run itself reports what is wrong"
 
 
-def test_a_probe_for_space_leaves_no_file_when_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_for_space_leaves_no_file_when_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[list[Path]] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: left.append(list(tmp_path.iterdir())))
     assert has_space(tmp_path, 1)
@@ -125,14 +143,22 @@ def test_what_is_waited_for_is_named(
         f"drumline: warning: the disk of {tmp_path} is full; the run resumes when 2 MB are free there. Try: free "
         "some space\n"
     )
-    assert waiting_sentence("/run", host="b").startswith("warning: the disk of /run on b is full; the run resumes when")
+    assert waiting_sentence("/run", host="b").startswith(
+        "warning: the disk of /run on b is full; the run resumes when"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.py"], "--keep-going: is for tasks, which resume; a script may start from the beginning"),
-        (["--slurm", "digits"], "--keep-going: is not for --slurm; it is for this machine, --hosts and --hostfile"),
+        (
+            ["train.py"],
+            "--keep-going: is for tasks, which resume; a script may start from the beginning",
+        ),
+        (
+            ["--slurm", "digits"],
+            "--keep-going: is not for --slurm; it is for this machine, --hosts and --hostfile",
+        ),
     ],
 )
 def test_where_it_cannot_help_it_is_refused(tmp_path: Path, words: list[str], message: str) -> None:

@@ -113,7 +113,9 @@ def env_file(folder: Path, name: str, *, nodes: int, rank: int, port: int, more:
 
 
 def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, script: str) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does it: the end of a terminal is not heeded
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # as nohup does it: the end of a terminal is not heeded
     arguments = ["--procs", "9", "--", "hang-up"]
     try:
         code, _, errors = launch("--procs", "2", script, str(tmp_path), *arguments, cwd=tmp_path)
@@ -123,10 +125,19 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, scrip
     found = said(tmp_path)
     assert found.keys() == {"0-0", "1-0"}
     for rank, words in enumerate(found.values()):
-        assert (words["RANK"], words["WORLD_SIZE"], words["LOCAL_RANK"]) == (str(rank), "2", str(rank))
+        assert (words["RANK"], words["WORLD_SIZE"], words["LOCAL_RANK"]) == (
+            str(rank),
+            "2",
+            str(rank),
+        )
         assert words["argv"] == [str(tmp_path), *arguments]
-        cache = Path(words["TORCHINDUCTOR_CACHE_DIR"])  # not torch's, which another user may have made
-        assert (cache.name, cache.stat().st_mode & 0o777) == (f"drumline-compile-{os.geteuid()}", 0o700)
+        cache = Path(
+            words["TORCHINDUCTOR_CACHE_DIR"]
+        )  # not torch's, which another user may have made
+        assert (cache.name, cache.stat().st_mode & 0o777) == (
+            f"drumline-compile-{os.geteuid()}",
+            0o700,
+        )
         assert words["TRITON_CACHE_DIR"] == str(cache / "triton")
 
 
@@ -134,7 +145,10 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, scrip
 def test_a_failing_script_ends_with_its_code_and_is_named(tmp_path: Path, script: str) -> None:
     code, _, errors = launch("--procs", "2", script, str(tmp_path), "fail", cwd=tmp_path)
     assert code == 7
-    assert errors == "drumline: script.py failed on rank 1 (exit code 7); the other ranks were stopped\n"
+    assert (
+        errors
+        == "drumline: script.py failed on rank 1 (exit code 7); the other ranks were stopped\n"
+    )
 
 
 @pytest.mark.usefixtures("warm")
@@ -173,8 +187,12 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     assert all(words["GROUP_RANK"] == words["RANK"] for words in found.values())
     outputs = [output for _, output, _ in ended]
     assert outputs == [f"drumline: node {rank} of 2 joins at 127.0.0.1:{port}\n" for rank in (1, 0)]
-    # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost connections.
-    own = [[line for line in error.splitlines(True) if line.startswith("drumline:")] for *_, error in ended]
+    # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost
+    # connections.
+    own = [
+        [line for line in error.splitlines(True) if line.startswith("drumline:")]
+        for *_, error in ended
+    ]
     assert ["".join(lines) for lines in own] == [
         "drumline: restarting the ranks (restart 1 of 1); the script starts from the beginning\n",
         f"drumline: restarting the ranks (node 1 ({socket.gethostname()}) restarted); the script starts from the "
@@ -185,7 +203,8 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
 @pytest.mark.usefixtures("warm")
 def test_a_node_that_fails_is_named_on_the_other_node(tmp_path: Path) -> None:
     port = free_port()
-    # Rank 0 ends, on the node that keeps the store; rank 1 does something else, and would do so for long.
+    # Rank 0 ends, on the node that keeps the store; rank 1 does something else, and would do so for
+    # long.
     (tmp_path / "apart.py").write_text(
         "import os, sys, time\nfrom pathlib import Path\n"
         "if os.environ['RANK'] == '1':\n    Path('up').touch()\n    time.sleep(600)\n"
@@ -206,14 +225,21 @@ def test_a_first_node_whose_port_is_taken_reports_it(tmp_path: Path, script: str
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
     assert f"of {socket.gethostname()} is in use" in errors
-    assert "try: end the process that uses it (another job, or an earlier start of this one?)" in errors
-    assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
+    assert (
+        "try: end the process that uses it (another job, or an earlier start of this one?)"
+        in errors
+    )
+    assert len(errors.splitlines()) == 2, (
+        "the store's own words, a stack of its code, are not shown"
+    )
 
 
 @pytest.mark.usefixtures("warm")
 def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
     file = env_file(tmp_path, ".env", nodes=1, rank=0, port=free_port())
-    code, output, errors = launch("--env-file", file, "digits", *SMALL, "--run", "here", cwd=tmp_path)
+    code, output, errors = launch(
+        "--env-file", file, "digits", *SMALL, "--run", "here", cwd=tmp_path
+    )
     assert (code, errors) == (0, "")
     assert "on 1 rank" in output
     assert "train_timeout_s = 77" in (tmp_path / "here" / "config.toml").read_text()
@@ -252,7 +278,9 @@ def test_print_starts_nothing_and_shows_no_secret(
         "torchrun --nnodes 1 --nproc-per-node 2 --max-restarts 0 --rdzv-backend c10d "
         "--rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1 -- gone.py 'a b'\n"
     )
-    file = env_file(tmp_path, ".env", nodes=2, rank=1, port=29500, more="API_KEY=hunter2\nDATASET_DIR=/d\n")
+    file = env_file(
+        tmp_path, ".env", nodes=2, rank=1, port=29500, more="API_KEY=hunter2\nDATASET_DIR=/d\n"
+    )
     assert main(["launch", "--env-file", file, "--print", "digits"]) == 0
     assert capsys.readouterr().out == (
         "# with these in the environment: API_KEY\n"
@@ -266,24 +294,44 @@ def test_print_starts_nothing_and_shows_no_secret(
         "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=false "
         "-m -- drumline train digits --dist.train_timeout_s 77 --data.dir /d\n"
     )
-    assert main(["launch", "--env-file", file, "--print", "--nnodes", "1:", "--last-call", "9", "digits"]) == 0
+    assert (
+        main(
+            [
+                "launch",
+                "--env-file",
+                file,
+                "--print",
+                "--nnodes",
+                "1:",
+                "--last-call",
+                "9",
+                "digits",
+            ]
+        )
+        == 0
+    )
     assert " --nnodes 1:2 " in (printed := capsys.readouterr().out)
     assert " --rdzv-conf is_host=false,last_call_timeout=9 " in printed
     (tmp_path / "hosts").write_text("me@a slots=2\nb\n")
-    assert main(["launch", "--hostfile", "hosts", "--print", "--procs", "4", "--port", "5", "x.py"]) == 0
+    assert (
+        main(["launch", "--hostfile", "hosts", "--print", "--procs", "4", "--port", "5", "x.py"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[::2] == ["# me@a", "# b"]
-    assert [("-node 2 " in lines[1], "a:5 " in lines[1]), ("-node 4 " in lines[3], "a:5 " in lines[3])] == [
-        (True, True),
-        (True, True),
-    ]
+    assert [
+        ("-node 2 " in lines[1], "a:5 " in lines[1]),
+        ("-node 4 " in lines[3], "a:5 " in lines[3]),
+    ] == [(True, True), (True, True)]
 
 
 @pytest.mark.usefixtures("warm")
 def test_a_printed_line_runs(tmp_path: Path, script: str) -> None:
     _, line, _ = launch("--print", "--procs", "2", script, str(tmp_path), cwd=tmp_path)
     typed = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
-    subprocess.run(["bash", "-c", typed], cwd=tmp_path, check=True, timeout=100, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", typed], cwd=tmp_path, check=True, timeout=100, capture_output=True
+    )
     assert said(tmp_path).keys() == {"0-0", "1-0"}
 
 
@@ -296,12 +344,18 @@ def test_a_manifest_is_printed_or_written(
     printed = capsys.readouterr().out
     assert '- "/runs/digits"\n' in printed
     assert main([*words, "--out", "job.yaml", "digits"]) == 0
-    assert capsys.readouterr().err == "drumline: wrote job.yaml; apply it with: kubectl apply -f job.yaml\n"
+    assert (
+        capsys.readouterr().err
+        == "drumline: wrote job.yaml; apply it with: kubectl apply -f job.yaml\n"
+    )
     assert (tmp_path / "job.yaml").read_text() == printed
     assert main([*words, "--out", "no/job.yaml", "digits"]) == 2
     assert "no/job.yaml cannot be written: No such file" in capsys.readouterr().err
     assert main([*words, "___.py"]) == 2
-    assert "no --name, and the job would be named after ___.py: '' is not a Kubernetes name" in capsys.readouterr().err
+    assert (
+        "no --name, and the job would be named after ___.py: '' is not a Kubernetes name"
+        in capsys.readouterr().err
+    )
 
 
 # No cluster runs here; this stands for kubectl, to see what it is given.
@@ -322,7 +376,10 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     words = ["launch", "--kubernetes", "--apply", "--image"]
     assert main([*words, "i", "digits"]) == 2
-    assert "--apply needs kubectl, which is not installed here\n  try: install kubectl" in capfd.readouterr().err
+    assert (
+        "--apply needs kubectl, which is not installed here\n  try: install kubectl"
+        in capfd.readouterr().err
+    )
     (tools / "kubectl").write_text(KUBECTL)
     (tools / "kubectl").chmod(0o755)
     assert main([*words, "i", "--out", "job.yaml", "digits"]) == 0
@@ -350,27 +407,53 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"]),
         (["--prcs", "digits"], ["1 problem", "did you mean '--procs'?"]),
         (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
-        (["--hosts", "a,-b,a", "digits"], ["'-b': a host's name does not start with a dash", "a is listed twice"]),
+        (
+            ["--hosts", "a,-b,a", "digits"],
+            ["'-b': a host's name does not start with a dash", "a is listed twice"],
+        ),
         (["--hosts", "a", "--exclude", "x", "digits"], ["--exclude: needs --sync"]),
         (
             ["--hosts", "a", "--env", "NO_SUCH", "--env", "=hunter2", "digits"],
-            ["--env NO_SUCH: is not set here; set it, or give --env NO_SUCH=VALUE", "--env: number 2 is neither"],
+            [
+                "--env NO_SUCH: is not set here; set it, or give --env NO_SUCH=VALUE",
+                "--env: number 2 is neither",
+            ],
         ),
-        (["--ssh", "'", "--hosts", "a", "digits"], ['--ssh "\'" cannot be read: No closing quotation']),
+        (
+            ["--ssh", "'", "--hosts", "a", "digits"],
+            ['--ssh "\'" cannot be read: No closing quotation'],
+        ),
         (["--sync", "--env", "A", "digits"], ["--env: needs --hosts", "--sync: needs --hosts"]),
-        (["--hosts", "a", "--env-file", "e", "--print", "x.py"], ["--env-file and --hosts exclude each other"]),
-        (["--env-file", "e", "--procs", "2", "--print", "x.py"], ["--procs: NUMBER_OF_GPUS in the --env-file"]),
+        (
+            ["--hosts", "a", "--env-file", "e", "--print", "x.py"],
+            ["--env-file and --hosts exclude each other"],
+        ),
+        (
+            ["--env-file", "e", "--procs", "2", "--print", "x.py"],
+            ["--procs: NUMBER_OF_GPUS in the --env-file"],
+        ),
         (["--port", "1", "--print", "x.py"], ["--port: needs --hosts or --hostfile"]),
         (
             ["--nnodes", "1:2", "--last-call", "1", "x.py"],
             ["--nnodes: is for a job on several nodes", "--last-call: is for"],
         ),
-        (["--nnodes", "x", "--hosts", "a,b", "--print", "x.py"], ["--nnodes: 'x' is not understood; give a number"]),
-        (["--nnodes", "1:3", "--hosts", "a,b", "--print", "x.py"], ["--nnodes is 1:3, but there are 2 in the list"]),
+        (
+            ["--nnodes", "x", "--hosts", "a,b", "--print", "x.py"],
+            ["--nnodes: 'x' is not understood; give a number"],
+        ),
+        (
+            ["--nnodes", "1:3", "--hosts", "a,b", "--print", "x.py"],
+            ["--nnodes is 1:3, but there are 2 in the list"],
+        ),
         (["--image", "i", "--print", "x.py"], ["--image: needs --kubernetes"]),
         (
             ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],
-            ["3 problems", "--image: is missing", "--print: is not needed", "--name: 'A_B' is not a Kubernetes name"],
+            [
+                "3 problems",
+                "--image: is missing",
+                "--print: is not needed",
+                "--name: 'A_B' is not a Kubernetes name",
+            ],
         ),
         (["--env-file", "e", "x.py", "--print"], ["there is no file x.py"]),
         (["--env-file", "e", "--print", "x.py"], ["e cannot be read: No such file"]),
@@ -388,13 +471,22 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--print: shows torchrun alone, which does not watch a script; leave --watch out"],
         ),
         (["--watch", "--kubernetes", "--image", "i", "x.py"], ["--watch: is not for --kubernetes"]),
-        (["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
+        (
+            ["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"],
+            ["--hang-after", "--on-hang"],
+        ),
         (
             ["--profile", "9:12", "digits"],
             ["--profile: is for scripts; give --log.profile FIRST:LAST after the name of"],
         ),
-        (["--profile-to", "d", "--profile-only", "x.py"], ["--profile-to: needs --profile", "--profile-only: needs"]),
-        (["--profile", "1:9", "x.py"], ["--profile: '1:9' is not FIRST:LAST, as in 10:20, with FIRST at least 2"]),
+        (
+            ["--profile-to", "d", "--profile-only", "x.py"],
+            ["--profile-to: needs --profile", "--profile-only: needs"],
+        ),
+        (
+            ["--profile", "1:9", "x.py"],
+            ["--profile: '1:9' is not FIRST:LAST, as in 10:20, with FIRST at least 2"],
+        ),
         (["--profile", "9:12", "--print", "x.py"], ["--profile: is not for --print"]),
     ],
 )
@@ -420,12 +512,23 @@ def test_under_a_launcher_it_does_not_launch(
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "a")
     assert main(["launch", "digits"]) == 2
-    assert "starts ranks itself, but a launcher has started this process as a rank" in capsys.readouterr().err
+    assert (
+        "starts ranks itself, but a launcher has started this process as a rank"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_command_is_split_at_the_first_word() -> None:
-    assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (["--procs", "2", "--print"], "a.py", ["--x"])
-    assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (["--procs=2"], "a.py", ["--", "b"])
+    assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (
+        ["--procs", "2", "--print"],
+        "a.py",
+        ["--x"],
+    )
+    assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (
+        ["--procs=2"],
+        "a.py",
+        ["--", "b"],
+    )
     assert split_command(["--print", "false", "a.py"]) == (["--print", "false"], "a.py", [])
     assert split_command(["--no-standby", "a.py"]) == (["--no-standby"], "a.py", [])
     assert split_command(["-h"]) == (["-h"], None, [])
@@ -433,7 +536,8 @@ def test_a_command_is_split_at_the_first_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")]
+    ("target", "name"),
+    [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")],
 )
 def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
     assert LaunchRequest({}, target, []).name == name
@@ -448,6 +552,8 @@ def test_help_has_every_flag_below_its_place_and_fits_a_terminal(
     assert max(map(len, printed.splitlines())) <= 80
     begins = [line.split()[0] for line in printed.splitlines() if line.startswith("  --")]
     assert sorted(begins) == sorted(f"--{name}" for name in OWN_FLAGS)
-    assert printed.index("\nSlurm ") < printed.index("  --partition") < printed.index("\nKubernetes ")
+    assert (
+        printed.index("\nSlurm ") < printed.index("  --partition") < printed.index("\nKubernetes ")
+    )
     text = " ".join(printed.split())
     assert "[3 for a task, which resumes from its newest checkpoint; 0 for a script" in text

@@ -1,4 +1,5 @@
-"""`drumline lint` is the command of drumline-lint under another name; without torch. And our own code is clean."""
+"""`drumline lint` is the command of drumline-lint under another name; without torch. And our own
+code is clean."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def linted(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def messages_of(*scripts: str) -> list[str]:
-    readings = [read_bytes(Path(f"{number}.sh"), text.encode()) for number, text in enumerate(scripts)]
+    readings = [
+        read_bytes(Path(f"{number}.sh"), text.encode()) for number, text in enumerate(scripts)
+    ]
     return [f"{one.rule} {one.message}" for one in report_of(readings).findings]
 
 
@@ -70,7 +73,9 @@ def test_the_verb_has_its_own_name_in_help_and_errors(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("usage: drumline lint PATH")
     assert main(["lint", "--formt"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("drumline: error: drumline lint has no flag --formt; did you mean '--format'?\n")
+    assert error.startswith(
+        "drumline: error: drumline lint has no flag --formt; did you mean '--format'?\n"
+    )
     assert "try: read drumline lint --help" in error
 
 
@@ -107,7 +112,9 @@ def test_commands_on_our_pages_are_clean() -> None:
         block.replace("\n$ ", "\n").removeprefix("$ ")
         for page in PAGES
         if page.name != "lint.md"
-        for block in re.findall(r"^```(?:sh|bash|console|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        for block in re.findall(
+            r"^```(?:sh|bash|console|text)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+        )
     ]
     assert any("torchrun" in text for text in blocks)
     assert messages_of(*blocks) == []
@@ -115,7 +122,9 @@ def test_commands_on_our_pages_are_clean() -> None:
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_what_our_launchers_write_is_clean(num_nodes: int) -> None:
-    node = NodePlan(num_nodes=num_nodes, num_procs=8, endpoint="node-a:29500" if num_nodes > 1 else "")
+    node = NodePlan(
+        num_nodes=num_nodes, num_procs=8, endpoint="node-a:29500" if num_nodes > 1 else ""
+    )
     line = " ".join(torchrun_command(node, Program(("train.py",))))
     command = ["drumline", "launch", "--srun", "--procs", "8", "digits"]
     batch = batch_text(BatchJob(name="job", command=command, num_nodes=num_nodes, num_gpus=8))

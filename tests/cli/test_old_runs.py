@@ -1,7 +1,9 @@
-"""A run folder that version 0.1 left behind (tests/data/run-0.1) is verified and resumed by today's code.
+"""A run folder that version 0.1 left behind (tests/data/run-0.1) is verified and resumed by today's
+code.
 
-It was made by commit e0f35da: `STOP_AT=14 drumline train points.py:Points --run run-0.1 --train.epochs 4
---train.batch_size 8 --checkpoint.every_steps 5 --optim.name adamw --optim.lr 0.01`; step 5 was removed.
+It was made by commit e0f35da: `STOP_AT=14 drumline train points.py:Points --run run-0.1
+--train.epochs 4 --train.batch_size 8 --checkpoint.every_steps 5 --optim.name adamw --optim.lr
+0.01`; step 5 was removed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ FLAGS += ["--optim.name", "adamw", "--optim.lr", "0.01"]
 
 def drumline(*arguments: str, cwd: Path) -> str:
     command = [sys.executable, "-m", "drumline", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

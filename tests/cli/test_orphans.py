@@ -15,7 +15,8 @@ import pytest
 from drumline.launch.node.guard import job_processes
 
 ROOT = Path(__file__).parents[2]
-# A rank in a session of its own, as torchrun starts it, with a child in another; the second one does not heed SIGTERM.
+# A rank in a session of its own, as torchrun starts it, with a child in another; the second one
+# does not heed SIGTERM.
 SCRIPT = """
 import os, signal, subprocess, sys, time
 if os.environ["RANK"] == "1":
@@ -36,7 +37,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+)
 def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     temporary = tmp_path / "temporary"

@@ -35,7 +35,9 @@ def test_the_table_and_the_json_agree_and_nothing_is_left(tmp_path: Path) -> Non
         ["2", "32", "zero1"],
         ["2", "32", "fsdp"],
     ]
-    assert rows[4] == "  128  a global batch of 64 cannot be split over 128 ranks: each needs a sample"
+    assert (
+        rows[4] == "  128  a global batch of 64 cannot be split over 128 ranks: each needs a sample"
+    )
     assert [row.split() for row in rows[5:]] == [
         [],
         ["cheapest", "mode", "that", "fits", "1", "rank", "2", "ranks"],
@@ -60,8 +62,13 @@ def test_wrong_commands_are_explained_before_torch_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = drumline("plan", "digits", "--gpu", "h1000", cwd=tmp_path, **torch_blocked(tmp_path))
-    assert (first.returncode, "--gpu h1000: there is no such GPU" in first.stderr) == (2, True), first.stderr
-    for arguments, text in ((["plan"], "no TASK was given"), (["plan", "digits", "--world", "0"], "--world")):
+    assert (first.returncode, "--gpu h1000: there is no such GPU" in first.stderr) == (2, True), (
+        first.stderr
+    )
+    for arguments, text in (
+        (["plan"], "no TASK was given"),
+        (["plan", "digits", "--world", "0"], "--world"),
+    ):
         assert main(arguments) == 2
         assert text in capsys.readouterr().err
     assert main(["plan", "--help"]) == 0

@@ -1,4 +1,5 @@
-"""Signals to a launcher, to a rank, to a script: all ranks exit, none is restarted, and the exit code shows it."""
+"""Signals to a launcher, to a rank, to a script: all ranks exit, none is restarted, and the exit
+code shows it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,17 @@ from tests.ranks import free_port
 from tests.store_server import Bucket, Fault, Proxy, use_endpoint
 
 ROOT = Path(__file__).parents[2]
-TRAIN = ["digits", "--model.widths", "8", "--train.epochs", "2000", "--run", "run", "--log.every_steps", "1"]
+TRAIN = [
+    "digits",
+    "--model.widths",
+    "8",
+    "--train.epochs",
+    "2000",
+    "--run",
+    "run",
+    "--log.every_steps",
+    "1",
+]
 pytestmark = pytest.mark.usefixtures("warm")
 SCRIPT = """
 import os, signal, sys, time
@@ -121,7 +132,12 @@ GRACE_S = {"launch": 10, "train": 15}  # train has no flag for it
     ],
 )
 def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_then(
-    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, verb: str, fault: Fault, rank_1_stays: bool
+    tmp_path: Path,
+    bucket: Bucket,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    fault: Fault,
+    rank_1_stays: bool,
 ) -> None:
     (tmp_path / "stays.py").write_text(STAYS)
     if rank_1_stays:
@@ -146,7 +162,9 @@ def test_a_run_that_has_saved_is_preempted_whatever_its_mirror_or_its_ranks_do_t
     step = json.loads((run / "preempted.json").read_text())["step"]
     assert (run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
     assert output.count(f"saved step {step}; rerun the same command to resume") == 1
-    assert f"the checkpoint of step {step} is not in the mirror {bucket.url}: " in output + errors, (output, errors)
+    assert (
+        f"the checkpoint of step {step} is not in the mirror {bucket.url}: " in output + errors
+    ), (output, errors)
     named_as_ours = (
         f"drumline: rank 1 did not exit within {grace_s} s after SIGTERM, so the launcher killed it\n"
         "  try: give ranks more time with drumline launch --grace SECONDS\n"

@@ -43,11 +43,19 @@ def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(tmp_path: Pat
     assert "begins" in found.stderr
     assert "took 10000 steps" not in found.stderr
     result = json.loads(found.stdout)
-    assert (result["task"], result["first_step"], result["num_steps"], result["world_size"]) == ("train.py", 10, 4, 2)
+    assert (result["task"], result["first_step"], result["num_steps"], result["world_size"]) == (
+        "train.py",
+        10,
+        4,
+        2,
+    )
     assert [one["critical_steps"] for one in result["ranks"]] == [0, 4]
     assert sum(result["parts_s"].values()) == pytest.approx(result["step_s"], rel=0.02)
     assert result["parts_s"]["data"] > 0
-    assert (result["bucket_cap_mb"], [one["num_bytes"] for one in result["buckets"]]) == (4, [65 * 8 * 4])
+    assert (result["bucket_cap_mb"], [one["num_bytes"] for one in result["buckets"]]) == (
+        4,
+        [65 * 8 * 4],
+    )
     assert result["advice"][0]["bottleneck"] == "slow_rank"
     merged = tmp_path / "profiled/profile/merged.trace.json.gz"
     assert [name.split(" on ")[0] for name in processes_of(merged)] == ["rank 0", "rank 1"]
@@ -61,7 +69,10 @@ def test_a_launched_script_continues_after_the_profiled_steps(tmp_path: Path) ->
     found = drumline("launch", *words, cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert found.stdout.count("took 9 steps") == 2
-    assert "profile of train.py: steps 3 to 5, 2 ranks, cpu, gloo\nrank 1 is slow: the others wait" in found.stdout
+    assert (
+        "profile of train.py: steps 3 to 5, 2 ranks, cpu, gloo\nrank 1 is slow: the others wait"
+        in found.stdout
+    )
     assert "the trace of all ranks: " in found.stdout
 
 
@@ -72,11 +83,15 @@ def measured_on(host: str, rank: int, gb_per_s: float) -> dict[str, Any]:
     return {"host": host, "rank": rank, "result": result}
 
 
-def test_the_profile_of_a_folder_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_profile_of_a_folder_is_shown_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     two_ranks(tmp_path)
     (tmp_path / "profile/profile.json").unlink()  # it is made again
     measured = tmp_path / "doctor.json"
-    measured.write_text(as_json([], collectives=[measured_on("a", 0, 0.2), measured_on("b", 1, 0.1)]))
+    measured.write_text(
+        as_json([], collectives=[measured_on("a", 0, 0.2), measured_on("b", 1, 0.1)])
+    )
     assert main(["profile", str(tmp_path), "--doctor", str(measured)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("profile of digits: steps 2 to 3, 2 ranks, cpu, gloo\nrank 1 is slow")
@@ -94,21 +109,37 @@ WRONG = [
     (["missing.py"], "there is no file missing.py"),
     (["--try", "missing.py"], "--try: is for tasks, whose settings can be changed"),
     (["profiled", "--try"], "--try: is for tasks, whose settings can be changed"),
-    (["--optim.lr", "1", "train.py"], "--optim.lr: is a setting of a task; arguments of a script go after its name"),
+    (
+        ["--optim.lr", "1", "train.py"],
+        "--optim.lr: is a setting of a task; arguments of a script go after its name",
+    ),
     (["profiled", "--no.such", "3"], "--no.such: unknown flag"),
     (["profiled", "digits"], "'digits': unexpected argument"),
-    (["profiled", "--optim.lr", "1"], "--optim.lr: is a setting of a run; the profile of a run folder takes none"),
+    (
+        ["profiled", "--optim.lr", "1"],
+        "--optim.lr: is a setting of a run; the profile of a run folder takes none",
+    ),
     (["profiled", "--steps", "3"], "--steps: is for a new profile, but a run folder was given"),
     (["--procs", "2", "profiled"], "--procs: is for a new profile, but a run folder was given"),
     (["digits", "--no.such", "3"], "no.such"),
-    (["profiled", "--doctor", "none.json"], "--doctor: none.json has no measured all_reduce of several ranks"),
-    (["digits", "--doctor", "none.json"], "--doctor: none.json has no measured all_reduce of several ranks"),
+    (
+        ["profiled", "--doctor", "none.json"],
+        "--doctor: none.json has no measured all_reduce of several ranks",
+    ),
+    (
+        ["digits", "--doctor", "none.json"],
+        "--doctor: none.json has no measured all_reduce of several ranks",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
 def test_wrong_commands_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
@@ -139,4 +170,7 @@ def test_a_task_comes_before_a_folder_of_its_name_without_a_profile(
 
 def test_help_and_mistakes_need_no_torch(tmp_path: Path) -> None:
     shown = drumline("profile", "--help", cwd=tmp_path, **torch_blocked(tmp_path))
-    assert (shown.returncode, shown.stdout.startswith("usage: drumline profile TASK")) == (0, True), shown.stderr
+    assert (shown.returncode, shown.stdout.startswith("usage: drumline profile TASK")) == (
+        0,
+        True,
+    ), shown.stderr

@@ -1,4 +1,5 @@
-"""`drumline prove-resume` with real jobs and real kills: what holds is proved, and what breaks it is named."""
+"""`drumline prove-resume` with real jobs and real kills: what holds is proved, and what breaks it
+is named."""
 
 from __future__ import annotations
 
@@ -112,7 +113,18 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("warm")
 def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     result = drumline(
-        *("prove-resume", "digits", "--model.widths", "8", "--world", "2", "--kill-in", "save", "--seed", "1"),
+        *(
+            "prove-resume",
+            "digits",
+            "--model.widths",
+            "8",
+            "--world",
+            "2",
+            "--kill-in",
+            "save",
+            "--seed",
+            "1",
+        ),
         *("--steps", "20", "--kill-rank", "all", "--dist.device", "cpu"),
         cwd=folder,
     )
@@ -131,8 +143,19 @@ def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("warm")
 def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> None:
-    model = ("--model.widths", "8", "--model.dropout", "0.2", "--data.augment", "--train.shards", "4")
-    result = drumline(*("prove-resume", "digits", "--world", "2,1", "--seed", "4", "--steps", "9", *model), cwd=folder)
+    model = (
+        "--model.widths",
+        "8",
+        "--model.dropout",
+        "0.2",
+        "--data.augment",
+        "--train.shards",
+        "4",
+    )
+    result = drumline(
+        *("prove-resume", "digits", "--world", "2,1", "--seed", "4", "--steps", "9", *model),
+        cwd=folder,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert "the legs have different numbers of ranks (2, 1): --train.exact elastic is on" in lines
@@ -143,7 +166,16 @@ def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> 
 @pytest.mark.usefixtures("warm")
 def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> None:
     result = drumline(
-        *("prove-resume", "tasks.py:Cached", "--world", "1,1,1", "--kill-in", "save", "--kill-at", "6,7"),
+        *(
+            "prove-resume",
+            "tasks.py:Cached",
+            "--world",
+            "1,1,1",
+            "--kill-in",
+            "save",
+            "--kill-at",
+            "6,7",
+        ),
         *("--steps", "12", "--dist.device", "cpu"),
         cwd=folder,
     )
@@ -186,8 +218,12 @@ def test_what_breaks_it_is_named(folder: Path, task: str, difference: str, cause
     assert not result.stderr
     said, because, advice, kept = result.stdout.splitlines()[-4:]
     assert re.fullmatch(f"not proved: {difference}", said), result.stdout
-    if task == "Remembering" and (resumed := re.search(r"leg 2: 1 rank from step (\d)", result.stdout)):
-        assert f"after step {int(resumed[1]) + 1}, " in said, "the first step that a new process takes"
+    if task == "Remembering" and (
+        resumed := re.search(r"leg 2: 1 rank from step (\d)", result.stdout)
+    ):
+        assert f"after step {int(resumed[1]) + 1}, " in said, (
+            "the first step that a new process takes"
+        )
     assert because.startswith(f"  likely cause: {cause}")
     assert advice.startswith("  try: ")
     root = Path(kept.removeprefix("  folder: "))
@@ -207,7 +243,9 @@ def test_a_job_that_fails_by_itself_is_shown(folder: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("number", "world"), [(signal.SIGINT, 2), (signal.SIGHUP, 1)])
-def test_nothing_is_left_of_a_proof_that_is_broken_off(folder: Path, number: signal.Signals, world: int) -> None:
+def test_nothing_is_left_of_a_proof_that_is_broken_off(
+    folder: Path, number: signal.Signals, world: int
+) -> None:
     process = subprocess.Popen(
         [
             *python_m("drumline"),
@@ -227,10 +265,13 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(folder: Path, number: sig
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever started these tests may not want to hear of the signal (nohup), and that is inherited.
+        # Whoever started these tests may not want to hear of the signal (nohup), and that is
+        # inherited.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
-    while process.poll() is None and not list((folder / "tmp").glob(f"*/reference/trace/rank-{world - 1:05d}.jsonl")):
+    while process.poll() is None and not list(
+        (folder / "tmp").glob(f"*/reference/trace/rank-{world - 1:05d}.jsonl")
+    ):
         time.sleep(0.05)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -242,8 +283,30 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(folder: Path, number: sig
 
 def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
     result = drumline(
-        *("prove-resume", "digit", "--world", "2,0", "--steps", "none", "--kill-in", "sav", "--kill-rank", "5"),
-        *("--kill-at", "3,2", "--train.epochs", "2", "--optim.lr", "-1", "--procs", "2", "--run", "x"),
+        *(
+            "prove-resume",
+            "digit",
+            "--world",
+            "2,0",
+            "--steps",
+            "none",
+            "--kill-in",
+            "sav",
+            "--kill-rank",
+            "5",
+        ),
+        *(
+            "--kill-at",
+            "3,2",
+            "--train.epochs",
+            "2",
+            "--optim.lr",
+            "-1",
+            "--procs",
+            "2",
+            "--run",
+            "x",
+        ),
         cwd=folder,
         **torch_blocked(folder),
     )
@@ -265,7 +328,9 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
 
 def test_kills_that_cannot_be_are_refused() -> None:
     told = refused("digits", "--world", "2", "--kill-at", "3,2", "--kill-rank", "5")
-    assert "--kill-rank: '5' is neither 'all' nor a rank of every leg that is killed (0 to 1)" in told
+    assert (
+        "--kill-rank: '5' is neither 'all' nor a rank of every leg that is killed (0 to 1)" in told
+    )
     assert "--kill-at: 2 steps for 1 kill (--world 2,2)" in told
     few = refused("digits", "--world", "9,2", "--steps", "1")
     assert "--steps: 1 is too few: " in few
@@ -291,7 +356,10 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
     (folder / "broken.py").write_text("import nothing_of_this_name")
     for task, said in (
         ("tasks.py:Sond", "tasks.py has no class 'Sond'; did you mean 'Sound'?"),
-        ("broken.py:Sound", "broken.py:Sound cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
+        (
+            "broken.py:Sound",
+            "broken.py:Sound cannot be loaded: ModuleNotFoundError: No module named 'nothing_of",
+        ),
     ):
         result = drumline("prove-resume", task, cwd=folder)
         assert result.returncode == 2
@@ -299,12 +367,16 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
         assert not result.stdout
 
 
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(**_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write anywhere
-    with pytest.raises(UsageError, match=r"the folder .* cannot be written: Permission denied") as error:
+    with pytest.raises(
+        UsageError, match=r"the folder .* cannot be written: Permission denied"
+    ) as error:
         prove_resume_command.run(["digits", "--keep", str(tmp_path)])
     assert "choose another with --keep DIR" in str(error.value)
 
@@ -314,16 +386,36 @@ def test_wrong_places_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "no TASK was given" in refused()
     full = refused("digits", "--keep", ".")
     assert "the folder . is not empty\n  try: choose another with --keep DIR" in full
-    assert "the folder tasks.py/x cannot be made: Not a directory" in refused("digits", "--keep", "tasks.py/x")
-    launched = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    assert "the folder tasks.py/x cannot be made: Not a directory" in refused(
+        "digits", "--keep", "tasks.py/x"
+    )
+    launched = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert "prove-resume starts its ranks itself, but a launcher has started this process" in refused("digits")
+    assert (
+        "prove-resume starts its ranks itself, but a launcher has started this process"
+        in refused("digits")
+    )
 
 
 def test_help_says_what_it_takes(folder: Path) -> None:
     result = drumline("prove-resume", "--help", cwd=folder, **torch_blocked(folder))
     assert result.returncode == 0
-    for flag in ("--world", "--steps", "--kill-at", "--kill-in", "--kill-rank", "--seed", "--keep", "--config"):
+    for flag in (
+        "--world",
+        "--steps",
+        "--kill-at",
+        "--kill-in",
+        "--kill-rank",
+        "--seed",
+        "--keep",
+        "--config",
+    ):
         assert f"\n  {flag}  " in result.stdout
     assert "exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 " in result.stdout

@@ -1,5 +1,5 @@
-"""The report in a real browser: curves that are drawn and zoomed, a phone, dark mode, no JavaScript, a hostile run. One
-start of chromium for all.
+"""The report in a real browser: curves that are drawn and zoomed, a phone, dark mode, no
+JavaScript, a hostile run. One start of chromium for all.
 
 `python -m tests.cli.test_report_browser RUN ... FOLDER` takes screenshots of real runs, to look at.
 """
@@ -23,7 +23,9 @@ PHONE = 390
 WIDTH = 1200
 EVIL = "</script><script>window.pwned=1</script><img src=http://127.0.0.1:9/x onerror='window.pwned=1'>"
 CANVAS = "document.querySelector('canvas').toDataURL()"
-BOX = "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
+BOX = (
+    "(({x, y, width}) => [x, y, width])(document.querySelector('.u-over').getBoundingClientRect())"
+)
 LEGENDS = """Object.fromEntries([...document.querySelectorAll('figure')].map((figure) => [
     figure.querySelector('figcaption').firstChild.textContent,
     Object.fromEntries([...figure.querySelectorAll('.u-series')].slice(1).map((row) => [
@@ -79,7 +81,10 @@ def test_fingers_select_and_stretch_steps_and_a_button_resets(browser: Browser, 
     assert browser.value(f"{button}.hidden")
     assert browser.value(CANVAS) == whole
     middle = x + width / 2
-    browser.touch([(middle - 20, y + 40), (middle + 20, y + 40)], [(middle - 60, y + 40), (middle + 60, y + 40)])
+    browser.touch(
+        [(middle - 20, y + 40), (middle + 20, y + 40)],
+        [(middle - 60, y + 40), (middle + 60, y + 40)],
+    )
     assert browser.value(CANVAS) not in (whole, selected)
     browser.click(*tap)
     assert browser.value(f"{button}.hidden")
@@ -92,12 +97,18 @@ def test_fingers_select_and_stretch_steps_and_a_button_resets(browser: Browser, 
 def test_it_fits_a_phone_and_has_one_column(browser: Browser, page: Path) -> None:
     browser.open(page, width=PHONE)
     assert browser.value("document.documentElement.scrollWidth") == PHONE
-    lefts = browser.value("[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().left)")
+    lefts = browser.value(
+        "[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().left)"
+    )
     assert len(set(lefts)) == 1
-    widths = browser.value("[...document.querySelectorAll('canvas')].map((one) => one.getBoundingClientRect().width)")
+    widths = browser.value(
+        "[...document.querySelectorAll('canvas')].map((one) => one.getBoundingClientRect().width)"
+    )
     assert 250 < min(widths) <= max(widths) < PHONE
     browser.open(page)
-    lefts = browser.value("[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().left)")
+    lefts = browser.value(
+        "[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().left)"
+    )
     assert len(set(lefts)) == 2, "there is room for two beside each other"
 
 
@@ -113,21 +124,28 @@ def test_without_scripts_it_has_tables_and_the_slow_rank(browser: Browser, page:
     browser.open(page, scripts=False)
     assert browser.value("document.querySelectorAll('canvas').length") == 0
     assert browser.value("getComputedStyle(document.querySelector('.script')).display") == "none"
-    tables = browser.value("[...document.querySelectorAll('figure table')].map((one) => one.rows.length)")
+    tables = browser.value(
+        "[...document.querySelectorAll('figure table')].map((one) => one.rows.length)"
+    )
     assert tables == [13] * len(tables)
     assert tables
     rows = browser.value(COLOURS)
-    assert [len(set(row)) > 1 for row in rows] == [False, False, True, False], "only rank 2 changes its colour"
+    assert [len(set(row)) > 1 for row in rows] == [False, False, True, False], (
+        "only rank 2 changes its colour"
+    )
     assert rows[2][-1] != rows[1][-1] == rows[0][-1]
 
 
 def colours_by_chart(browser: Browser) -> dict[str, dict[str, str]]:
-    """By the title of the chart: the colour of each name in its legend. The first row of a legend is the step."""
+    """By the title of the chart: the colour of each name in its legend. The first row of a legend
+    is the step."""
     found: dict[str, dict[str, str]] = browser.value(LEGENDS)
     return found
 
 
-def test_the_sets_of_a_run_have_the_same_colours_in_every_chart(browser: Browser, tmp_path: Path) -> None:
+def test_the_sets_of_a_run_have_the_same_colours_in_every_chart(
+    browser: Browser, tmp_path: Path
+) -> None:
     run = write_run_of_many_metrics(tmp_path / "run")
     browser.open(write_report([run], tmp_path / "page.html"))
     charts = colours_by_chart(browser)
@@ -140,9 +158,12 @@ def test_the_sets_of_a_run_have_the_same_colours_in_every_chart(browser: Browser
     assert browser.errors == []
 
 
-def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(browser: Browser, tmp_path: Path) -> None:
+def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(
+    browser: Browser, tmp_path: Path
+) -> None:
     runs = [
-        write_run_of_many_metrics(tmp_path / f"digits-with-warm-up-{number}", scale=1 + number) for number in range(6)
+        write_run_of_many_metrics(tmp_path / f"digits-with-warm-up-{number}", scale=1 + number)
+        for number in range(6)
     ]
     page = write_report(runs, tmp_path / "page.html")
     for width in (WIDTH, PHONE):
@@ -161,7 +182,9 @@ def test_twelve_metrics_of_three_sets_and_six_runs_can_be_told_apart(browser: Br
 
 
 def test_a_hostile_run_runs_nothing(browser: Browser, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL})
+    run = write_run(
+        tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL}
+    )
     page = write_report([run, run], tmp_path / "page.html")
     browser.open(page)
     assert browser.value("window.pwned") is None
@@ -171,7 +194,9 @@ def test_a_hostile_run_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     assert browser.requested == [page.resolve().as_uri()]
     # Were there a hole, the policy would hold.
     browser.value("document.body.insertAdjacentHTML('beforeend', '<img src=http://127.0.0.1:9/x>')")
-    browser.value("document.body.append(Object.assign(document.createElement('script'), {text: 'window.pwned = 1'}))")
+    browser.value(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.pwned = 1'}))"
+    )
     assert browser.value("window.pwned") is None
 
 
@@ -190,7 +215,11 @@ def test_a_live_page_is_drawn(browser: Browser, tmp_path: Path) -> None:
 def take_screenshots(runs: list[Path], folder: Path) -> None:
     page = write_report(runs, folder / "page.html")
     with chromium() as browser:
-        for name, width, dark in (("desktop", 1200, False), ("phone", PHONE, False), ("dark", 1200, True)):
+        for name, width, dark in (
+            ("desktop", 1200, False),
+            ("phone", PHONE, False),
+            ("dark", 1200, True),
+        ):
             browser.open(page, width=width, dark=dark)
             browser.screenshot(folder / f"{name}.png")
 

@@ -1,4 +1,5 @@
-"""`drumline report` and `drumline runs` as a user types them, and the report at the end of a run."""
+"""`drumline report` and `drumline runs` as a user types them, and the report at the end of a
+run."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_a_report_is_written_where_it_was_asked_for(
     assert capsys.readouterr().out == "report: a/report.html\nreport: report.html\nreport: x.html\n"
     for path in ("a/report.html", "report.html", "x.html"):
         assert Path(path).read_text().startswith("<!doctype html>")
-    with pytest.raises(UsageError, match=r"missing/x\.html could not be written: No such file or directory"):
+    with pytest.raises(
+        UsageError, match=r"missing/x\.html could not be written: No such file or directory"
+    ):
         report_command.run(["a", "--to", "missing/x.html"])
     with pytest.raises(UsageError, match="no RUN was given"):
         report_command.run([])
@@ -51,7 +54,10 @@ def test_an_error_in_the_report_is_a_warning(
     monkeypatch.setattr(page, "read_run", lambda path: 1 / 0)
     report_command.report_at_end(run)
     printed = capsys.readouterr().err
-    assert printed == "drumline: warning: the report could not be written: ZeroDivisionError: division by zero\n"
+    assert (
+        printed
+        == "drumline: warning: the report could not be written: ZeroDivisionError: division by zero\n"
+    )
     report_command.report_at_end(tmp_path / "never made")
     monkeypatch.undo()
     (run / "report.html").unlink()
@@ -68,19 +74,25 @@ def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
     run = write_run(tmp_path / "run", ranks=1, ended=False)
     codes: list[int] = []
     with job(run) as at_work:
-        serving = threading.Thread(target=lambda: codes.append(report_command.run(["--live", str(run)])))
+        serving = threading.Thread(
+            target=lambda: codes.append(report_command.run(["--live", str(run)]))
+        )
         serving.start()
         url = ""
         deadline = time.monotonic() + 30
         while not url and time.monotonic() < deadline:
             time.sleep(0.02)
-            url = next((word for word in capsys.readouterr().out.split() if word.startswith("http")), "")
+            url = next(
+                (word for word in capsys.readouterr().out.split() if word.startswith("http")), ""
+            )
         port = urlsplit(url).port or 0
         assert listening_addresses(port) == {"127.0.0.1"}
         assert 'data-refresh="1"' in fetched(url)
         root = url[: url.index("/", len("http://")) + 1]
         others = {"": root, "token": f"{root}{'x' * 22}/", "more": f"{url}x"}
-        assert {name: status_of(address) for name, address in others.items()} == dict.fromkeys(others, 404)
+        assert {name: status_of(address) for name, address in others.items()} == dict.fromkeys(
+            others, 404
+        )
         assert status_of(url, Host="evil.example") == 404
         at_work.does("event", {"kind": "end", "step": 200, "number": 900})
         at_work.leaves()

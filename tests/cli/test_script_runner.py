@@ -1,4 +1,5 @@
-"""A script under `drumline launch --watch` behaves as under Python itself: environment, output and exit code."""
+"""A script under `drumline launch --watch` behaves as under Python itself: environment, output and
+exit code."""
 
 from __future__ import annotations
 
@@ -59,7 +60,13 @@ if __name__ == "__main__":
 
 def run(*words: str, cwd: Path, watch: Path) -> tuple[int, str, str]:
     # Not the first of its node, which would start a sidecar.
-    topology = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    topology = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }
     # Python 3.12 warns of a fork beside other threads, and a watched process has one.
     quiet = {"PYTHONWARNINGS": "ignore:This process"}
     done = subprocess.run(

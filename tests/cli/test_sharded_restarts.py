@@ -1,5 +1,6 @@
-"""`drumline train --dist.mode` under the watchdog: a rank that is killed, stopped or blocked is named with what the
-others wait for, the ranks are restarted, and the run ends with the same bits as one without faults."""
+"""`drumline train --dist.mode` under the watchdog: a rank that is killed, stopped or blocked is
+named with what the others wait for, the ranks are restarted, and the run ends with the same bits as
+one without faults."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Words(Task):
                 Path(kind).touch()
                 FAIL[kind]()
 """
-# By fault: what is reported of the rank and of the others. gloo reduces and scatters by an all-reduce.
+# By fault: what is reported of the rank and of the others. gloo reduces and scatters by an
+# all-reduce.
 BLOCKED = r"\d+ ranks? (is|are) blocked in (all_gather|all_reduce|reduce_scatter) #\d+"
 FAULTS = {
     "kill:forward:4": r"failure: {} was killed by SIGKILL at step 3, in forward; \d+ ranks? lost the connection to it",
@@ -86,8 +88,21 @@ def test_killed_and_stopped_ranks_are_named_and_the_run_has_the_same_bits(tmp_pa
 
 def assert_recovers(folder: Path, mode: str, world_size: int, faults: Sequence[str]) -> None:
     shards = ["--dist.shard_ranks", "2"] if mode == "hsdp" else []
-    words = ["train", "mine.py:Words", "--procs", str(world_size), "--dist.mode", mode, *shards, "--run", "run"]
-    for name, planted in (("whole", []), ("faulty", ["--task.faults", " ".join(faults), "--watch.hang_s", "3"])):
+    words = [
+        "train",
+        "mine.py:Words",
+        "--procs",
+        str(world_size),
+        "--dist.mode",
+        mode,
+        *shards,
+        "--run",
+        "run",
+    ]
+    for name, planted in (
+        ("whole", []),
+        ("faulty", ["--task.faults", " ".join(faults), "--watch.hang_s", "3"]),
+    ):
         (folder / name).mkdir()
         (folder / name / "mine.py").write_text(TASK)
         result = drumline(*words, *planted, cwd=folder / name, timeout_s=400)
@@ -97,7 +112,10 @@ def assert_recovers(folder: Path, mode: str, world_size: int, faults: Sequence[s
     for number, fault in enumerate(faults, 1):
         expected = f"drumline: {FAULTS[fault].format(rank)}"
         assert [line for line in lines if re.match(expected, line)], f"{expected}\n{result.stderr}"
-        assert any(line.startswith(f"drumline: restarting the ranks (restart {number} of ") for line in lines)
+        assert any(
+            line.startswith(f"drumline: restarting the ranks (restart {number} of ")
+            for line in lines
+        )
     faulty, whole = (newest(folder / name / "run") for name in ("faulty", "whole"))
     for one in (faulty, whole):
         one.documents["progress"].pop("facts")  # with the settings, which differ

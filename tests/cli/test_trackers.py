@@ -1,4 +1,5 @@
-"""The real trackers: W&B offline, an MLflow server of its own and TensorBoard, through a kill and while one hangs."""
+"""The real trackers: W&B offline, an MLflow server of its own and TensorBoard, through a kill and
+while one hangs."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ from tests.unit.metrics.test_tensorboard import PNG, curves
 from tests.warm import warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_trackers")
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
-# To import these takes longer than all that is done with them. Not W&B: it makes a folder then, and the first process
-# that ends removes it.
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_MODE": "offline",
+}
+# To import these takes longer than all that is done with them. Not W&B: it makes a folder then, and
+# the first process that ends removes it.
 PACKAGES = ("mlflow.server", "torch.utils.tensorboard")
-# Rank 0 is killed once, in step 8, when step 5 was the last to be saved and the trackers had some steps.
+# Rank 0 is killed once, in step 8, when step 5 was the last to be saved and the trackers had some
+# steps.
 KILLED_ONCE = """
 import os, signal, time
 from pathlib import Path
@@ -98,7 +104,8 @@ from mlflow.server import app
 Path(sys.argv[1]).write_text(str(os.getpid()))
 app.run(host="127.0.0.1", port=int(sys.argv[2]), threaded=True)
 """
-# Its transaction log is LevelDB's: blocks of 32 kB, pieces of records with a checksum, a length and a kind.
+# Its transaction log is LevelDB's: blocks of 32 kB, pieces of records with a checksum, a length and
+# a kind.
 READ_WANDB = """
 import json, sys
 from pathlib import Path
@@ -143,21 +150,28 @@ class Server(NamedTuple):
             return json.load(answer)
 
     def runs(self, experiment: str) -> list[dict[str, Any]]:
-        found = self.get(f"experiments/get-by-name?experiment_name={experiment}")["experiment"]["experiment_id"]
+        found = self.get(f"experiments/get-by-name?experiment_name={experiment}")["experiment"][
+            "experiment_id"
+        ]
         runs: list[dict[str, Any]] = self.get("runs/search", experiment_ids=[found])["runs"]
         return runs
 
     def steps(self, run: dict[str, Any], metric: str) -> list[int]:
-        history = self.get(f"metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}")
+        history = self.get(
+            f"metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
+        )
         return [int(one.get("step", 0)) for one in history["metrics"]]
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Python that has the trackers' packages loaded."""
-    # MLflow's server looks for its store when it is imported, and then has its middleware against foreign hosts.
+    # MLflow's server looks for its store when it is imported, and then has its middleware against
+    # foreign hosts.
     environment = {**QUIET, "_MLFLOW_SERVER_FILE_STORE": "unused"}
-    with warm_python(tmp_path_factory.mktemp("warm") / "bin", *PACKAGES, environment=environment) as program:
+    with warm_python(
+        tmp_path_factory.mktemp("warm") / "bin", *PACKAGES, environment=environment
+    ) as program:
         yield program
 
 
@@ -202,7 +216,10 @@ def answers(url: str) -> bool:
 
 def own_wandb(folder: Path) -> dict[str, str]:
     """So that W&B writes nothing to the user's own folders."""
-    return {**QUIET, **{f"WANDB_{name}_DIR": str(folder / "wandb-own") for name in ("CONFIG", "CACHE", "DATA")}}
+    return {
+        **QUIET,
+        **{f"WANDB_{name}_DIR": str(folder / "wandb-own") for name in ("CONFIG", "CACHE", "DATA")},
+    }
 
 
 def wandb_records(run: Path) -> list[list[Any]]:
@@ -215,7 +232,9 @@ def wandb_records(run: Path) -> list[list[Any]]:
 
 
 @pytest.mark.soak
-def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(tmp_path: Path, server: Server) -> None:
+def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(
+    tmp_path: Path, server: Server
+) -> None:
     (tmp_path / "mine.py").write_text(KILLED_ONCE)
     result = drumline(
         *("train", "mine.py:KilledOnce", "--procs", "2", "--run", "tracked"),
@@ -238,24 +257,36 @@ def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(tmp_path: Path, 
     assert server.steps(run, "norm/a%20b_") == [3, 6], "in the letters that MLflow takes"
     files = server.get(f"artifacts/list?run_id={run['info']['run_id']}&path=media")["files"]
     names = [
-        f"{name}-0000000{step}.{kind}" for name, kind in (("digit", "png"), ("poem-first", "txt")) for step in (3, 6)
+        f"{name}-0000000{step}.{kind}"
+        for name, kind in (("digit", "png"), ("poem-first", "txt"))
+        for step in (3, 6)
     ]
     assert [file["path"] for file in files] == [f"media/{name}" for name in names]
 
     records = wandb_records(tmp_path / "tracked")
     ids = [value["id"] for kind, value in records if kind == "run"]
-    assert set(ids) == {json.loads((tmp_path / "tracked" / "trackers" / "wandb.json").read_text())["run"]}
-    assert len([*(tmp_path / "tracked" / "wandb").glob("offline-run-*")]) == 2, "one for each start, of one id"
+    assert set(ids) == {
+        json.loads((tmp_path / "tracked" / "trackers" / "wandb.json").read_text())["run"]
+    }
+    assert len([*(tmp_path / "tracked" / "wandb").glob("offline-run-*")]) == 2, (
+        "one for each start, of one id"
+    )
     history = [value for kind, value in records if kind == "history"]
     assert [row["_step"] for row in history if "train/loss" in row] == steps
     assert [row["_step"] for row in history if "evaluation/accuracy" in row] == [12]
     begun = next(value for kind, value in records if kind == "run")
     assert (begun["project"], begun["config"]["model.widths"]) == ("digits", [4])
     assert ["exit", 0] in records
-    assert [(row["_step"], row["digit/width"]) for row in history if "norm/a b%" in row] == [(3, 8), (6, 8)]
+    assert [(row["_step"], row["digit/width"]) for row in history if "norm/a b%" in row] == [
+        (3, 8),
+        (6, 8),
+    ]
     media = tmp_path / "tracked" / "wandb" / "latest-run" / "files" / "media"
     assert [file.read_bytes() for file in media.rglob("*.png")] == [PNG, PNG]
-    assert ["<pre>a &lt;rose&gt;</pre>" in file.read_text() for file in media.rglob("*.html")] == [True, True]
+    assert ["<pre>a &lt;rose&gt;</pre>" in file.read_text() for file in media.rglob("*.html")] == [
+        True,
+        True,
+    ]
 
     board = curves(tmp_path / "tracked" / "tensorboard")
     assert [step for step, _ in board["norm/a b%"]] == [3, 6]
@@ -266,7 +297,9 @@ def test_a_killed_run_is_one_run_and_one_curve_in_every_tracker(tmp_path: Path, 
 
 
 @pytest.mark.soak
-def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, server: Server) -> None:
+def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(
+    tmp_path: Path, server: Server
+) -> None:
     (tmp_path / "mine.py").write_text(SERVER_HANGS)
     try:
         result = drumline(
@@ -292,7 +325,9 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(tmp_path: Path, 
 
     # The same command shows the result of the finished run again, and brings what the server lacks.
     (tmp_path / "mine.py").write_text(SERVER_HANGS.replace("if self.step == 5", "if False"))
-    for _ in range(6):  # on a busy machine the server may take longer to answer than the end of a run waits for it
+    for _ in range(
+        6
+    ):  # on a busy machine the server may take longer to answer than the end of a run waits for it
         again = drumline(
             *("train", "mine.py:ServerHangs", "--run", "run", "--log.trackers", "mlflow"),
             cwd=tmp_path,

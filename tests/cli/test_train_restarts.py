@@ -37,13 +37,17 @@ class Troubled(ImageClassification):
 """
 
 
-def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(tmp_path: Path) -> None:
+def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(TROUBLED)
     result = drumline("train", "mine.py:Troubled", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     again = "drumline: restarting the ranks (restart {} of 3); "
     # It got from step 3 to step 5 in between: the second restart is the first one at its step.
-    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [2, 0, 0], result.stderr
+    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [2, 0, 0], (
+        result.stderr
+    )
     told = f"drumline: error: rank 1 on {socket.gethostname()} crashed at step 5: ValueError: label 7 of 3 classes\n"
     assert result.stderr.count(told) == 2, result.stderr
     assert result.stderr.index(again.format(1)) < result.stderr.index(told), "first it was killed"
@@ -52,13 +56,26 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     assert "resumed at step 4" in result.stdout
 
 
-def test_a_full_disk_is_reported_once_and_no_restart_is_tried(small_disk: Callable[..., Path]) -> None:
-    words = ["--model.widths", "8", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "500"]
-    result = drumline("train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk("size=1m"))
+def test_a_full_disk_is_reported_once_and_no_restart_is_tried(
+    small_disk: Callable[..., Path],
+) -> None:
+    words = [
+        "--model.widths",
+        "8",
+        "--checkpoint.every_steps",
+        "1",
+        "--checkpoint.keep_last",
+        "500",
+    ]
+    result = drumline(
+        "train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk("size=1m")
+    )
     assert result.returncode == 1, result.stderr
     assert "restarting the ranks" not in result.stderr
     assert result.stderr.count("the disk is full") == 1, result.stderr
-    (first, *_) = [line for line in result.stderr.splitlines() if line.startswith("drumline: error: ")]
+    (first, *_) = [
+        line for line in result.stderr.splitlines() if line.startswith("drumline: error: ")
+    ]
     assert f"[rank 0 on {socket.gethostname()}, step " in first
     assert "Traceback" not in result.stderr
     assert "OSError" not in result.stderr
@@ -95,7 +112,8 @@ def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_pa
     assert re.search(hang, result.stderr), result.stderr
 
 
-# Rank 0 fails first and takes its time to report that; rank 1 fails right then, for reasons of its own.
+# Rank 0 fails first and takes its time to report that; rank 1 fails right then, for reasons of its
+# own.
 BOTH_FAIL = """
 import os, time, traceback
 from pathlib import Path
@@ -125,10 +143,14 @@ class Both(ImageClassification):
 
 
 def test_the_rank_that_failed_first_has_reported_before_another_ends(tmp_path: Path) -> None:
-    """The launcher ends the rest when it sees one end: a busy first rank would be ended before it has printed."""
+    """The launcher ends the rest when it sees one end: a busy first rank would be ended before it
+    has printed."""
     (tmp_path / "mine.py").write_text(BOTH_FAIL)
     result = drumline("train", "mine.py:Both", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
-    assert f"drumline: error: rank 0 on {socket.gethostname()} crashed: SlowToPrintError: the first\n" in result.stderr
+    assert (
+        f"drumline: error: rank 0 on {socket.gethostname()} crashed: SlowToPrintError: the first\n"
+        in result.stderr
+    )
     assert result.stderr.count("Traceback") == 1, result.stderr
     assert "the second" not in result.stderr

@@ -33,7 +33,11 @@ from tests.unit.tools.tune.test_nccl_log import done, four_ranks, recorded, warn
     ],
 )
 def test_wrong_usage_is_reported(
-    words: str, problems: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: str,
+    problems: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README").write_text("nothing")
@@ -50,7 +54,12 @@ def test_help_teaches_every_flag_and_fits_a_terminal(
     assert main(["tune", "--help"]) == 0
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines())) <= 80
-    for word in (*(f"\n  --{name}" for name in OWN_FLAGS), "source cluster.sh", "NCCL_DEBUG=INFO", "1 a log shows"):
+    for word in (
+        *(f"\n  --{name}" for name in OWN_FLAGS),
+        "source cluster.sh",
+        "NCCL_DEBUG=INFO",
+        "1 a log shows",
+    ):
         assert word in told
 
 
@@ -59,7 +68,9 @@ def tune(monkeypatch: pytest.MonkeyPatch, *words: str, **facts: Any) -> int:
     return main(["tune", *words])
 
 
-def test_a_machine_that_needs_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_that_needs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tune(monkeypatch) == 0
     assert capsys.readouterr().out.splitlines() == [
         "# by drumline tune, for node-a",
@@ -70,12 +81,24 @@ def test_a_machine_that_needs_nothing(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_what_is_printed_can_be_sourced_and_problems_are_comments(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts: dict[str, Any] = {"python": "3.9.1", "variables": {"NCCL_P2P_DISABLE": "1", "GLOO_SOCKET_IFNAME": "wlan7"}}
-    facts |= {"gloo_interface": None, "interfaces": [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")]}
+    facts: dict[str, Any] = {
+        "python": "3.9.1",
+        "variables": {"NCCL_P2P_DISABLE": "1", "GLOO_SOCKET_IFNAME": "wlan7"},
+    }
+    facts |= {
+        "gloo_interface": None,
+        "interfaces": [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")],
+    }
     assert tune(monkeypatch, **facts) == ExitCode.PREFLIGHT_FAILED
     printed = capsys.readouterr().out
-    assert "# problem: node-a: Python 3.9.1 is older than 3.11\n#   fix: use a newer Python" in printed
-    shell = ["bash", "-euc", f"NCCL_P2P_DISABLE=1\n{printed}\necho ${{NCCL_P2P_DISABLE-none}} $GLOO_SOCKET_IFNAME"]
+    assert (
+        "# problem: node-a: Python 3.9.1 is older than 3.11\n#   fix: use a newer Python" in printed
+    )
+    shell = [
+        "bash",
+        "-euc",
+        f"NCCL_P2P_DISABLE=1\n{printed}\necho ${{NCCL_P2P_DISABLE-none}} $GLOO_SOCKET_IFNAME",
+    ]
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "none eth0\n"
     assert tune(monkeypatch, "--json", **facts) == ExitCode.PREFLIGHT_FAILED
     found = json.loads(capsys.readouterr().out)
@@ -99,7 +122,11 @@ def test_logs_are_read_from_files_and_from_stdin(
     assert json.loads(capsys.readouterr().out)["findings"][0]["where"] == "rank 2 on gpu-01"
 
 
-def test_what_a_log_says_does_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "nccl.log").write_text(done("a", 1, 0, 1) + warn("a", 1, "\x1b]0;owned\x07 \x1b[2J"))
+def test_what_a_log_says_does_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nccl.log").write_text(
+        done("a", 1, 0, 1) + warn("a", 1, "\x1b]0;owned\x07 \x1b[2J")
+    )
     assert main(["tune", "--log", str(tmp_path / "nccl.log")]) == 0
     assert "\x1b" not in capsys.readouterr().out

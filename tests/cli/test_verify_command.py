@@ -76,14 +76,21 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
     assert first.splitlines()[-1] == "1 problem found; a run would resume from step 5"
     assert second.splitlines()[-1] == "2 problems found; a run would resume from step 5"
     shutil.rmtree(runs / "runs/other/checkpoints/step-00000005")
-    assert verify("runs/other", cwd=runs).stdout.endswith("2 problems found; no checkpoint is complete and finite\n")
+    assert verify("runs/other", cwd=runs).stdout.endswith(
+        "2 problems found; no checkpoint is complete and finite\n"
+    )
 
 
 def test_json_for_scripts(runs: Path) -> None:
     valid = verify("runs/spirals", "--json", cwd=runs)
     assert valid.returncode == 0
     (run,) = json.loads(valid.stdout)["runs"]
-    assert (run["run"], run["valid"], run["job_at_work"], run["last_valid_step"]) == ("runs/spirals", True, None, 10)
+    assert (run["run"], run["valid"], run["job_at_work"], run["last_valid_step"]) == (
+        "runs/spirals",
+        True,
+        None,
+        10,
+    )
     assert run["parts"]["samples"]["steps"] == 10
     assert run["problems"] == run["notes"] == []
     (runs / "runs/spirals/config.toml").unlink()
@@ -91,7 +98,9 @@ def test_json_for_scripts(runs: Path) -> None:
     assert wrong.returncode == 1
     answer = json.loads(wrong.stdout)
     assert answer["valid"] is False
-    assert answer["runs"][0]["problems"] == [{"part": "settings", "where": "config.toml", "what": "is missing"}]
+    assert answer["runs"][0]["problems"] == [
+        {"part": "settings", "where": "config.toml", "what": "is missing"}
+    ]
 
 
 def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
@@ -114,11 +123,26 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
         (["runs/spiral"], ["there is no run folder runs/spiral; did you mean 'spirals'?"]),
         (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
-        (["no_torch/torch.py"], ["no_torch/torch.py is a file, not a run folder", "try: give the folder of --run"]),
-        (["runs/spirals/config.toml"], ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"]),
-        (["runs/spirals/checkpoints"], ["try: give the run folder that it is in: ", "/runs/spirals\n"]),
+        (
+            ["no_torch/torch.py"],
+            ["no_torch/torch.py is a file, not a run folder", "try: give the folder of --run"],
+        ),
+        (
+            ["runs/spirals/config.toml"],
+            ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"],
+        ),
+        (
+            ["runs/spirals/checkpoints"],
+            ["try: give the run folder that it is in: ", "/runs/spirals\n"],
+        ),
         (["runs"], ["runs is not a run folder", "try: give one of the runs in it: spirals"]),
-        (["no_torch"], ["no_torch is not a run folder: it has no config.toml, events or checkpoints", "of --run"]),
+        (
+            ["no_torch"],
+            [
+                "no_torch is not a run folder: it has no config.toml, events or checkpoints",
+                "of --run",
+            ],
+        ),
     ],
 )
 def test_wrong_usage_is_explained(runs: Path, arguments: list[str], messages: list[str]) -> None:
@@ -132,7 +156,12 @@ def test_wrong_usage_is_explained(runs: Path, arguments: list[str], messages: li
 def test_help_teaches(tmp_path: Path) -> None:
     result = verify("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for part in ("usage: drumline verify RUN", "--json", "exactly once", "0 no problems, 1 problems were found"):
+    for part in (
+        "usage: drumline verify RUN",
+        "--json",
+        "exactly once",
+        "0 no problems, 1 problems were found",
+    ):
         assert part in result.stdout
 
 
@@ -148,7 +177,9 @@ def test_a_terminal_shows_progress(runs: Path) -> None:
     )
     os.close(theirs)
     parts = []
-    with contextlib.suppress(OSError):  # the end of a terminal; on a busy machine its text arrives bit by bit
+    with contextlib.suppress(
+        OSError
+    ):  # the end of a terminal; on a busy machine its text arrives bit by bit
         while part := os.read(ours, 4096):
             parts.append(part)
     os.close(ours)

@@ -1,4 +1,5 @@
-"""The stand-in for Python in these tests is like Python: what it is given, what it gives back, how it ends."""
+"""The stand-in for Python in these tests is like Python: what it is given, what it gives back, how
+it ends."""
 
 from __future__ import annotations
 
@@ -47,7 +48,13 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
         command = [sys.executable, "script.py", *words]
         environment = {**os.environ, **more}
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, input=stdin, capture_output=True, text=True, check=False
+            command,
+            cwd=tmp_path,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     said = run("say", "a b", "", stdin="typed", NOTE="n")
@@ -60,7 +67,9 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
     assert raised.returncode == 1
     assert raised.stderr.endswith("ValueError: no\n")
     assert run("start", "script.py", "exit", "5").returncode == 5, "what it starts has torch too"
-    assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, "but not always"
+    assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, (
+        "but not always"
+    )
     reading, writing = os.pipe()
     with subprocess.Popen(
         [sys.executable, "script.py", "file", str(writing)],
@@ -83,9 +92,13 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_what_it_stands_for(tmp_path: Path, warm: None, number: signal.Signals) -> None:
+def test_a_signal_ends_what_it_stands_for(
+    tmp_path: Path, warm: None, number: signal.Signals
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, "script.py", "wait"], cwd=tmp_path, stdout=subprocess.PIPE) as one:
+    with subprocess.Popen(
+        [sys.executable, "script.py", "wait"], cwd=tmp_path, stdout=subprocess.PIPE
+    ) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == b"waiting\n"
         one.send_signal(number)
@@ -102,7 +115,9 @@ def test_what_is_left_is_reported(tmp_path: Path) -> None:
 def leave_one(folder: Path) -> None:
     with ExitStack() as warm:
         python = warm.enter_context(warm_python(folder / "bin", patience_s=0.5))
-        with subprocess.Popen([python, "script.py", "wait"], cwd=folder, stdout=subprocess.PIPE) as left:
+        with subprocess.Popen(
+            [python, "script.py", "wait"], cwd=folder, stdout=subprocess.PIPE
+        ) as left:
             assert left.stdout is not None
             assert left.stdout.readline() == b"waiting\n"
             warm.close()

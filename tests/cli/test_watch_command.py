@@ -1,4 +1,5 @@
-"""`drumline watch` as a user types it, with a process that locks a run folder and writes a status like a sidecar."""
+"""`drumline watch` as a user types it, with a process that locks a run folder and writes a status
+like a sidecar."""
 
 from __future__ import annotations
 
@@ -56,12 +57,24 @@ def status(
 ) -> dict[str, Any]:
     facts = [
         RankState(
-            rank=rank, host="node-a", pid=1, step=step, phase=Phase.FORWARD, state="T" if stopped and rank == 1 else "R"
+            rank=rank,
+            host="node-a",
+            pid=1,
+            step=step,
+            phase=Phase.FORWARD,
+            state="T" if stopped and rank == 1 else "R",
         )
         for rank in range(ranks)
     ]
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="node-a", ranks=tuple(facts)),))
-    return status_record(picture, now=time.time(), world_size=ranks, hang_s=60, notices=notices, rates={0: 2.5, 1: 2.5})
+    return status_record(
+        picture,
+        now=time.time(),
+        world_size=ranks,
+        hang_s=60,
+        notices=notices,
+        rates={0: 2.5, 1: 2.5},
+    )
 
 
 class Job:
@@ -91,7 +104,9 @@ class Job:
 def job(run: Path) -> Iterator[Job]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", JOB, str(run)], env=environment, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, str(run)], env=environment, **pipes
+    ) as process:
         try:
             yield Job(process)
         finally:
@@ -102,7 +117,12 @@ def job(run: Path) -> Iterator[Job]:
 def make_environment(tmp_path: Path) -> dict[str, str]:
     """In which to import torch is an error."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
-    return {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TERM": "xterm", "COLUMNS": "100"}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
 
 
 def command(*words: str) -> list[str]:
@@ -110,7 +130,9 @@ def command(*words: str) -> list[str]:
 
 
 def watch(environment: dict[str, str], *words: str) -> tuple[int, str]:
-    found = subprocess.run(command(*words), env=environment, capture_output=True, text=True, check=False, timeout=60)
+    found = subprocess.run(
+        command(*words), env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
     return found.returncode, found.stdout + found.stderr
 
 
@@ -119,7 +141,10 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
     with job(run) as at_work:
         code, said = watch(environment, str(run), "--once")
         assert code == 1
-        assert f" is training in {run} without a watchdog: it has just started, it has one rank" in said
+        assert (
+            f" is training in {run} without a watchdog: it has just started, it has one rank"
+            in said
+        )
         at_work.does("write", status())
         assert watch(environment, str(run), "--once") == (
             0,
@@ -143,24 +168,38 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
     os.close(ours)  # as `| head` does when it has seen enough
     with os.fdopen(theirs, "wb") as closed:
         ended = subprocess.run(
-            command(str(run)), env=environment, stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False
+            command(str(run)),
+            env=environment,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
         )
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_it_follows_to_the_end_in_lines_and_on_a_terminal(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     run = tmp_path / "run"
     with job(run) as at_work:
         at_work.does("write", status())
         ours, theirs = pty.openpty()
         followers = [
-            subprocess.Popen(command(str(run), "--every", "0.1"), env=environment, stdout=out, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                command(str(run), "--every", "0.1"),
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
             for out in (theirs, subprocess.PIPE)
         ]
         os.close(theirs)
         lines = followers[1].stdout
         assert lines is not None
-        assert re.fullmatch(r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n", lines.readline().decode())
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n", lines.readline().decode()
+        )
         seen = ""
         while "trains" not in seen:
             seen += os.read(ours, 1 << 16).decode()
@@ -196,15 +235,23 @@ def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
-def test_what_is_shown_when_there_is_nothing_to_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_when_there_is_nothing_to_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, status(), age_s=FRESH_S + 5)
     look = RunStatusReader(tmp_path).read()
     assert (look.is_live, look.has_ended) == (False, False)
-    assert look.message() == f"the status is 15 s old and no job is in {tmp_path}: it may be about to restart"
+    assert (
+        look.message()
+        == f"the status is 15 s old and no job is in {tmp_path}: it may be about to restart"
+    )
     event(tmp_path, "error", age_s=FRESH_S + 5)  # a launcher may start it again
     assert not RunStatusReader(tmp_path).read().has_ended
     write(tmp_path, status(), age_s=RESTART_S + 5)
-    assert RunStatusReader(tmp_path).read().message() == "the run has ended: failed at step 7: ValueError: no"
+    assert (
+        RunStatusReader(tmp_path).read().message()
+        == "the run has ended: failed at step 7: ValueError: no"
+    )
     event(tmp_path, "train", age_s=0)
     assert RunStatusReader(tmp_path).read().message() == (
         "the run has ended for an unknown reason, or continues where this machine cannot see it: its status is 65 s old"
@@ -213,7 +260,9 @@ def test_what_is_shown_when_there_is_nothing_to_see(tmp_path: Path, capsys: pyte
     assert follow([str(tmp_path)]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
     assert (first[len("00:00:00 ") :], second) == (STALL.message, HANG.message)
-    assert last == "the run has ended, or continues where this machine cannot see it, 65 s after that"
+    assert (
+        last == "the run has ended, or continues where this machine cannot see it, 65 s after that"
+    )
     write(tmp_path, {**status(), "has_ended": True})
     assert RunStatusReader(tmp_path).read().message() == "the run has ended"
     write(tmp_path, status())
@@ -252,7 +301,10 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
     [
         ([], "no RUN was given\n  try: give a run folder, as in: drumline watch runs/digits"),
         (["a", "b"], "2 runs were given, but one is watched at a time"),
-        (["a", "--forever"], "--forever: unknown flag; did you mean '--every'?\n  try: read drumline watch --help"),
+        (
+            ["a", "--forever"],
+            "--forever: unknown flag; did you mean '--every'?\n  try: read drumline watch --help",
+        ),
         (["a", "--every", "soon"], "--every: 'soon' is not a number"),
         (["a", "--every=0"], "--every: 0.0 must be between 0.1 and 86400"),
         (["a", "--every"], "--every: the value is missing (number between 0.1 and 86400)"),
@@ -260,7 +312,11 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_the_command(
-    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from drumline.cli import main
 

@@ -1,4 +1,5 @@
-"""The task of the stored run: points on either side of a plane. With STOP_AT set, the process exits in that step."""
+"""The task of the stored run: points on either side of a plane. With STOP_AT set, the process exits
+in that step."""
 
 import os
 
@@ -19,7 +20,9 @@ class Points(Task):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2)).double()
 
     def _points(self, length: int) -> TensorDataset:
-        inputs = torch.randn(length, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        inputs = torch.randn(
+            length, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+        )
         return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
     def train_data(self) -> TensorDataset:

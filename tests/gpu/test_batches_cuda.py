@@ -1,4 +1,5 @@
-"""Batches ahead of the step on a GPU: the bits of the CPU, whatever the device is busy with; held there by choice."""
+"""Batches ahead of the step on a GPU: the bits of the CPU, whatever the device is busy with; held
+there by choice."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def dataset_named(name: str, folder: Path) -> TwoPartDataset:
     if name == "synthetic_tokens":
         return SyntheticTokens(split="train", samples=300, context=31, seed=2)
     if name == "synthetic_images":
-        return SyntheticImages(split="train", augment=True, image_size=16, samples=300, classes=7, seed=2)
+        return SyntheticImages(
+            split="train", augment=True, image_size=16, samples=300, classes=7, seed=2
+        )
     values = np.random.default_rng(0).integers(0, 50_257, size=20_000).astype(np.uint16)
     values[0] = 50_256
     values.tofile(folder / "tokens.bin")
@@ -61,7 +64,9 @@ def dataset_named(name: str, folder: Path) -> TwoPartDataset:
 
 def make(dataset: Any, device: torch.device, **more: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=48, rank=0, world_size=1, accumulate=2)
-    return IndexedLoader(dataset, sharding=sharding, device=device, seed=3, options=LoadingOptions(**more))
+    return IndexedLoader(
+        dataset, sharding=sharding, device=device, seed=3, options=LoadingOptions(**more)
+    )
 
 
 def busy() -> None:
@@ -72,7 +77,8 @@ def busy() -> None:
 
 
 def check_same(expected: Iterator[Any], found: Iterator[Any], *, count: int) -> None:
-    """Batches are compared when all are through, and let go of at once: memory that came back too early would show."""
+    """Batches are compared when all are through, and let go of at once: memory that came back too
+    early would show."""
     kept = []
     for _ in range(count):
         batch = next(found)
@@ -92,8 +98,12 @@ def epochs(loader: IndexedLoader, count: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("loading", [{}, {"pin_memory": False}, {"workers": 2}], ids=["here", "pageable", "workers"])
-def test_batches_ahead_have_the_bits_of_the_cpu(tmp_path: Path, name: str, loading: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "loading", [{}, {"pin_memory": False}, {"workers": 2}], ids=["here", "pageable", "workers"]
+)
+def test_batches_ahead_have_the_bits_of_the_cpu(
+    tmp_path: Path, name: str, loading: dict[str, Any]
+) -> None:
     dataset = dataset_named(name, tmp_path)
     with closing(make(dataset, GPU, **loading)) as loader:
         plain = make(dataset, CPU)
@@ -152,7 +162,8 @@ def test_no_batch_waits_for_the_device(tmp_path: Path, name: str, where: str) ->
 
 
 @pytest.mark.parametrize(
-    ("shape", "padding", "flip"), [((3, 32, 32), 4, True), ((1, 8, 8), 1, False), ((3, 17, 40), 9, True)]
+    ("shape", "padding", "flip"),
+    [((3, 32, 32), 4, True), ((1, 8, 8), 1, False), ((3, 17, 40), 9, True)],
 )
 def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
     shape: tuple[int, int, int], padding: int, flip: bool
@@ -170,7 +181,12 @@ def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
     assert torch.equal(found.cpu(), expected[0])
     assert torch.equal(labels.cpu(), expected[1])
     # Every byte in every channel, and a batch that is not augmented.
-    every = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(256, shape[0], 1, 1).contiguous()
+    every = (
+        torch.arange(256, dtype=torch.uint8)
+        .view(-1, 1, 1, 1)
+        .expand(256, shape[0], 1, 1)
+        .contiguous()
+    )
     assert torch.equal(normalize(every.to(GPU), mean, std).cpu(), normalize(every, mean, std))
     assert dataset.batch(indices, Draws(0, 0, indices))[0].shape == (256, *shape)
 
@@ -179,7 +195,9 @@ def test_rows_are_gathered_straight_into_pinned_memory_that_is_used_again() -> N
     array = np.arange(4096, dtype=np.uint8).reshape(64, 64)
     indices = np.arange(8)
     fetch = BatchMaker(digits(split="train", augment=True), seed=0, defer_finish=True, pinned=True)
-    rows, places = next(BatchProducer(fetch, LoadingOptions(), GPU).batches([BatchRequest(0, 0, 8, shuffled=True)]))
+    rows, places = next(
+        BatchProducer(fetch, LoadingOptions(), GPU).batches([BatchRequest(0, 0, 8, shuffled=True)])
+    )
     assert rows.images.is_pinned()
     assert rows.labels.is_pinned()
     assert places.is_pinned()
@@ -279,7 +297,9 @@ class Samples(IterableDataset[Tensor]):
 def test_batches_of_a_stream_have_the_bits_of_the_cpu(loading: dict[str, Any]) -> None:
     sharding = Sharding(batch_size=12, rank=0, world_size=1, accumulate=4)
     plain, ahead = (
-        StreamLoader(Samples(), sharding=sharding, device=device, seed=3, options=LoadingOptions(**loading))
+        StreamLoader(
+            Samples(), sharding=sharding, device=device, seed=3, options=LoadingOptions(**loading)
+        )
         for device in (CPU, GPU)
     )
     with closing(plain), closing(ahead):
@@ -294,11 +314,15 @@ def test_data_larger_than_the_free_memory_is_refused() -> None:
             return 10**12
 
     dataset = Vast(split="train", augment=False, image_size=16, samples=8, classes=2, seed=0)
-    with pytest.raises(UsageError, match=r"Vast takes 7\d\d,\d\d\d\.\d\d GB, but cuda:0 has .* GB free"):
+    with pytest.raises(
+        UsageError, match=r"Vast takes 7\d\d,\d\d\d\.\d\d GB, but cuda:0 has .* GB free"
+    ):
         make_resident(dataset, GPU, workers=0, warns=False)
 
 
-def test_a_run_with_resident_data_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_resident_data_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic kernels ask for it
     config = digits_config("fp32")
     resident = Config(**{**vars(config), "data": replace(config.data, resident=True)})
@@ -306,7 +330,9 @@ def test_a_run_with_resident_data_ends_with_the_same_bits(tmp_path: Path, monkey
     run_ranks(1, train_on_gpu, resident, tmp_path / "resident")
     host = newest(tmp_path / "host")
     held = newest(tmp_path / "resident")
-    assert_same_bits(replace(host, documents={}), replace(held, documents={}))  # the settings are in there
+    assert_same_bits(
+        replace(host, documents={}), replace(held, documents={})
+    )  # the settings are in there
     events = list(read_events(tmp_path / "resident" / "events" / "rank-00000.jsonl"))
     shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
     assert len(shares) == 4
@@ -320,7 +346,9 @@ def test_bytes_of_a_dataset_of_ones_own_are_prepared_on_the_device(workers: int)
     images = PhotoBytes(100, **settings)
     images.images = floats.images
     with closing(make(images, GPU, workers=workers)) as loader:
-        for (expected, labels), (raw, chances, found) in zip(make(floats, CPU), loader, strict=True):
+        for (expected, labels), (raw, chances, found) in zip(
+            make(floats, CPU), loader, strict=True
+        ):
             busy()
             assert raw.dtype == torch.uint8
             assert torch.equal(found.cpu(), labels)

@@ -12,7 +12,14 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from drumline.checkpoint import store
-from drumline.checkpoint.state import RNG_BYTES, capture, capture_rng, load_checkpoint, restore, restore_rng
+from drumline.checkpoint.state import (
+    RNG_BYTES,
+    capture,
+    capture_rng,
+    load_checkpoint,
+    restore,
+    restore_rng,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda", 0)
@@ -84,12 +91,17 @@ def test_from_tensors_that_a_collective_left_on_the_gpu() -> None:
     train(model, optimizer)
     other, resumed = make(GPU)
     snapshot = capture(model, optimizer, progress={})
-    on_gpu = {name: {key: t.to(GPU) for key, t in group.items()} for name, group in snapshot.tensors.items()}
+    on_gpu = {
+        name: {key: t.to(GPU) for key, t in group.items()}
+        for name, group in snapshot.tensors.items()
+    }
     restore(store.Snapshot(on_gpu, snapshot.documents), other, resumed)
     assert resumed.state[next(other.parameters())]["step"].device == CPU
     train(model, optimizer)
     train(other, resumed)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_a_rate_on_the_gpu_stays_there(tmp_path: Path) -> None:
@@ -144,4 +156,6 @@ def test_the_snapshot_of_a_copy_is_the_copy_s(tmp_path: Path) -> None:
     path = save(tmp_path, model, optimizer)
     train(model, optimizer)
     load_checkpoint(path, model)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)
+    )

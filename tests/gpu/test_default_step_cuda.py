@@ -1,4 +1,5 @@
-"""On a GPU: without `--train.step` a run tries all kinds of steps where that is safe, and logs its choice."""
+"""On a GPU: without `--train.step` a run tries all kinds of steps where that is safe, and logs its
+choice."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from drumline.training.steps.graph import GraphStep
 from drumline.training.tasks import ImageClassification
 from drumline.training.tasks.hook import Hook, Run
 from drumline.training.tasks.ready_hooks import EMA, Unfreeze
-from tests.gpu.test_graph_step_cuda import STEPS_OF_AN_EPOCH, assert_same_state, digits, messages, train_here
+from tests.gpu.test_graph_step_cuda import (
+    STEPS_OF_AN_EPOCH,
+    assert_same_state,
+    digits,
+    messages,
+    train_here,
+)
 from tests.gpu.test_own_optimizer_cuda import OwnNAdam
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
@@ -30,7 +37,9 @@ LONG = 20 * STEPS_OF_AN_EPOCH
 
 
 def by_default(steps: int = LONG, **settings: Any) -> Config:
-    config = digits("eager", steps=steps, **{"precision": "bf16", "deterministic": False, **settings})
+    config = digits(
+        "eager", steps=steps, **{"precision": "bf16", "deterministic": False, **settings}
+    )
     return replace(config, train=replace(config.train, step=None))
 
 
@@ -66,7 +75,9 @@ class Hooked(ImageClassification):
         return model
 
 
-def test_a_run_of_seconds_is_captured_but_not_compiled_and_resumes_with_its_choice(tmp_path: Path) -> None:
+def test_a_run_of_seconds_is_captured_but_not_compiled_and_resumes_with_its_choice(
+    tmp_path: Path,
+) -> None:
     run_ranks(1, train_here, by_default(), tmp_path, Averaged)
     logged = sentence(tmp_path)
     assert "not tried: compile, compiled_graph (the run takes " in logged
@@ -98,7 +109,9 @@ def test_a_long_run_tries_all_kinds(tmp_path: Path) -> None:
     ],
     ids=["a hook between steps", "a hook in the model"],
 )
-def test_what_a_graph_could_get_wrong_is_not_captured(tmp_path: Path, task: type, reason: str) -> None:
+def test_what_a_graph_could_get_wrong_is_not_captured(
+    tmp_path: Path, task: type, reason: str
+) -> None:
     run_ranks(1, train_here, by_default(), tmp_path, task)
     assert f"captured steps are left out: {reason}" in messages(tmp_path)
     assert sentence(tmp_path).startswith("steps run as eager, ")
@@ -106,7 +119,10 @@ def test_what_a_graph_could_get_wrong_is_not_captured(tmp_path: Path, task: type
 
 def test_a_short_run_is_eager_and_logs_it(tmp_path: Path) -> None:
     run_ranks(1, train_here, by_default(30), tmp_path)
-    assert sentence(tmp_path) == "steps run as eager: 30 are too few to try others (--train.step auto tries them)"
+    assert (
+        sentence(tmp_path)
+        == "steps run as eager: 30 are too few to try others (--train.step auto tries them)"
+    )
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -123,26 +139,39 @@ def test_where_bits_must_repeat_it_is_eager_and_logs_nothing(tmp_path: Path, tra
 
 
 @pytest.mark.parametrize("step", [None, "auto"])
-def test_auto_does_not_capture_steps_whose_parameters_are_unfrozen(tmp_path: Path, step: str | None) -> None:
+def test_auto_does_not_capture_steps_whose_parameters_are_unfrozen(
+    tmp_path: Path, step: str | None
+) -> None:
     config = replace(by_default(), dist=DistConfig(find_unused_parameters=True))
-    run_ranks(1, train_here, replace(config, train=replace(config.train, step=step)), tmp_path, Thawed)
-    assert "captured steps are left out: the hook Unfreeze may change what a step computes" in messages(tmp_path)
+    run_ranks(
+        1, train_here, replace(config, train=replace(config.train, step=step)), tmp_path, Thawed
+    )
+    assert (
+        "captured steps are left out: the hook Unfreeze may change what a step computes"
+        in messages(tmp_path)
+    )
     assert sentence(tmp_path).startswith("steps run as eager, ")
 
 
-def test_a_captured_run_with_unfreeze_is_refused_also_if_resumed_without_its_setting(tmp_path: Path) -> None:
+def test_a_captured_run_with_unfreeze_is_refused_also_if_resumed_without_its_setting(
+    tmp_path: Path,
+) -> None:
     """Its steps are those that the run began with."""
     run_ranks(1, train_here, digits("graph", steps=STEPS_OF_AN_EPOCH), tmp_path)
     longer = digits("graph", steps=2 * STEPS_OF_AN_EPOCH)
     for step in ("graph", None):
         config = replace(longer, train=replace(longer.train, step=step))
-        with pytest.raises(RanksFailed, match=r"graph cannot capture the steps of this run: the hook Unfreeze"):
+        with pytest.raises(
+            RanksFailed, match=r"graph cannot capture the steps of this run: the hook Unfreeze"
+        ):
             run_ranks(1, train_here, config, tmp_path, Thawed)
 
 
-def train_exactly(config: Config, run: Path, fastest: str, forget_after: int | None = None) -> tuple[bool, set[str]]:
-    """With kernels that repeat their bits, and the choice of `auto` given: whether the optimizer can be captured in the
-    end, and where it counts its steps."""
+def train_exactly(
+    config: Config, run: Path, fastest: str, forget_after: int | None = None
+) -> tuple[bool, set[str]]:
+    """With kernels that repeat their bits, and the choice of `auto` given: whether the optimizer
+    can be captured in the end, and where it counts its steps."""
     os.environ[CUBLAS_WORKSPACE[0]] = CUBLAS_WORKSPACE[1]
     use_deterministic_kernels()
     steps = list[choice.AutoStep]()
@@ -163,7 +192,9 @@ def train_exactly(config: Config, run: Path, fastest: str, forget_after: int | N
 
 
 @pytest.mark.parametrize("fastest", ["eager", "graph"])
-def test_a_run_that_is_killed_after_its_choice_resumes_bit_for_bit(tmp_path: Path, fastest: str) -> None:
+def test_a_run_that_is_killed_after_its_choice_resumes_bit_for_bit(
+    tmp_path: Path, fastest: str
+) -> None:
     """Its optimizer is not fused: if it can be captured, torch rounds differently."""
     config = by_default(precision="fp32")
     expected = (True, {"cuda"}) if fastest == "graph" else (False, {"cpu"})
@@ -201,7 +232,9 @@ def fail_in_the_trial_of_graphs(config: Config, run: Path) -> None:
 
 
 def test_a_kind_that_runs_out_of_memory_is_not_tried_at_the_next_start(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match=r"TrialError: out of memory while --train.step auto tried graph: "):
+    with pytest.raises(
+        RanksFailed, match=r"TrialError: out of memory while --train.step auto tried graph: "
+    ):
         run_ranks(1, fail_in_the_trial_of_graphs, by_default(), tmp_path)
     run_ranks(1, fail_in_the_trial_of_graphs, by_default(), tmp_path)
     reason = "graph steps are not tried: the run failed at an earlier start while it tried them"

@@ -1,4 +1,5 @@
-"""The same bits on a GPU: `--train.deterministic` after a kill, `--train.exact elastic` on any number of ranks."""
+"""The same bits on a GPU: `--train.deterministic` after a kill, `--train.exact elastic` on any
+number of ranks."""
 
 from __future__ import annotations
 
@@ -35,23 +36,31 @@ from tests.schedules import digest
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def make(name: str, *, precision: str = "fp32", backend: str = "auto", steps: int = 9, **settings: Any) -> Config:
+def make(
+    name: str, *, precision: str = "fp32", backend: str = "auto", steps: int = 9, **settings: Any
+) -> Config:
     models = {
         "digits": ModelConfig(name="mini_resnet", widths=(16, 32), dropout=0.2),
         "text": ModelConfig(name="gpt", layers=2, width=64, heads=4, context=64, dropout=0.2),
     }
     return Config(
         model=models[name],
-        data=DataConfig(name={"digits": "digits", "text": "tokens"}[name], augment=name == "digits"),
+        data=DataConfig(
+            name={"digits": "digits", "text": "tokens"}[name], augment=name == "digits"
+        ),
         optim=OptimConfig(name="adamw", lr=1e-3, clip_norm=1.0, schedule="cosine"),
-        train=TrainConfig(steps=steps, batch_size=32, precision=precision, deterministic=True, **settings),
+        train=TrainConfig(
+            steps=steps, batch_size=32, precision=precision, deterministic=True, **settings
+        ),
         dist=DistConfig(backend=backend),
         checkpoint=CheckpointConfig(every_steps=2, keep_last=10),
         log=LogConfig(every_steps=4, display="none"),
     )
 
 
-def train_one(name: str, config: Config, run: Path, *, die_in_step: int | None = None) -> str | None:
+def train_one(
+    name: str, config: Config, run: Path, *, die_in_step: int | None = None
+) -> str | None:
     """Train as a rank whose GPU is number 0, as if every rank had a machine of its own."""
     os.environ["LOCAL_RANK"] = "0"
     os.environ["LOCAL_WORLD_SIZE"] = "1"
@@ -90,7 +99,8 @@ def kill_one(name: str, config: Config, run: Path) -> None:
 
 
 def elastic_steps_without_waiting(name: str, precision: str) -> int:
-    """Takes steps while torch raises at any synchronisation with the device; the first may wait, to set things up."""
+    """Takes steps while torch raises at any synchronisation with the device; the first may wait, to
+    set things up."""
     config = make(name, precision=precision, exact="elastic", shards=4, steps=100)
     with DDPManager(deterministic=True) as ddp:
         job = build_job(config, load_task(name)(config), ddp)
@@ -118,15 +128,21 @@ def test_an_elastic_step_does_not_wait_for_the_device(name: str, precision: str)
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["digits", "text"])
-def test_elastic_is_bit_identical_on_one_two_and_three_ranks(tmp_path: Path, name: str, precision: str) -> None:
+def test_elastic_is_bit_identical_on_one_two_and_three_ranks(
+    tmp_path: Path, name: str, precision: str
+) -> None:
     """NCCL does not let ranks share a GPU, so several of them talk through gloo here."""
-    config = make(name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="gloo", steps=5)
+    config = make(
+        name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="gloo", steps=5
+    )
     digests = {}
     for world_size in (1, 2, 3):
         run = tmp_path / str(world_size)
         run_ranks(world_size, train_one, name, config, run)
         digests[f"{world_size} over gloo"] = digest(run)
-    nccl = make(name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="nccl", steps=5)
+    nccl = make(
+        name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="nccl", steps=5
+    )
     assert run_ranks(1, train_one, name, nccl, tmp_path / "nccl") == ["nccl"]
     digests["1 over nccl"] = digest(tmp_path / "nccl")
     assert len(set(digests.values())) == 1, digests

@@ -1,4 +1,5 @@
-"""The largest micro-batch that fits, on a GPU: measured in its memory, and a step of that size is taken afterwards."""
+"""The largest micro-batch that fits, on a GPU: measured in its memory, and a step of that size is
+taken afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Hungry(Task):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Loss:
         wide = model(batch).expand(-1, GIB // 8)
-        return Loss(wide.sin().cos().mean(1).sum())  # two results of 4 bytes each are kept for the backward pass
+        return Loss(
+            wide.sin().cos().mean(1).sum()
+        )  # two results of 4 bytes each are kept for the backward pass
 
 
 def test_what_fits_is_found_and_the_gpu_is_left_as_it_was() -> None:

@@ -1,4 +1,5 @@
-"""On a GPU: captured steps have the bits of eager ones, resume as they do, and fall back in one sentence."""
+"""On a GPU: captured steps have the bits of eager ones, resume as they do, and fall back in one
+sentence."""
 
 from __future__ import annotations
 
@@ -54,16 +55,21 @@ def digits(step: str, **settings: Any) -> Config:
         data=DataConfig(name="digits", augment=True),
         optim=OptimConfig(lr=0.05, clip_norm=1.0, schedule="cosine", warmup_steps=5),
         train=TrainConfig(
-            step=step, **{"steps": 5 * STEPS_OF_AN_EPOCH, "batch_size": 96, "deterministic": True, **settings}
+            step=step,
+            **{"steps": 5 * STEPS_OF_AN_EPOCH, "batch_size": 96, "deterministic": True, **settings},
         ),
         checkpoint=CheckpointConfig(every_steps=STEPS_OF_AN_EPOCH, keep_last=10),
         log=LogConfig(every_steps=STEPS_OF_AN_EPOCH, display="none"),
     )
 
 
-def train_here(config: Config, run: Path, task: type = ImageClassification, forget_after: int | None = None) -> None:
+def train_here(
+    config: Config, run: Path, task: type = ImageClassification, forget_after: int | None = None
+) -> None:
     if forget_after is not None:
-        for later in [step for step in catalog.list_steps(run / "checkpoints") if step > forget_after]:
+        for later in [
+            step for step in catalog.list_steps(run / "checkpoints") if step > forget_after
+        ]:
             store.remove(run / "checkpoints" / catalog.folder_name(later))
     ddp = make_manager(config)
     ddp.setup()
@@ -79,7 +85,9 @@ class Averaged(ImageClassification):
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def losses(run: Path) -> list[float]:
@@ -91,21 +99,30 @@ def messages(run: Path) -> list[str]:
 
 
 def assert_same_state(left: store.Snapshot, right: store.Snapshot) -> None:
-    """Of the same training in two ways to step: a rate on the device is saved as a tensor, another as a number."""
+    """Of the same training in two ways to step: a rate on the device is saved as a tensor, another
+    as a number."""
     for file in left.tensors:
         kept = [name for name in left.tensors[file] if not name.startswith("groups/")]
         assert kept == [name for name in right.tensors[file] if not name.startswith("groups/")]
         for name in kept:
-            assert torch.equal(left.tensors[file][name], right.tensors[file][name]), f"{file}: {name} differs"
+            assert torch.equal(left.tensors[file][name], right.tensors[file][name]), (
+                f"{file}: {name} differs"
+            )
     assert left.documents.get("scaler") == right.documents.get("scaler")
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"precision": "fp32"}, {"precision": "bf16", "accumulate": 3}, {"precision": "fp16", "accumulate": 2}],
+    [
+        {"precision": "fp32"},
+        {"precision": "bf16", "accumulate": 3},
+        {"precision": "fp16", "accumulate": 2},
+    ],
     ids=["fp32", "bf16, accumulating", "fp16, accumulating"],
 )
-def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_captured_run_has_the_bits_of_an_eager_one(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     """And so has the average of its weights, which a hook makes between the steps."""
     for step in ("eager", "graph"):
         run_ranks(1, train_here, digits(step, **settings), tmp_path / step, Averaged)
@@ -113,9 +130,14 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: d
     assert "hooks" in newest(tmp_path / "graph").tensors
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
-    rates = [[event["lr"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")]
+    rates = [
+        [event["lr"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")
+    ]
     assert rates[1] == pytest.approx(rates[0], rel=1e-6)  # on the device a rate is a float32
-    norms = [[event["grad_norm"] for event in events(tmp_path / step, "train")] for step in ("eager", "graph")]
+    norms = [
+        [event["grad_norm"] for event in events(tmp_path / step, "train")]
+        for step in ("eager", "graph")
+    ]
     assert norms[0] == norms[1]
     said = messages(tmp_path / "graph")
     assert not any("not captured" in message for message in said)
@@ -140,25 +162,36 @@ def test_adamw_without_a_group_too(tmp_path: Path) -> None:
 
 
 def train_alone(config: Config, run: Path) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LOCAL_WORLD_SIZE",
+    ):
         os.environ.pop(name, None)
     train_here(config, run)
 
 
 @pytest.mark.parametrize(
-    ("step", "precision"), [("graph", "bf16"), ("graph", "fp16"), ("compile", "bf16"), ("compiled_graph", "bf16")]
+    ("step", "precision"),
+    [("graph", "bf16"), ("graph", "fp16"), ("compile", "bf16"), ("compiled_graph", "bf16")],
 )
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, step: str, precision: str) -> None:
     config = digits(step, precision=precision)
     run_ranks(1, train_here, config, tmp_path / "whole")
     run_ranks(1, train_here, config, tmp_path / "resumed")
-    run_ranks(1, train_here, config, tmp_path / "resumed", ImageClassification, 2 * STEPS_OF_AN_EPOCH)
+    run_ranks(
+        1, train_here, config, tmp_path / "resumed", ImageClassification, 2 * STEPS_OF_AN_EPOCH
+    )
     assert_same_bits(newest(tmp_path / "whole"), newest(tmp_path / "resumed"))
     assert losses(tmp_path / "whole")[-3:] == losses(tmp_path / "resumed")[-3:]
 
 
 class ManyShapes(ImageClassification):
-    """Of every batch some images are left out, more of each than of the one before, until there are ten shapes."""
+    """Of every batch some images are left out, more of each than of the one before, until there are
+    ten shapes."""
 
     def train_data(self) -> Any:
         return Shrinking(super().train_data())
@@ -264,7 +297,9 @@ REASONS = {
 
 
 @pytest.mark.parametrize("task", REASONS, ids=lambda task: task.__name__)
-def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(tmp_path: Path, task: type) -> None:
+def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(
+    tmp_path: Path, task: type
+) -> None:
     for step in ("eager", "graph"):
         run_ranks(1, train_here, digits(step, precision="fp16", steps=40), tmp_path / step, task)
     said = [message for message in messages(tmp_path / "graph") if "not captured" in message]
@@ -274,7 +309,9 @@ def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(tm
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
 
 
-def test_the_usual_shape_is_watched_though_a_short_batch_comes_when_it_is_due(tmp_path: Path) -> None:
+def test_the_usual_shape_is_watched_though_a_short_batch_comes_when_it_is_due(
+    tmp_path: Path,
+) -> None:
     config = digits("graph", steps=14, batch_size=140)  # 10 full batches, then one of 37
     run_ranks(1, train_here, config, tmp_path, DrawsOnTheHost)
     assert any(REASONS[DrawsOnTheHost] in message for message in messages(tmp_path))
@@ -299,7 +336,8 @@ def test_all_ways_to_step_have_the_same_loss_curve(tmp_path: Path, kind: str) ->
             task = Synthetic
         else:
             config = replace(
-                digits(step, precision="bf16", deterministic=False, steps=8 * STEPS_OF_AN_EPOCH), model=ModelConfig()
+                digits(step, precision="bf16", deterministic=False, steps=8 * STEPS_OF_AN_EPOCH),
+                model=ModelConfig(),
             )
             task = ImageClassification
         run_ranks(1, train_here, config, tmp_path / step, task)
@@ -320,7 +358,9 @@ def test_auto_says_what_it_chose_and_keeps_it(tmp_path: Path) -> None:
     assert newest(tmp_path).documents["progress"]["facts"]["step"] == choice
     longer = replace(config, train=replace(config.train, steps=11 * STEPS_OF_AN_EPOCH))
     run_ranks(1, train_here, longer, tmp_path)
-    assert [message for message in messages(tmp_path) if message.startswith("steps run as ")] == [said]
+    assert [message for message in messages(tmp_path) if message.startswith("steps run as ")] == [
+        said
+    ]
 
 
 def test_a_replayed_step_never_waits_for_the_device() -> None:
@@ -349,7 +389,8 @@ def test_a_graph_owns_the_memory_that_its_matrix_products_work_in() -> None:
 
 
 def replay_while_others_give_memory_back() -> tuple[float, float]:
-    """As Lightning does when it begins and when it ends. The products are large enough to need a workspace."""
+    """As Lightning does when it begins and when it ends. The products are large enough to need a
+    workspace."""
     leave_default_stream(torch.device("cuda", 0))
     layer = nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
     total = torch.zeros((), device="cuda")
@@ -383,7 +424,8 @@ def test_saves_that_end_while_a_step_is_watched_or_captured_leave_no_trace(tmp_p
 
 
 def train_with_saves_that_end_in_steps(run: Path) -> None:
-    """Each is on its way when the next step begins; the watched and the captured one wait for it in their midst."""
+    """Each is on its way when the next step begins; the watched and the captured one wait for it in
+    their midst."""
     write = store.write
     observed = graph.observed
     capture = CapturedStep.__init__

@@ -1,4 +1,5 @@
-"""On a GPU: a step's loss and its meter wait for nothing, and recomputed activations change nothing."""
+"""On a GPU: a step's loss and its meter wait for nothing, and recomputed activations change
+nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def batch(build: Callable[..., nn.Module]) -> tuple[Tensor, Tensor]:
 def waiting_is_an_error() -> Iterator[None]:
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
+        warnings.simplefilter(
+            "ignore"
+        )  # torch says that it does not find every kind of waiting yet
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -84,7 +87,13 @@ def test_recomputed_activations_give_the_same_bits(build: Callable[..., nn.Modul
             torch.manual_seed(1)
             for _ in range(2):
                 model(batch(build)[0]).logsumexp(-1).sum().backward()
-            found.append([*(p.grad for p in model.parameters()), *model.buffers(), torch.cuda.get_rng_state()])
+            found.append(
+                [
+                    *(p.grad for p in model.parameters()),
+                    *model.buffers(),
+                    torch.cuda.get_rng_state(),
+                ]
+            )
 
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 

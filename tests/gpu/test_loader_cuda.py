@@ -1,4 +1,5 @@
-"""Batches on a GPU: the same as on the CPU, by way of pinned memory, without touching the model's randomness."""
+"""Batches on a GPU: the same as on the CPU, by way of pinned memory, without touching the model's
+randomness."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Noisy:
 def make(device: str, dataset: Any, *, workers: int = 0) -> IndexedLoader:
     where = torch.device(device)
     sharding = Sharding(batch_size=64, rank=0, world_size=1)
-    return IndexedLoader(dataset, sharding=sharding, device=where, seed=1, options=LoadingOptions(workers=workers))
+    return IndexedLoader(
+        dataset, sharding=sharding, device=where, seed=1, options=LoadingOptions(workers=workers)
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,8 +1,9 @@
-"""Real logs of NCCL, and its RAS asked while ranks run and while one is stopped: two ranks on one GPU, each as if on a
-host of its own (NCCL_HOSTID).
+"""Real logs of NCCL, and its RAS asked while ranks run and while one is stopped: two ranks on one
+GPU, each as if on a host of its own (NCCL_HOSTID).
 
-Where OUT is set, the logs and RAS's answers are left in `$OUT/nccl/`: copied to `tests/data/nccl/` they are what
-`tests/unit/tools/tune/test_nccl_log.py` and `tests/unit/watch/sidecar/test_ras.py` read on machines without a GPU.
+Where OUT is set, the logs and RAS's answers are left in `$OUT/nccl/`: copied to `tests/data/nccl/`
+they are what `tests/unit/tools/tune/test_nccl_log.py` and `tests/unit/watch/sidecar/test_ras.py`
+read on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from drumline.watch.sidecar.ras import LIMIT_S, ask_ras, request_status
 from tests.gpu.test_nccl_ranks import OWN_HOSTS, TASKS
 from tests.ranks import free_port, rank_environment
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 ROOT = Path(__file__).parents[2]
 LIMIT = 120.0
 # Reduces until its `stop` file exists; rank 1 kills itself if `kill` does.
@@ -61,7 +65,9 @@ class Sleeps(Faulty):
 class LoggedRanks:
     """Two processes that log to `NAME-rank0.log` and `NAME-rank1.log`."""
 
-    def __init__(self, folder: Path, name: str, *, own_hosts: bool = True, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, *, own_hosts: bool = True, **variables: str
+    ) -> None:
         (folder / "reduce.py").write_text(SCRIPT)
         self.folder = folder
         self.logs = [folder / f"{name}-rank{rank}.log" for rank in range(2)]
@@ -122,7 +128,9 @@ class LoggedRanks:
 
 
 @contextmanager
-def logged_ranks(folder: Path, name: str, *, own_hosts: bool = True, **variables: str) -> Iterator[LoggedRanks]:
+def logged_ranks(
+    folder: Path, name: str, *, own_hosts: bool = True, **variables: str
+) -> Iterator[LoggedRanks]:
     ranks = LoggedRanks(folder, name, own_hosts=own_hosts, **variables)
     try:
         yield ranks
@@ -154,7 +162,9 @@ def test_two_ranks_over_sockets(tmp_path: Path) -> None:
     text = text_of(ranks)
     assert f"NCCL version {'.'.join(map(str, torch.cuda.nccl.version()))}" in text
     for source, target in ((0, 1), (1, 0)):
-        assert re.search(rf": {source}\[\d+\] -> {target}\[\d+\] \[send\] via NET/Socket/0", text), text
+        assert re.search(
+            rf": {source}\[\d+\] -> {target}\[\d+\] \[send\] via NET/Socket/0", text
+        ), text
 
 
 def test_an_interface_that_does_not_exist(tmp_path: Path) -> None:
@@ -183,7 +193,9 @@ def test_ras_is_asked_while_ranks_run_and_while_one_is_stopped(tmp_path: Path) -
         deadline = time.monotonic() + LIMIT
         while len(found := ranks.ask_ras()) < 2:
             assert time.monotonic() < deadline, found
-        assert all(one.answers and one.is_member and not one.error and one.num_collectives for one in found), found
+        assert all(
+            one.answers and one.is_member and not one.error and one.num_collectives for one in found
+        ), found
         ranks.keep_status("ras-healthy.json")
         os.kill(ranks.pids[1], signal.SIGSTOP)
         begun = time.monotonic()
@@ -222,6 +234,11 @@ def test_a_diagnosis_has_what_ras_reports(tmp_path: Path) -> None:
     )
     assert ended.returncode != 0, ended.stdout + ended.stderr
     texts = [file.read_text() for file in sorted((tmp_path / "run" / "diagnoses").glob("*.txt"))]
-    assert any(re.search(r"NCCL RAS: collectives begun: rank 1: [\d,]+; rank 0: [\d,]+", text) for text in texts), texts
+    assert any(
+        re.search(r"NCCL RAS: collectives begun: rank 1: [\d,]+; rank 0: [\d,]+", text)
+        for text in texts
+    ), texts
     if out := os.environ.get("OUT"):
-        shutil.copytree(tmp_path / "run" / "diagnoses", Path(out, "nccl", "diagnoses"), dirs_exist_ok=True)
+        shutil.copytree(
+            tmp_path / "run" / "diagnoses", Path(out, "nccl", "diagnoses"), dirs_exist_ok=True
+        )

@@ -1,4 +1,5 @@
-"""Several NCCL ranks on one GPU, each as if on a host of its own (NCCL_HOSTID): what one rank alone cannot show.
+"""Several NCCL ranks on one GPU, each as if on a host of its own (NCCL_HOSTID): what one rank alone
+cannot show.
 
 Every job is the real command with `--procs N`; a `sitecustomize` gives each of its ranks its host.
 """
@@ -25,7 +26,10 @@ from tests.jobs import assert_same_bits, newest
 from tests.ranks import free_port, rank_environment
 from tests.schedules import digest
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 ROOT = Path(__file__).parents[2]
 HOST = socket.gethostname()
 LIMIT_S = 150.0
@@ -158,7 +162,9 @@ def running(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> Iterator
             command.process.wait()
 
 
-def run(folder: Path, *words: str, prefix: tuple[str, ...] = (), limit_s: float = LIMIT_S) -> Command:
+def run(
+    folder: Path, *words: str, prefix: tuple[str, ...] = (), limit_s: float = LIMIT_S
+) -> Command:
     with running(folder, *words, prefix=prefix) as command:
         command.finish(limit_s)
     return command
@@ -201,7 +207,14 @@ def test_captured_steps_of_a_compiled_model_do_not_keep_the_process(folder: Path
 
 def test_auto_tries_every_step_and_exits(folder: Path) -> None:
     command = train(
-        folder, "Points", "auto", "--train.step", "auto", "--train.steps", "140", "--no-train.deterministic"
+        folder,
+        "Points",
+        "auto",
+        "--train.step",
+        "auto",
+        "--train.steps",
+        "140",
+        "--no-train.deterministic",
     )
     assert command.process.returncode == 0, command.output
     assert re.search(r"steps run as \w+, the fastest here", command.output), command.output
@@ -224,7 +237,17 @@ def test_a_run_resumes_on_other_numbers_of_ranks_with_each_sample_once(folder: P
 
 
 def test_prove_resume_holds_on_two_ranks(folder: Path) -> None:
-    command = run(folder, "prove-resume", "tasks.py:Points", "--world", "2", "--steps", "40", "--train.step", "graph")
+    command = run(
+        folder,
+        "prove-resume",
+        "tasks.py:Points",
+        "--world",
+        "2",
+        "--steps",
+        "40",
+        "--train.step",
+        "graph",
+    )
     assert command.process.returncode == 0, command.output
     assert "proved" in command.output, command.output
 
@@ -244,13 +267,28 @@ def test_sync_batch_norm_on_two_ranks_is_batch_norm_on_one(folder: Path) -> None
     alone, both = (newest(folder / f"synced-{procs}").tensors for procs in (1, 2))
     for file, tensors in alone.items():
         for name, tensor in tensors.items():
-            torch.testing.assert_close(both[file][name], tensor, rtol=1e-3, atol=1e-4, check_dtype=False)
+            torch.testing.assert_close(
+                both[file][name], tensor, rtol=1e-3, atol=1e-4, check_dtype=False
+            )
 
 
 @pytest.mark.parametrize("step", ["eager", "graph"])
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "SIGKILL")])
-def test_a_rank_that_is_stopped_or_killed_is_named(folder: Path, step: str, number: signal.Signals, said: str) -> None:
-    words = ("--run", "faulty", "--train.step", step, "--train.steps", "100000", "--watch.on_hang", "stop")
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "SIGKILL")]
+)
+def test_a_rank_that_is_stopped_or_killed_is_named(
+    folder: Path, step: str, number: signal.Signals, said: str
+) -> None:
+    words = (
+        "--run",
+        "faulty",
+        "--train.step",
+        step,
+        "--train.steps",
+        "100000",
+        "--watch.on_hang",
+        "stop",
+    )
     with running(folder, *ONCE, "tasks.py:Points", *words) as command:
         command.wait_for(r"saved step 40 ")
         os.kill(pid_of(folder, "faulty", 1), number)
@@ -268,7 +306,9 @@ def test_a_mismatch_and_a_rank_that_leaves_are_named(folder: Path, task: str, sa
 def test_a_preempted_run_saves_and_resumes_with_the_same_bits(folder: Path) -> None:
     words = ("--train.steps", "3000", "--train.step", "graph")
     assert train(folder, "Points", "whole", *words).process.returncode == 0
-    with running(folder, "train", "tasks.py:Points", "--procs", "2", "--run", "preempted", *words) as command:
+    with running(
+        folder, "train", "tasks.py:Points", "--procs", "2", "--run", "preempted", *words
+    ) as command:
         command.wait_for(r"saved step 40 ")
         command.process.send_signal(signal.SIGTERM)
         assert command.finish() == 75, command.output
@@ -291,13 +331,22 @@ def test_rounded_gradients_are_captured_with_the_same_bits(folder: Path, comm: s
 
 def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -> None:
     # A bucket for each parameter.
-    words = ("--dist.comm", "powersgd", "--dist.powersgd_start", "10", "--dist.bucket_cap_mb", "0.0001")
+    words = (
+        "--dist.comm",
+        "powersgd",
+        "--dist.powersgd_start",
+        "10",
+        "--dist.bucket_cap_mb",
+        "0.0001",
+    )
     words += ("--train.steps", "1500")
     refused = train(folder, "Points", "refused", *words, "--train.step", "graph")
     assert refused.process.returncode == 2, refused.output
     assert "PowerSGD waits for the device in every step (--dist.comm powersgd)" in refused.output
     assert train(folder, "Points", "whole", *words).process.returncode == 0
-    with running(folder, "train", "tasks.py:Points", "--procs", "2", "--run", "preempted", *words) as command:
+    with running(
+        folder, "train", "tasks.py:Points", "--procs", "2", "--run", "preempted", *words
+    ) as command:
         command.wait_for(r"saved step 40 ")
         command.process.send_signal(signal.SIGTERM)
         assert command.finish() == 75, command.output
@@ -308,12 +357,25 @@ def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -
 
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
-    words = [sys.executable, "-m", "drumline.tools.doctor.ranks.doctor_rank", "--backend", "nccl", "--limit-s", "60"]
+    words = [
+        sys.executable,
+        "-m",
+        "drumline.tools.doctor.ranks.doctor_rank",
+        "--backend",
+        "nccl",
+        "--limit-s",
+        "60",
+    ]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(
             words,
-            env={**os.environ, **rank_environment(rank, 2, port), "PYTHONPATH": path, "NCCL_SOCKET_IFNAME": "lo"},
+            env={
+                **os.environ,
+                **rank_environment(rank, 2, port),
+                "PYTHONPATH": path,
+                "NCCL_SOCKET_IFNAME": "lo",
+            },
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -328,5 +390,7 @@ def test_a_group_that_cannot_be_destroyed_does_not_keep_the_process(folder: Path
     """A graph of the user's own with a collective in it, which is alive to the end."""
     (folder / "own.py").write_text(KEEPS_A_GRAPH)
     command = run(folder, "launch", "--procs", "2", "own.py")
-    assert re.search(r"not destroyed within \d+ s. Try: release CUDA graphs", command.output), command.output
+    assert re.search(r"not destroyed within \d+ s. Try: release CUDA graphs", command.output), (
+        command.output
+    )
     assert command.output.count("trained") == 2, command.output

@@ -1,5 +1,5 @@
-"""A NaN inside a captured or compiled step is found as in an eager one, and its update left out; eager also runs on the
-CPU."""
+"""A NaN inside a captured or compiled step is found as in an eager one, and its update left out;
+eager also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -53,13 +53,23 @@ class LateNan(Classify):
 
 def config_of(on_nan: str, step: str, optimizer: str) -> Config:
     optim = OptimConfig(name=optimizer, lr=0.01, schedule="constant")  # type: ignore[arg-type]
-    settings: dict[str, Any] = {"on_nan": on_nan, "step": step, "optim": optim, "deterministic": True}
+    settings: dict[str, Any] = {
+        "on_nan": on_nan,
+        "step": step,
+        "optim": optim,
+        "deterministic": True,
+    }
     checkpoint = CheckpointConfig(every_steps=FIRST_BAD, keep_last=9)
-    config = make_config(samples=STEPS * BATCH, batch_size=BATCH, epochs=1, checkpoint=checkpoint, **settings)
+    config = make_config(
+        samples=STEPS * BATCH, batch_size=BATCH, epochs=1, checkpoint=checkpoint, **settings
+    )
     return replace(config, log=LogConfig(every_steps=8, display="none"))
 
 
-WAYS = ["eager", *(pytest.param(way, marks=needs_gpu) for way in ("compile", "graph", "compiled_graph"))]
+WAYS = [
+    "eager",
+    *(pytest.param(way, marks=needs_gpu) for way in ("compile", "graph", "compiled_graph")),
+]
 
 
 @pytest.mark.parametrize("step", WAYS)
@@ -71,19 +81,29 @@ def test_it_stops_and_names_step_and_module(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_captured_step_leaves_out_the_update_that_an_eager_one_does(tmp_path: Path, optimizer: str) -> None:
+def test_a_captured_step_leaves_out_the_update_that_an_eager_one_does(
+    tmp_path: Path, optimizer: str
+) -> None:
     ways = ("eager", "graph") if torch.cuda.is_available() else ("eager",)
     for step in ways:
         train_on(1, config_of("skip", step, optimizer), LateNan, tmp_path / step)
         events = list(read_events(tmp_path / step / "events" / "rank-00000.jsonl"))
         messages = [event["message"] for event in events if event["kind"] == "warning"]
-        assert [f"were skipped: 1, the first at step {FIRST_BAD} " in message for message in messages] == [True]
-        [after] = [event["loss"] for event in events if event["kind"] == "train" and event["step"] == STEPS]
+        assert [
+            f"were skipped: 1, the first at step {FIRST_BAD} " in message for message in messages
+        ] == [True]
+        [after] = [
+            event["loss"] for event in events if event["kind"] == "train" and event["step"] == STEPS
+        ]
         assert math.isfinite(after)
     eager, last = (newest(tmp_path / step).tensors["model"] for step in (ways[0], ways[-1]))
-    at_the_nan = store.read(tmp_path / "eager" / "checkpoints" / catalog.folder_name(FIRST_BAD)).tensors["model"]
+    at_the_nan = store.read(
+        tmp_path / "eager" / "checkpoints" / catalog.folder_name(FIRST_BAD)
+    ).tensors["model"]
     for name, tensor in eager.items():
         assert bool(torch.isfinite(tensor).all())
-        assert not torch.equal(tensor, at_the_nan[name]), "training continues after the skipped update"
+        assert not torch.equal(tensor, at_the_nan[name]), (
+            "training continues after the skipped update"
+        )
         # A captured rate is a float32, which shows in the ninth digit of a float64 weight.
         torch.testing.assert_close(tensor, last[name], rtol=1e-6, atol=1e-6)

@@ -1,4 +1,5 @@
-"""On a GPU: steps with an optimizer and an on_device() of the task's own are captured where torch can do it."""
+"""On a GPU: steps with an optimizer and an on_device() of the task's own are captured where torch
+can do it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from drumline.config.schema import Config, OptimConfig
 from drumline.training.steps.graph import CapturedStep
 from drumline.training.tasks import ImageClassification
 from drumline.training.tasks.base import Loss
-from tests.gpu.test_graph_step_cuda import STEPS_OF_AN_EPOCH, assert_same_state, digits, losses, messages, train_here
+from tests.gpu.test_graph_step_cuda import (
+    STEPS_OF_AN_EPOCH,
+    assert_same_state,
+    digits,
+    losses,
+    messages,
+    train_here,
+)
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
 
@@ -60,7 +68,10 @@ def count_captures(config: Config, run: Path, task: type, forget_after: int | No
 
 
 def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path) -> None:
-    found = [run_ranks(1, count_captures, digits(step), tmp_path / step, OwnAdam) for step in ("eager", "graph")]
+    found = [
+        run_ranks(1, count_captures, digits(step), tmp_path / step, OwnAdam)
+        for step in ("eager", "graph")
+    ]
     assert found == [[0], [2]]
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
@@ -70,7 +81,9 @@ def test_what_torch_can_capture_is_captured_and_resumes_bit_for_bit(tmp_path: Pa
     for run in ("whole", "resumed"):
         assert run_ranks(1, count_captures, digits("graph"), tmp_path / run, OwnNAdam) == [2]
     # Too few epochs are left to capture the short batch at their end too.
-    again = run_ranks(1, count_captures, digits("graph"), tmp_path / "resumed", OwnNAdam, 2 * STEPS_OF_AN_EPOCH)
+    again = run_ranks(
+        1, count_captures, digits("graph"), tmp_path / "resumed", OwnNAdam, 2 * STEPS_OF_AN_EPOCH
+    )
     assert again == [1]
     assert_same_bits(newest(tmp_path / "whole"), newest(tmp_path / "resumed"))
     run_ranks(1, train_here, digits("eager"), tmp_path / "eager", OwnNAdam)
@@ -84,7 +97,9 @@ def test_what_it_cannot_capture_is_refused_and_left_out_by_auto(tmp_path: Path) 
         run_ranks(1, train_here, replace(digits("graph"), optim=muon), tmp_path / "graph")
     auto = replace(digits("auto", deterministic=False, steps=3), optim=muon)
     run_ranks(1, train_here, auto, tmp_path / "auto")
-    assert "captured steps are left out: muon reads its rate on the host" in messages(tmp_path / "auto")
+    assert "captured steps are left out: muon reads its rate on the host" in messages(
+        tmp_path / "auto"
+    )
 
 
 class TooMuch(ImageClassification):
@@ -98,6 +113,12 @@ def test_out_of_memory_names_the_line_the_peak_and_what_would_fit(tmp_path: Path
     with pytest.raises(RanksFailed) as caught:
         run_ranks(1, train_here, digits("eager"), tmp_path, TooMuch)
     text = caught.value.errors[0]
-    assert re.search(r"out of memory at test_own_optimizer_cuda\.py:\d+: CUDA out of memory\. Tried to allocate", text)
+    assert re.search(
+        r"out of memory at test_own_optimizer_cuda\.py:\d+: CUDA out of memory\. Tried to allocate",
+        text,
+    )
     assert re.search(r"; the most that this rank has held is [\d.]+ [KMG]iB of [\d.]+ GiB", text)
-    assert "--train.micro_batch_size 48, half of the 96 samples that a rank now computes at once" in text
+    assert (
+        "--train.micro_batch_size 48, half of the 96 samples that a rank now computes at once"
+        in text
+    )

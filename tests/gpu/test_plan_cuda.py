@@ -1,4 +1,5 @@
-"""`drumline plan` beside what steps of the same jobs hold on a GPU: `torch.cuda.max_memory_allocated`.
+"""`drumline plan` beside what steps of the same jobs hold on a GPU:
+`torch.cuda.max_memory_allocated`.
 
 Each job runs in processes of its own, alone or as NCCL ranks that share the GPU.
 """
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from drumline.config.schema import Config, DistConfig, ModelConfig, OptimConfig, TrainConfig, WatchConfig
+from drumline.config.schema import (
+    Config,
+    DistConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from drumline.training.job.job import build_job, make_manager
 from drumline.training.job.mode_choice import settle_mode
 from drumline.training.memory.memory_plan import plan_memory
@@ -23,7 +31,10 @@ from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Loss, Task
 from tests.ranks import rank_environment, run_ranks
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 VOCABULARY = 50304
 # Layers, width, heads, context, micro-batch.
 SMALL = (12, 768, 12, 1024, 8)
@@ -48,17 +59,29 @@ class Gpt(Task):
 
     def train_data(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(5)
-        tokens = torch.randint(VOCABULARY, (256, self.config.model.context + 1), generator=generator)
+        tokens = torch.randint(
+            VOCABULARY, (256, self.config.model.context + 1), generator=generator
+        )
         return TensorDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         scores = model(batch[0])
-        return Loss(functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction="sum"))
+        return Loss(
+            functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction="sum")
+        )
 
 
-def config_of(size: tuple[int, ...], *, precision: str = "bf16", mode: str = "ddp", recomputes: bool = False) -> Config:
+def config_of(
+    size: tuple[int, ...], *, precision: str = "bf16", mode: str = "ddp", recomputes: bool = False
+) -> Config:
     layers, width, heads, context, micro = size
-    model = ModelConfig(layers=layers, width=width, heads=heads, context=context, activation_checkpointing=recomputes)
+    model = ModelConfig(
+        layers=layers,
+        width=width,
+        heads=heads,
+        context=context,
+        activation_checkpointing=recomputes,
+    )
     train = TrainConfig(steps=4, batch_size_per_rank=micro, precision=precision, step="eager")
     return Config(
         model=model,
@@ -99,7 +122,9 @@ def compare(config: Config, world_size: int, mode: str = "ddp") -> None:
     planned = next(one for one in plan.ranks if one.mode == mode)
     real = max(run_ranks(world_size, measured, config, world_size, timeout_s=300.0))
     size = f"{plan.num_parameters / 1e6:.0f}M {config.train.precision} {mode} on {world_size}"
-    print(f"\n{size}: planned {planned.total / 1e9:.3f} GB, measured {real / 1e9:.3f} GB, {planned.total / real:.3f}")
+    print(
+        f"\n{size}: planned {planned.total / 1e9:.3f} GB, measured {real / 1e9:.3f} GB, {planned.total / real:.3f}"
+    )
     print(f"  {planned}")
     assert planned.total == pytest.approx(real, rel=MARGIN), f"{size}: {planned}, measured {real}"
 

@@ -1,4 +1,5 @@
-"""`drumline profile` on NCCL ranks that share a GPU: a planted bottleneck is named first, and the parts add up."""
+"""`drumline profile` on NCCL ranks that share a GPU: a planted bottleneck is named first, and the
+parts add up."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ import torch
 
 from tests.gpu.test_nccl_ranks import LIMIT_S, OWN_HOSTS, ROOT, run
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 
 
 @pytest.fixture
@@ -37,30 +41,39 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def profile(folder: Path, task: str, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The document of a profile of two ranks; what the command prints to both streams is in one file."""
+    """The document of a profile of two ranks; what the command prints to both streams is in one
+    file."""
     words = (f"planted.py:{task}", "--procs", "2", "--run", "profiled", "--json", *words)
     # With --try ten short runs follow each other.
-    command = run(folder, "profile", *words, prefix=prefix, limit_s=400 if "--try" in words else LIMIT_S)
+    command = run(
+        folder, "profile", *words, prefix=prefix, limit_s=400 if "--try" in words else LIMIT_S
+    )
     assert command.process.returncode == 0, command.output
     lines = [line for line in command.output.splitlines() if line.startswith("{")]
     document: dict[str, Any] = json.loads(lines[-1])
     return document
 
 
-# Where ranks share a GPU an all-reduce takes 5 ms and more, so what is planted has to cost much more than that. The
-# loopback is slow as well: NCCL reduces 270 MB over it in 150 ms.
+# Where ranks share a GPU an all-reduce takes 5 ms and more, so what is planted has to cost much
+# more than that. The loopback is slow as well: NCCL reduces 270 MB over it in 150 ms.
 CASES = [
     ("SlowData", "data", ("--task.load_s", "0.02")),
     ("TinyBuckets", "bucket_size", ()),
     ("LargeGradients", "network", ("--task.width", "4096")),
-    ("HalfSpeed", "slow_rank", ("--task.width", "2048", "--task.passes", "200", "--train.batch_size", "512")),
+    (
+        "HalfSpeed",
+        "slow_rank",
+        ("--task.width", "2048", "--task.passes", "200", "--train.batch_size", "512"),
+    ),
     ("ItemEachStep", "host_sync", ("--task.reads", "100")),
     ("SyncedNorms", "other_collectives", ()),
 ]
 
 
 @pytest.mark.parametrize(("task", "bottleneck", "words"), CASES, ids=[case[0] for case in CASES])
-def test_a_planted_bottleneck_is_named_first(folder: Path, task: str, bottleneck: str, words: tuple[str, ...]) -> None:
+def test_a_planted_bottleneck_is_named_first(
+    folder: Path, task: str, bottleneck: str, words: tuple[str, ...]
+) -> None:
     found = profile(folder, task, *words)
     assert (found["backend"], found["world_size"]) == ("nccl", 2)
     assert found["advice"][0]["bottleneck"] == bottleneck, json.dumps(found["advice"], indent=1)
@@ -72,7 +85,8 @@ def test_a_planted_bottleneck_is_named_first(folder: Path, task: str, bottleneck
 
 
 def test_a_throttled_link_is_named_first(folder: Path) -> None:
-    """The same job with and without the limit: only the link makes the difference, and its measured rate shows it."""
+    """The same job with and without the limit: only the link makes the difference, and its measured
+    rate shows it."""
     pytest.importorskip("pyroute2", reason="pyroute2 is not on the path")
     if shutil.which("unshare") is None:
         pytest.skip("no `unshare` command")
@@ -89,12 +103,22 @@ def test_a_throttled_link_is_named_first(folder: Path) -> None:
 
 
 def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) -> None:
-    """With Holistic Trace Analysis on the path, the two agree; without it, ours are numbers from 0 to 100."""
+    """With Holistic Trace Analysis on the path, the two agree; without it, ours are numbers from 0
+    to 100."""
     from benchmarks.hta_agreement import GOAL, ours, theirs
     from drumline.runs.profile_files import trace_path
     from drumline.runs.profile_result import read_profile
 
-    profile(folder, "Planted", "--task.width", "2048", "--task.layers", "12", "--train.batch_size", "256")
+    profile(
+        folder,
+        "Planted",
+        "--task.width",
+        "2048",
+        "--task.layers",
+        "12",
+        "--train.batch_size",
+        "256",
+    )
     run_folder = folder / "profiled"
     result = read_profile(run_folder)
     found = {one.rank: ours(one) for one in result.ranks}

@@ -1,6 +1,6 @@
-"""`--dist.mode` on NCCL ranks that share one GPU: every mode trains as ddp, in fp32, bf16 and fp16; a killed run
-resumes bit for bit; a stopped one is named; modes and numbers of ranks change between starts; optimizer state may be in
-the host's memory; blocks are compiled."""
+"""`--dist.mode` on NCCL ranks that share one GPU: every mode trains as ddp, in fp32, bf16 and fp16;
+a killed run resumes bit for bit; a stopped one is named; modes and numbers of ranks change between
+starts; optimizer state may be in the host's memory; blocks are compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ import torch
 from tests.gpu.test_nccl_ranks import HOST, OWN_HOSTS, Command, losses, pid_of, run, running, train
 from tests.jobs import assert_same_bits, newest
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 TASKS = """
 import torch
 from torch import nn
@@ -76,7 +79,9 @@ def train_in(folder: Path, mode: str, name: str, *words: str, procs: int = 2) ->
     ],
     ids=["fp32", "fp32 on 4", "bf16", "fp16", "recomputed"],
 )
-def test_every_mode_trains_as_ddp_does(folder: Path, procs: int, words: tuple[str, ...], tolerance: float) -> None:
+def test_every_mode_trains_as_ddp_does(
+    folder: Path, procs: int, words: tuple[str, ...], tolerance: float
+) -> None:
     for mode in MODES:
         train_in(folder, mode, mode, *words, procs=procs)
         assert losses(folder, mode) == pytest.approx(losses(folder, "ddp"), rel=tolerance), mode
@@ -96,7 +101,18 @@ def test_a_killed_run_resumes_with_the_same_bits(folder: Path, mode: str) -> Non
     steps = ("--train.steps", "200", "--checkpoint.every_steps", "40")
     train_in(folder, mode, "whole", *steps)
     shards = ("--dist.shard_ranks", "2") if mode == "hsdp" else ()
-    words = ("train", "tasks.py:Words", "--procs", "2", "--run", "killed", "--dist.mode", mode, *shards, *steps)
+    words = (
+        "train",
+        "tasks.py:Words",
+        "--procs",
+        "2",
+        "--run",
+        "killed",
+        "--dist.mode",
+        mode,
+        *shards,
+        *steps,
+    )
     with running(folder, *words, "--max-restarts", "0") as command:
         command.wait_for(r"saved step 80 ")
         os.kill(pid_of(folder, "killed", 1), signal.SIGKILL)
@@ -108,12 +124,16 @@ def test_a_killed_run_resumes_with_the_same_bits(folder: Path, mode: str) -> Non
 
 
 def test_modes_and_numbers_of_ranks_change_between_starts(folder: Path) -> None:
-    rate = ("--optim.schedule", "constant")  # by default it follows the number of steps, which grows here
+    rate = (
+        "--optim.schedule",
+        "constant",
+    )  # by default it follows the number of steps, which grows here
     train_in(folder, "ddp", "whole", "--train.steps", "60", *rate, procs=1)
     legs = [("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 2), ("ddp", 1)]
     for number, (mode, procs) in enumerate(legs, 1):
         train_in(folder, mode, "legs", "--train.steps", str(10 * number), *rate, procs=procs)
-    # Adam divides by the size of gradients, so that weights of small ones differ in their last digits.
+    # Adam divides by the size of gradients, so that weights of small ones differ in their last
+    # digits.
     expected = newest(folder / "whole").tensors["model"]
     found = newest(folder / "legs").tensors["model"]
     assert found.keys() == expected.keys()
@@ -125,7 +145,16 @@ def test_the_optimizer_may_run_on_the_host(folder: Path) -> None:
     train_in(folder, "ddp", "ddp")
     train_in(folder, "fsdp", "host", "--dist.offload_optimizer", "--train.on_nan", "skip")
     assert losses(folder, "host") == pytest.approx(losses(folder, "ddp"), rel=1e-3)
-    train_in(folder, "fsdp", "host", "--dist.offload_optimizer", "--train.on_nan", "skip", "--train.steps", "32")
+    train_in(
+        folder,
+        "fsdp",
+        "host",
+        "--dist.offload_optimizer",
+        "--train.on_nan",
+        "skip",
+        "--train.steps",
+        "32",
+    )
     train_in(folder, "fsdp", "meta", "--dist.meta_init", "--dist.offload_optimizer")
 
 
@@ -138,13 +167,27 @@ def test_a_model_without_memory_begins_with_the_same_weights_in_every_mode(folde
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_a_stopped_rank_is_named_with_what_the_others_wait_in(folder: Path, mode: str) -> None:
     shards = ("--dist.shard_ranks", "2") if mode == "hsdp" else ()
-    words = ("--run", "stopped", "--dist.mode", mode, *shards, "--train.steps", "100000", "--watch.on_hang", "stop")
-    with running(folder, "train", "tasks.py:Words", "--procs", "2", "--max-restarts", "0", *words) as command:
+    words = (
+        "--run",
+        "stopped",
+        "--dist.mode",
+        mode,
+        *shards,
+        "--train.steps",
+        "100000",
+        "--watch.on_hang",
+        "stop",
+    )
+    with running(
+        folder, "train", "tasks.py:Words", "--procs", "2", "--max-restarts", "0", *words
+    ) as command:
         command.wait_for(r"saved step 16 ")
         os.kill(pid_of(folder, "stopped", 1), signal.SIGSTOP)
         assert command.finish() != 0, command.output
     waits = r"1 rank is blocked in (all_gather|reduce_scatter|all_reduce|broadcast) #\d+"
-    assert re.search(rf"rank 1 on {re.escape(HOST)} is stopped by a signal.*{waits}", command.output), command.output
+    assert re.search(
+        rf"rank 1 on {re.escape(HOST)} is stopped by a signal.*{waits}", command.output
+    ), command.output
 
 
 @pytest.mark.parametrize("mode", MODES[1:])

@@ -1,5 +1,5 @@
-"""`--dist.sync` and `--data.balance auto` on NCCL ranks that share one GPU: rounds of replicas resume bit for bit, and
-a rank at half speed gets fewer samples."""
+"""`--dist.sync` and `--data.balance auto` on NCCL ranks that share one GPU: rounds of replicas
+resume bit for bit, and a rank at half speed gets fewer samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.gpu.test_nccl_ranks import OWN_HOSTS, ROOT, losses, pid_of, run, runn
 from tests.gpu.test_sharded_modes_cuda import TASKS
 from tests.jobs import assert_same_bits, newest
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 STEPS = ("--train.steps", "200", "--checkpoint.every_steps", "40")
 STREAMED = ("--dist.sync_parts", "2", "--dist.sync_overlap", "2", "--dist.outer_dtype", "int8")
 
@@ -28,7 +31,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("sync", [("diloco:8", *STREAMED), ("local:8",)], ids=["diloco", "local"])
-def test_a_killed_run_resumes_its_rounds_with_the_same_bits(folder: Path, sync: tuple[str, ...]) -> None:
+def test_a_killed_run_resumes_its_rounds_with_the_same_bits(
+    folder: Path, sync: tuple[str, ...]
+) -> None:
     words = ("--dist.sync", *sync, *STEPS)
     whole = train(folder, "Words", "whole", *words)
     assert whole.process.returncode == 0, whole.output
@@ -44,9 +49,20 @@ def test_a_killed_run_resumes_its_rounds_with_the_same_bits(folder: Path, sync: 
 
 
 def test_a_rank_at_half_speed_gets_fewer_samples(folder: Path) -> None:
-    work = ("--task.width", "2048", "--task.passes", "100", "--train.batch_size", "512", "--train.steps", "60")
+    work = (
+        "--task.width",
+        "2048",
+        "--task.passes",
+        "100",
+        "--train.batch_size",
+        "512",
+        "--train.steps",
+        "60",
+    )
     saves = ("--checkpoint.every_steps", "60", "--data.balance", "auto")
-    command = run(folder, "train", "planted.py:HalfSpeed", "--procs", "2", "--run", "halved", *work, *saves)
+    command = run(
+        folder, "train", "planted.py:HalfSpeed", "--procs", "2", "--run", "halved", *work, *saves
+    )
     assert command.process.returncode == 0, command.output
     fast, slow = newest(folder / "halved").documents["progress"]["facts"]["balance"]["sizes"]
     assert fast + slow == 512

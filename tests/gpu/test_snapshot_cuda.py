@@ -1,4 +1,5 @@
-"""On a GPU: a save pauses for a copy, which has exactly the bits of its step, while later steps run."""
+"""On a GPU: a save pauses for a copy, which has exactly the bits of its step, while later steps
+run."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def bits(tensor: Tensor) -> bytes:
 
 def write(root: Path, copied: Copy) -> Path:
     copied.wait()
-    return store.write(root, 1, tensors=copied.tensors, documents={}, metrics={}, stream=copied.stream)
+    return store.write(
+        root, 1, tensors=copied.tensors, documents={}, metrics={}, stream=copied.stream
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
@@ -146,7 +149,10 @@ def test_without_any_room_the_live_tensors_are_written(tmp_path: Path) -> None:
     train(model, optimizer, 1)
     live = capture(model, optimizer, progress={}).tensors
     for number, copied in enumerate(
-        [Copier(GPU, device_room=no_room, host_room=no_room).take(live), Copier(GPU).as_they_are(live)]
+        [
+            Copier(GPU, device_room=no_room, host_room=no_room).take(live),
+            Copier(GPU).as_they_are(live),
+        ]
     ):
         assert copied.kind == "none"
         read = store.read(write(tmp_path / str(number), copied)).tensors
@@ -155,7 +161,8 @@ def test_without_any_room_the_live_tensors_are_written(tmp_path: Path) -> None:
 
 
 def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
-    """Large tensors over several buffers, small ones that share one, and some on the CPU in between."""
+    """Large tensors over several buffers, small ones that share one, and some on the CPU in
+    between."""
     tensors = [
         torch.randn(1000, device=GPU),
         torch.arange(7, dtype=torch.uint8, device=GPU),
@@ -170,7 +177,9 @@ def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
     for _ in range(2):
         assert b"".join(map(bytes, small.drain(tensors))) == b"".join(map(bits, tensors))
     named = {str(number): tensor for number, tensor in enumerate(tensors)}
-    assert b"".join(map(bytes, tensor_file.stream(named, small))) == b"".join(tensor_file.stream(named))
+    assert b"".join(map(bytes, tensor_file.stream(named, small))) == b"".join(
+        tensor_file.stream(named)
+    )
 
 
 def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
@@ -188,7 +197,8 @@ def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
 
 
 def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
-    """Up to the copy; the writer's thread then waits as it likes. Returns how many saves there were."""
+    """Up to the copy; the writer's thread then waits as it likes. Returns how many saves there
+    were."""
     gather = saver.gather_state
     saves = []
 
@@ -211,8 +221,8 @@ def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) 
 
 
 def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int], set[torch.dtype]]:
-    """How many steps were taken before each of the buffers that a save goes through was made, and which types were
-    copied before the first."""
+    """How many steps were taken before each of the buffers that a save goes through was made, and
+    which types were copied before the first."""
     take_step = Loop.take_step
     make_buffer = staging._buffer
     foreach_copy = torch._foreach_copy_
@@ -249,7 +259,9 @@ def test_what_saves_need_is_there_before_the_first_step(tmp_path: Path) -> None:
 
 def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:
     every = CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0)
-    config = replace(make_config(checkpoint=every, deterministic=True), dist=DistConfig(device="cuda"))
+    config = replace(
+        make_config(checkpoint=every, deterministic=True), dist=DistConfig(device="cuda")
+    )
     run_ranks(1, train_here, config, Normalised, tmp_path / "beside")
     waits = replace(config, checkpoint=replace(every, background=False))
     run_ranks(1, train_here, waits, Normalised, tmp_path / "waits")

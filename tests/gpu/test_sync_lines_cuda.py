@@ -30,13 +30,29 @@ while True:
 
 def test_the_lines_that_wait_for_the_device_are_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "drumline", "profile", "--procs", "1", "--steps", "4", "--json", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "drumline",
+        "profile",
+        "--procs",
+        "1",
+        "--steps",
+        "4",
+        "--json",
+        "train.py",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     script = str(tmp_path / "train.py")
     lines = SCRIPT.splitlines()
-    number = {call: next(at for at, line in enumerate(lines, 1) if call in line) for call in ("item", "synchronize")}
+    number = {
+        call: next(at for at, line in enumerate(lines, 1) if call in line)
+        for call in ("item", "synchronize")
+    }
     found = {sync["source"]: sync for sync in result["syncs"]}
     assert found[f"{script}:{number['item']}"]["call"] == "cudaStreamSynchronize"
     assert found[f"{script}:{number['synchronize']}"]["call"] == "cudaDeviceSynchronize"

@@ -31,7 +31,12 @@ DTYPES = [
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Random bytes as a tensor of this type, on the CPU; 0 and 1 for booleans."""
     like = torch.zeros(shape, dtype=dtype)
-    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (like.numel() * like.element_size(),), dtype=torch.uint8)
+    raw = torch.randint(
+        0,
+        2 if dtype is torch.bool else 256,
+        (like.numel() * like.element_size(),),
+        dtype=torch.uint8,
+    )
     return raw.view(dtype).reshape(shape)
 
 
@@ -79,7 +84,9 @@ def test_hashing_does_not_wait_for_the_device() -> None:
     hash_tensors(tensors, GPU)  # the first call makes the table
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
+        warnings.simplefilter(
+            "ignore"
+        )  # torch says that it does not find every kind of waiting yet
         torch.cuda.set_sync_debug_mode("error")
     try:
         hashes = hash_tensors(tensors, GPU)

@@ -1,4 +1,5 @@
-"""Speed on a GPU: FLOPs as torch counts them, a fraction of the GPU's peak, and no warning on the way."""
+"""Speed on a GPU: FLOPs as torch counts them, a fraction of the GPU's peak, and no warning on the
+way."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def count(model: nn.Module, batch: Tensor) -> ModelFlops:
     return found
 
 
-@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+@pytest.mark.parametrize(
+    "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+)
 def test_attention_has_the_same_flops_with_every_kernel(backend: SDPBackend) -> None:
     model = GPT(vocab_size=64, context=128, layers=2, heads=4, width=256).to(GPU)
     with sdpa_kernel(backend):
@@ -62,7 +65,9 @@ def test_the_arithmetic_of_fp32_is_as_it_is_set(allowed: bool) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = count_flops(lambda: model(batch).sum(), model.parameters(), num_samples=2, num_tokens=None)
+            found = count_flops(
+                lambda: model(batch).sum(), model.parameters(), num_samples=2, num_tokens=None
+            )
     finally:
         torch.backends.cudnn.allow_tf32 = before
     assert found is not None
@@ -71,7 +76,9 @@ def test_the_arithmetic_of_fp32_is_as_it_is_set(allowed: bool) -> None:
 
 @pytest.mark.parametrize("step", ["eager", "graph", "compile"])
 def test_a_run_has_its_mfu(tmp_path: Path, step: str) -> None:
-    layers = read_layers(read_flags([*FLAGS.split(), "--train.step", step]), config_file=None, environment={})
+    layers = read_layers(
+        read_flags([*FLAGS.split(), "--train.step", step]), config_file=None, environment={}
+    )
     config = resolve(layers, PRESETS["text"].defaults, task="text")
     train_on(1, config, load_task("text"), tmp_path)
     events: list[dict[str, Any]] = list(read_events(tmp_path / "events" / "rank-00000.jsonl"))

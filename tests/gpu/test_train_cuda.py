@@ -1,4 +1,5 @@
-"""The pipeline on a GPU: NCCL, autocast, loss scaling, SyncBatchNorm, and steps that do not wait for the device."""
+"""The pipeline on a GPU: NCCL, autocast, loss scaling, SyncBatchNorm, and steps that do not wait
+for the device."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import torch
 from torch import nn
 
 from drumline.checkpoint import store
-from drumline.config.schema import CheckpointConfig, Config, DataConfig, DistConfig, LogConfig, OptimConfig, TrainConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DistConfig,
+    LogConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress, build_job
@@ -43,9 +52,16 @@ def train_on_gpu(config: Config, run: Path, stop_at: int | None = None) -> str |
     ddp.setup()
     try:
         if stop_at is not None:
-            for later in [step for step in catalog.list_steps(run / "checkpoints") if step > stop_at]:
+            for later in [
+                step for step in catalog.list_steps(run / "checkpoints") if step > stop_at
+            ]:
                 store.remove(run / "checkpoints" / catalog.folder_name(later))
-        train(RunRequest("digits", config, run, False, ("digits",)), ImageClassification, ddp, Progress())
+        train(
+            RunRequest("digits", config, run, False, ("digits",)),
+            ImageClassification,
+            ddp,
+            Progress(),
+        )
         return ddp.backend
     finally:
         ddp.cleanup()
@@ -71,7 +87,9 @@ def test_one_rank_over_nccl_resumes_bit_for_bit(tmp_path: Path, precision: str) 
     assert_same_bits(whole, resumed)
     assert ("scaler" in whole.documents) == (precision == "fp16")
     losses = [
-        e["loss"] for e in read_events(tmp_path / "whole" / "events" / "rank-00000.jsonl") if e["kind"] == "train"
+        e["loss"]
+        for e in read_events(tmp_path / "whole" / "events" / "rank-00000.jsonl")
+        if e["kind"] == "train"
     ]
     assert losses[-1] < losses[0]
 
@@ -110,7 +128,8 @@ def test_a_step_that_does_not_log_never_waits_for_the_device(precision: str) -> 
 
 
 def normalise(share: list[int]) -> list[float]:
-    """Batch statistics of a model under SyncBatchNorm, on two ranks that share one GPU over gloo."""
+    """Batch statistics of a model under SyncBatchNorm, on two ranks that share one GPU over
+    gloo."""
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = "0"
     with DDPManager(backend="gloo") as ddp:
@@ -137,5 +156,10 @@ def test_a_gpu_run_continues_on_the_cpu(tmp_path: Path) -> None:
 def train_on_cpu(config: Config, run: Path) -> int:
     progress = Progress()
     with DDPManager(device="cpu") as ddp:
-        train(RunRequest("digits", config, run, False, ("digits",)), ImageClassification, ddp, progress)
+        train(
+            RunRequest("digits", config, run, False, ("digits",)),
+            ImageClassification,
+            ddp,
+            progress,
+        )
     return progress.step

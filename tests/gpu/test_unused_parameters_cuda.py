@@ -1,4 +1,5 @@
-"""BatchNorm in sharded modes, and parameters or blocks that one rank leaves out, on NCCL ranks that share one GPU."""
+"""BatchNorm in sharded modes, and parameters or blocks that one rank leaves out, on NCCL ranks that
+share one GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ import torch
 
 from tests.gpu.test_nccl_ranks import OWN_HOSTS, Command, losses, train
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.nccl_ranks]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.nccl_ranks,
+]
 TASKS = """
 import os
 import torch
@@ -108,7 +112,10 @@ def test_parameters_that_one_rank_leaves_out_are_named(folder: Path, mode: str, 
 def test_a_block_that_one_rank_leaves_out_is_named(folder: Path, mode: str, procs: int) -> None:
     command = train_in(folder, "LeavesOutABlock", mode, procs)
     assert command.process.returncode == 1, command.output
-    assert re.search(r"error: the loss does not call the block blocks\.1, .* \[rank 1 on \S+, step 5\]", command.output)
+    assert re.search(
+        r"error: the loss does not call the block blocks\.1, .* \[rank 1 on \S+, step 5\]",
+        command.output,
+    )
     assert "call it in every batch" in command.output
     assert "restarting the ranks" not in command.output, command.output
 

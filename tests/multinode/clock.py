@@ -1,6 +1,8 @@
-"""A wall clock of a host's own, which the kernel does not give: a library, loaded before libc, adds to the time.
+"""A wall clock of a host's own, which the kernel does not give: a library, loaded before libc, adds
+to the time.
 
-Clocks that only count (monotonic) stay as they are. libfaketime 0.9.10 does the same, but breaks Python's `time.sleep`.
+Clocks that only count (monotonic) stay as they are. libfaketime 0.9.10 does the same, but breaks
+Python's `time.sleep`.
 """
 
 from __future__ import annotations

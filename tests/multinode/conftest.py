@@ -13,7 +13,8 @@ from tests.multinode.hosts import Testbed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip where hosts cannot be made; as a mark, so that all of them together are one line of the summary."""
+    """Skip where hosts cannot be made; as a mark, so that all of them together are one line of the
+    summary."""
     mine = [item for item in items if "make_testbed" in getattr(item, "fixturenames", ())]
     if mine and (reason := needs.missing()) is not None:
         for item in mine:

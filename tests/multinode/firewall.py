@@ -1,4 +1,5 @@
-"""What a host lets in, by nft: each function adds to what is closed already, `lift` opens all again.
+"""What a host lets in, by nft: each function adds to what is closed already, `lift` opens all
+again.
 
 Dropped packets get no answer, as with a security group: whoever sends them waits.
 """
@@ -26,7 +27,8 @@ def drop_port(host: Host, port: int) -> None:
 
 
 def close_all_but(host: Host, *ports: int) -> None:
-    """As AWS does it: new TCP connections to other ports are not let in; answers, and what is open already, are."""
+    """As AWS does it: new TCP connections to other ports are not let in; answers, and what is open
+    already, are."""
     _add(
         host,
         "incoming iifname lo accept",
@@ -42,8 +44,8 @@ def drop_from(host: Host, sender: Host) -> None:
 
 
 def drop_larger(host: Host, num_bytes: int, *, but_port: int | None = None) -> None:
-    """Packets over a size vanish on their way in, and nobody is told: a black hole, as a wrong MTU makes it. ssh sends
-    large packets too when it logs in: with `but_port` 22 it still can."""
+    """Packets over a size vanish on their way in, and nobody is told: a black hole, as a wrong MTU
+    makes it. ssh sends large packets too when it logs in: with `but_port` 22 it still can."""
     if but_port is not None:
         _add(host, f"incoming tcp dport {but_port} accept", f"incoming tcp sport {but_port} accept")
     _add(host, f"incoming iifname != lo meta length > {num_bytes} drop")
@@ -56,4 +58,6 @@ def drop_everything(host: Host) -> None:
 
 def lift(host: Host) -> None:
     # Adding it first makes this right for a host that has no table.
-    host.space.configure(["nft", "-f", "-"], text="add table inet testbed\ndelete table inet testbed\n")
+    host.space.configure(
+        ["nft", "-f", "-"], text="add table inet testbed\ndelete table inet testbed\n"
+    )

@@ -1,9 +1,11 @@
-"""Ranks on hosts that start in milliseconds: forked from a process that has torch loaded, they then move to their host.
+"""Ranks on hosts that start in milliseconds: forked from a process that has torch loaded, they then
+move to their host.
 
     said = fly(bed, {"a": {}, "b": {"lr": 0.2}})    # one start: ranks in this order; what each of them said
 
-A rank runs `DDPManager.setup()` as `drumline train` does, compares data, wraps a model, and says `trained`; or it says
-the error, as the user would read it. It has its host's network, name and files, but not its process numbers.
+A rank runs `DDPManager.setup()` as `drumline train` does, compares data, wraps a model, and says
+`trained`; or it says the error, as the user would read it. It has its host's network, name and
+files, but not its process numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ PORT = 29500
 START_TIMEOUT_S = 30.0
 
 
-def fly(bed: Testbed, hosts: Mapping[str, Mapping[str, Any]], *, patience_s: float = 90.0) -> dict[str, str]:
-    """One rank on each of these hosts; what it wrote to stderr and its last word, with how long that took.
+def fly(
+    bed: Testbed, hosts: Mapping[str, Mapping[str, Any]], *, patience_s: float = 90.0
+) -> dict[str, str]:
+    """One rank on each of these hosts; what it wrote to stderr and its last word, with how long
+    that took.
 
     One of another name goes to the `host` it is told.
     """

@@ -1,4 +1,5 @@
-"""Real hosts on one machine: each has its own network, name, /etc/hosts, process numbers, /dev/shm, /sys and /run.
+"""Real hosts on one machine: each has its own network, name, /etc/hosts, process numbers, /dev/shm,
+/sys and /run.
 
     def test_two_hosts(make_testbed):                      # the fixture in conftest.py; skips where it cannot work
         bed = make_testbed("a", "b")                       # or: with Testbed(folder, ["a", "b"]) as bed
@@ -14,10 +15,10 @@
         b.power_off(); b.power_on()                        # every process of the host ends at once
         make_testbed("a", warm=True).hosts[0].python       # a Python that has torch already: warm_host.py
 
-All hosts hang on one bridge that has a network namespace of its own. So there is no way from a host to the machine's
-network or back: nothing can be reached by mistake, addresses cannot collide with a route, and two testbeds do not see
-each other. A test that wants to talk to a host does so from another host. The file system is shared, apart from what
-is named above.
+All hosts hang on one bridge that has a network namespace of its own. So there is no way from a host
+to the machine's network or back: nothing can be reached by mistake, addresses cannot collide with a
+route, and two testbeds do not see each other. A test that wants to talk to a host does so from
+another host. The file system is shared, apart from what is named above.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ mount --rbind /run/cgroup /sys/fs/cgroup
 class Host:
     """One machine of a testbed; made by it."""
 
-    def __init__(self, name: str, address: str, folder: Path, switch: Space, *, shm: str, warm: bool) -> None:
+    def __init__(
+        self, name: str, address: str, folder: Path, switch: Space, *, shm: str, warm: bool
+    ) -> None:
         self.name = name
         self.address = address
         self.folder = folder
@@ -72,7 +75,9 @@ class Host:
         folder.mkdir(parents=True)
         (folder / "hosts").touch()
         (folder / "nsswitch.conf").write_text(NSSWITCH)
-        self._prepare = PREPARE.format(name=shlex.quote(name), folder=shlex.quote(str(folder)), shm=shm)
+        self._prepare = PREPARE.format(
+            name=shlex.quote(name), folder=shlex.quote(str(folder)), shm=shm
+        )
         self.power_on()
 
     def __repr__(self) -> str:
@@ -91,11 +96,13 @@ class Host:
             raise
 
     def _plug_in(self) -> None:
-        # The others remember a host by its hardware address; it has the same one when it comes back.
+        # The others remember a host by its hardware address; it has the same one when it comes
+        # back.
         hardware = f"02:00:00:00:00:{int(self.address.rpartition('.')[2]):02x}"
         pair = f"link add {self._port} type veth peer name eth0 address {hardware} netns {self.space.pid}\n"
         self._switch.configure(
-            ["ip", "-batch", "-"], text=f"{pair}link set {self._port} master bridge addrgenmode none up\n"
+            ["ip", "-batch", "-"],
+            text=f"{pair}link set {self._port} master bridge addrgenmode none up\n",
         )
         self.space.configure(
             ["ip", "-batch", "-"],
@@ -104,18 +111,22 @@ class Host:
 
     def set_names(self, addresses: Mapping[str, str]) -> None:
         """What this host knows the others (and itself) by: its /etc/hosts."""
-        lines = [f"{address} {name}" for name, address in {"localhost": "127.0.0.1", **addresses}.items()]
+        lines = [
+            f"{address} {name}" for name, address in {"localhost": "127.0.0.1", **addresses}.items()
+        ]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
     def add_interface(self, name: str, address: str) -> None:
-        """A second network that leads nowhere, such as docker0 with 172.17.0.1/16: the wrong one to choose."""
+        """A second network that leads nowhere, such as docker0 with 172.17.0.1/16: the wrong one to
+        choose."""
         self.space.configure(
             ["ip", "-batch", "-"],
             text=f"link add {name} type bridge\naddress add {address} dev {name}\nlink set {name} up\n",
         )
 
     def set_clock(self, ahead_s: int) -> None:
-        """The wall clock of what is started here from now on; of what runs since an earlier call, at once."""
+        """The wall clock of what is started here from now on; of what runs since an earlier call,
+        at once."""
         self._clock = set_clock(self.folder, ahead_s)
 
     # Commands
@@ -144,7 +155,9 @@ class Host:
                 raise
         return subprocess.CompletedProcess(command, entry.returncode, out, err)
 
-    def start(self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
+    def start(
+        self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Job:
         """Start a command in the background, its output in a file of the host's folder."""
         log = self.folder / f"job-{len(self._jobs)}.log"
         with log.open("wb") as output:
@@ -162,7 +175,8 @@ class Host:
         # nsenter goes to the root of the mounts that it enters.
         return [*self.space.inside(), "env", f"--chdir={cwd or Path.cwd()}", *command]
 
-    # Processes, by a word of their environment such as RANK=1: workers of torchrun have sessions of their own
+    # Processes, by a word of their environment such as RANK=1: workers of torchrun have sessions of
+    # their own
 
     def find(self, marker: str) -> list[int]:
         return [pid for pid in self.space.pids() if marker in processes.environment(pid)]
@@ -184,7 +198,8 @@ class Host:
             parents = [processes.parent(pid) for pid in new]
             processes.send(new, number)
             if number != signal.SIGSTOP:
-                # nsenter stops itself when its child is stopped, and would then not tell us of the child's end.
+                # nsenter stops itself when its child is stopped, and would then not tell us of the
+                # child's end.
                 entries = (job.entry.pid for job in self._jobs if job.is_running())
                 processes.send([pid for pid in entries if pid in parents], signal.SIGCONT)
             pids += new
@@ -195,14 +210,16 @@ class Host:
     # The link
 
     def cut(self) -> None:
-        """Pull the plug at the far end: the host keeps its carrier and gets no error, only silence."""
+        """Pull the plug at the far end: the host keeps its carrier and gets no error, only
+        silence."""
         self._switch.configure(["ip", "link", "set", self._port, "nomaster"])
 
     def restore(self) -> None:
         self._switch.configure(["ip", "link", "set", self._port, "master", "bridge"])
 
     def set_mtu(self, num_bytes: int) -> None:
-        """At both ends of the link; for an MTU that the host does not know see `firewall.drop_larger`."""
+        """At both ends of the link; for an MTU that the host does not know see
+        `firewall.drop_larger`."""
         self.space.configure(["ip", "link", "set", "eth0", "mtu", str(num_bytes)])
         self._switch.configure(["ip", "link", "set", self._port, "mtu", str(num_bytes)])
 
@@ -210,7 +227,9 @@ class Host:
         """Of the link, in each direction; None lifts the limit."""
         for space, device in ((self.space, "eth0"), (self._switch, self._port)):
             limit = ["tbf", "rate", f"{mbit or 0:g}mbit", "burst", "32kb", "latency", "400ms"]
-            space.configure(["tc", "qdisc", "replace", "dev", device, "root", *(limit if mbit else ["noqueue"])])
+            space.configure(
+                ["tc", "qdisc", "replace", "dev", device, "root", *(limit if mbit else ["noqueue"])]
+            )
 
     def power_off(self) -> None:
         """No farewell: all processes end at once, the link goes. May be called twice."""
@@ -229,11 +248,14 @@ class Host:
 
 
 class Testbed:
-    """Hosts that know each other by name, on one bridge. What dead processes left is removed first."""
+    """Hosts that know each other by name, on one bridge. What dead processes left is removed
+    first."""
 
     __test__ = False
 
-    def __init__(self, folder: Path, names: Sequence[str], *, shm: str = "64m", warm: bool = False) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], *, shm: str = "64m", warm: bool = False
+    ) -> None:
         processes.remove_orphans()
         self.folder = folder
         self.hosts: list[Host] = []
@@ -244,7 +266,9 @@ class Testbed:
             self._switch.configure(["ip", "link", "set", "bridge", "addrgenmode", "none", "up"])
             for number, name in enumerate(names, start=1):
                 address = f"{FIRST_ADDRESS}{number}"
-                self.hosts.append(Host(name, address, folder / name, self._switch, shm=shm, warm=warm))
+                self.hosts.append(
+                    Host(name, address, folder / name, self._switch, shm=shm, warm=warm)
+                )
             for host in self.hosts:
                 host.set_names({other.name: other.address for other in self.hosts})
         except BaseException:

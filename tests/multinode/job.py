@@ -12,7 +12,8 @@ from tests.multinode import processes
 
 
 class Job:
-    """Made by `Host.start`. The process that we are parent of is nsenter; the command is its child."""
+    """Made by `Host.start`. The process that we are parent of is nsenter; the command is its
+    child."""
 
     def __init__(self, entry: subprocess.Popen[bytes], log: Path) -> None:
         self.entry = entry
@@ -27,10 +28,13 @@ class Job:
         try:
             return self.entry.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still runs after {timeout_s:g} s; it wrote:\n{self.text()}") from None
+            raise AssertionError(
+                f"still runs after {timeout_s:g} s; it wrote:\n{self.text()}"
+            ) from None
 
     def wait_for(self, words: str, timeout_s: float = 60.0) -> None:
-        """Until it has written these words: faults are triggered by what a job says, never by a clock."""
+        """Until it has written these words: faults are triggered by what a job says, never by a
+        clock."""
 
         def said_or_ended() -> bool:
             return words in self.text() or self.entry.poll() is not None

@@ -1,4 +1,5 @@
-"""What this machine lacks for making hosts, as the one reason that the tests in this folder are skipped with.
+"""What this machine lacks for making hosts, as the one reason that the tests in this folder are
+skipped with.
 
 Slurm has a reason of its own: without it all other tests run.
 """
@@ -77,5 +78,14 @@ def _absent(tools: dict[str, str]) -> list[str]:
 
 
 def _may_make_namespaces() -> bool:
-    command = [tool("unshare"), "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    command = [
+        tool("unshare"),
+        "--net",
+        "--uts",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "true",
+    ]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,4 +1,5 @@
-"""Processes as the whole machine sees them: who is whose child, what is in whose environment, who is left over."""
+"""Processes as the whole machine sees them: who is whose child, what is in whose environment, who
+is left over."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def everyone() -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: state, parent, ...; empty for a process that has exited."""
+    """The fields of /proc/PID/stat after the name: state, parent, ...; empty for a process that has
+    exited."""
     with contextlib.suppress(*GONE):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
@@ -74,15 +76,18 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 3
 
 
 def owner_name(pid: int) -> str:
-    """A name for a process that no other one will ever have: numbers are used again, start times tell them apart.
+    """A name for a process that no other one will ever have: numbers are used again, start times
+    tell them apart.
 
-    The namespace tells apart equal numbers in two containers, each of which would look dead to the other.
+    The namespace tells apart equal numbers in two containers, each of which would look dead to the
+    other.
     """
     return f"{pid}.{stat_fields(pid)[19]}.{namespace(pid, 'pid')}"
 
 
 def remove_orphans() -> list[int]:
-    """Kill what testbeds of dead processes left running; those of living ones, and all else, stay untouched."""
+    """Kill what testbeds of dead processes left running; those of living ones, and all else, stay
+    untouched."""
     here = namespace("self", "pid")
     orphans = []
     for pid in everyone():

@@ -1,7 +1,9 @@
-"""Repeated restarts: a rank exits in the middle of a job, all are restarted, and must join every time.
+"""Repeated restarts: a rank exits in the middle of a job, all are restarted, and must join every
+time.
 
-Under gloo plain torchrun loses more than half of its restarts on two hosts: the store outlives an attempt, and ranks
-find the addresses of the one before in it. `make soak-restarts` runs many of them, `test_nodes_join.py` a few.
+Under gloo plain torchrun loses more than half of its restarts on two hosts: the store outlives an
+attempt, and ranks find the addresses of the one before in it. `make soak-restarts` runs many of
+them, `test_nodes_join.py` a few.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from pathlib import Path
 
 from tests.multinode.hosts import Testbed
 
-# Each rank notes its start; those who met add up who they are; then one of them, another each time, ends. Every third
-# time all are killed at once, as sidecars do it: each agent then has a failure of its own, and it is one restart.
+# Each rank notes its start; those who met add up who they are; then one of them, another each time,
+# ends. Every third time all are killed at once, as sidecars do it: each agent then has a failure of
+# its own, and it is one restart.
 JOB = """
 import os, random, sys
 from datetime import timedelta
@@ -60,12 +63,16 @@ def on_two_hosts(bed: Testbed, folder: Path, *, count: int, procs: int = 1) -> s
     for rank, host in enumerate(bed.hosts):
         file = folder / f"{rank}.env"
         file.write_text(ENVIRONMENT.format(rank=rank, procs=procs))
-        jobs.append(host.start(*words[:-3], "--env-file", str(file), *words[-3:], env=_environment()))
+        jobs.append(
+            host.start(*words[:-3], "--env-file", str(file), *words[-3:], env=_environment())
+        )
     codes = [job.wait(timeout_s=60 * (count + 1)) for job in jobs]
     return _outcome(folder, count, codes, "\n".join(job.text() for job in jobs))
 
 
-def on_this_machine(folder: Path, *, count: int, procs: int = 2, python: str = sys.executable) -> str:
+def on_this_machine(
+    folder: Path, *, count: int, procs: int = 2, python: str = sys.executable
+) -> str:
     """The same with `--procs`: there the agent keeps the store."""
     words = _prepared(folder, count, python)
     done = subprocess.run(

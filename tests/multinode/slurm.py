@@ -1,12 +1,14 @@
-"""A Slurm cluster on the hosts of a testbed: the first one schedules, all compute. It ends with its hosts.
+"""A Slurm cluster on the hosts of a testbed: the first one schedules, all compute. It ends with its
+hosts.
 
     slurm = Slurm(make_testbed("a", "b"))
     bed["a"].run("sbatch", "--wrap", "hostname", env=slurm.environment)
     slurm.wait_for(job, "COMPLETED")
 
-Nothing of the machine's own Slurm or munge is used or touched: the key, the configuration, the state and the logs are
-in the testbed's folder, the sockets in each host's own /run (the path of one may have 107 characters, no more). Two
-partitions: a job of `urgent` takes the nodes from one of `normal`, which gets SIGTERM and a minute to save.
+Nothing of the machine's own Slurm or munge is used or touched: the key, the configuration, the
+state and the logs are in the testbed's folder, the sockets in each host's own /run (the path of one
+may have 107 characters, no more). Two partitions: a job of `urgent` takes the nodes from one of
+`normal`, which gets SIGTERM and a minute to save.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from tests.multinode.job import Job
 from tests.multinode.needs import tool
 
 SOCKET = "/run/munge.socket"
-# A requeued job waits for the life of its credential, which is two minutes otherwise, and cannot be shorter than this.
+# A requeued job waits for the life of its credential, which is two minutes otherwise, and cannot be
+# shorter than this.
 CONFIG = """
 ClusterName=testbed
 SlurmctldHost={first}
@@ -53,7 +56,8 @@ PartitionName=urgent Nodes={names} MaxTime=60 PriorityTier=9 PreemptMode=OFF
 
 
 class Slurm:
-    """Running daemons on all hosts of a testbed. `environment` makes Slurm's commands on a host find them."""
+    """Running daemons on all hosts of a testbed. `environment` makes Slurm's commands on a host
+    find them."""
 
     def __init__(self, bed: Testbed) -> None:
         self.bed = bed
@@ -65,7 +69,9 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         config = self.folder / "slurm.conf"
         names = ",".join(host.name for host in bed)
-        config.write_text(CONFIG.format(first=self._first.name, names=names, folder=self.folder, socket=SOCKET))
+        config.write_text(
+            CONFIG.format(first=self._first.name, names=names, folder=self.folder, socket=SOCKET)
+        )
         # proctrack/linuxproc and no task plugin: there is nothing for cgroups to do.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.environment = {"SLURM_CONF": str(config)}
@@ -75,11 +81,27 @@ class Slurm:
         processes.wait_until(self._are_all_idle, "nodes that are idle", timeout_s=30)
 
     def _serve(self, host: Host) -> None:
-        munge = ["--key-file", str(self.folder / "munge.key"), "--socket", SOCKET, "--pid-file", "/run/munged.pid"]
-        munge += ["--log-file", f"{host.folder}/munged.log", "--seed-file", f"{host.folder}/munged.seed"]
-        self.jobs.append(host.start(tool("munged"), "--foreground", "--force", "--num-threads=2", *munge))
+        munge = [
+            "--key-file",
+            str(self.folder / "munge.key"),
+            "--socket",
+            SOCKET,
+            "--pid-file",
+            "/run/munged.pid",
+        ]
+        munge += [
+            "--log-file",
+            f"{host.folder}/munged.log",
+            "--seed-file",
+            f"{host.folder}/munged.seed",
+        ]
+        self.jobs.append(
+            host.start(tool("munged"), "--foreground", "--force", "--num-threads=2", *munge)
+        )
         processes.wait_until(
-            lambda: host.run("test", "-S", SOCKET).returncode == 0, f"munged on {host.name}", timeout_s=10
+            lambda: host.run("test", "-S", SOCKET).returncode == 0,
+            f"munged on {host.name}",
+            timeout_s=10,
         )
         if host is self._first:
             self.jobs.append(host.start(tool("slurmctld"), "-D", env=self.environment))
@@ -87,7 +109,9 @@ class Slurm:
 
     def _are_all_idle(self) -> bool:
         assert all(job.is_running() for job in self.jobs), [job.text() for job in self.jobs]
-        shown = self._first.run("sinfo", "-h", "-p", "normal", "-N", "-o", "%T", env=self.environment)
+        shown = self._first.run(
+            "sinfo", "-h", "-p", "normal", "-N", "-o", "%T", env=self.environment
+        )
         return shown.stdout.split() == ["idle"] * len(self.bed.hosts)
 
     def facts_of(self, job: str) -> dict[str, str]:
@@ -98,5 +122,9 @@ class Slurm:
 
     def wait_for(self, job: str, state: str, *, timeout_s: float = 120.0) -> dict[str, str]:
         """Until the job is in that state; what Slurm knows of it then."""
-        processes.wait_until(lambda: self.facts_of(job)["JobState"] == state, f"job {job} {state}", timeout_s=timeout_s)
+        processes.wait_until(
+            lambda: self.facts_of(job)["JobState"] == state,
+            f"job {job} {state}",
+            timeout_s=timeout_s,
+        )
         return self.facts_of(job)

@@ -1,4 +1,5 @@
-"""One ssh server per host, with keys made for this testbed alone; the user's own keys and config are not touched."""
+"""One ssh server per host, with keys made for this testbed alone; the user's own keys and config
+are not touched."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ Host *
 
 
 class SshDaemons:
-    """Running servers on all hosts of a testbed; they end with their hosts. `config` is for `ssh -F`."""
+    """Running servers on all hosts of a testbed; they end with their hosts. `config` is for `ssh
+    -F`."""
 
     def __init__(self, bed: Testbed) -> None:
         self.folder = bed.folder / "ssh"
@@ -43,7 +45,9 @@ class SshDaemons:
         self.config = self.folder / "config"
         self.known_hosts = self.folder / "known_hosts"
         user_key = make_key(self.folder / "user")
-        self.config.write_text(CLIENT.format(key=_quoted(user_key), known=_quoted(self.known_hosts)))
+        self.config.write_text(
+            CLIENT.format(key=_quoted(user_key), known=_quoted(self.known_hosts))
+        )
         with self.known_hosts.open("w") as known:
             for host in bed:
                 public = _public(make_key(self.folder / host.name))
@@ -56,7 +60,8 @@ class SshDaemons:
         key = _quoted(self.folder / host.name)
         authorized = _quoted(self.folder / "user.pub")
         config.write_text(SERVER.format(address=host.address, key=key, authorized=authorized))
-        # A root account that is locked (`!`) may not log in even with a key; on these hosts it has no password.
+        # A root account that is locked (`!`) may not log in even with a key; on these hosts it has
+        # no password.
         shadow = host.folder / "shadow"
         shadow.write_text("root:*:19000:0:99999:7:::\n")
         assert host.run("mount", "--bind", str(shadow), "/etc/shadow").returncode == 0
@@ -65,7 +70,8 @@ class SshDaemons:
         return job
 
     def command(self, host: str, *words: str) -> list[str]:
-        """To be run on one host: a command on another. As ever with ssh, the words go through a shell there."""
+        """To be run on one host: a command on another. As ever with ssh, the words go through a
+        shell there."""
         return [tool("ssh"), "-F", str(self.config), host, *words]
 
 

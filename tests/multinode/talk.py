@@ -1,4 +1,5 @@
-"""Talk between hosts, so that tests can see what gets through: one listens and echoes, another calls."""
+"""Talk between hosts, so that tests can see what gets through: one listens and echoes, another
+calls."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ threads = [threading.Thread(target=echo, args=[socket.create_server(("", int(por
 for thread in threads: thread.start()
 print("ready", flush=True)
 """
-# Sends bytes there and waits for all of them to come back: how long that took, or why it did not happen.
+# Sends bytes there and waits for all of them to come back: how long that took, or why it did not
+# happen.
 CALL = """
 import socket, sys, threading, time
 host, port, size, patience_s = sys.argv[1], *map(int, sys.argv[2:])
@@ -60,4 +62,6 @@ def answers(caller: Host, callee: Host, port: int, *, num_bytes: int = 1) -> boo
 
 def seconds(caller: Host, callee: Host, num_bytes: int) -> float:
     """How long so many bytes take, there and back."""
-    return float(call(caller, callee, 5000, num_bytes=num_bytes, patience_s=30).removeprefix("answered"))
+    return float(
+        call(caller, callee, 5000, num_bytes=num_bytes, patience_s=30).removeprefix("answered")
+    )

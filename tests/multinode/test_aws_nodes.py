@@ -1,9 +1,11 @@
-"""`drumline aws launch` with real ssh: hosts of a testbed are the instances that a moto server started.
+"""`drumline aws launch` with real ssh: hosts of a testbed are the instances that a moto server
+started.
 
-moto gives instances the addresses of their subnet in order, so the hosts have them too. Each host boots with the user
-data that AWS has for it; tests/aws_node.py stands in for apt, pip, systemd and the NFS mount, and the metadata service
-is a server at its real address. On them `ubuntu` is another name of root, because the files of the test belong to root.
-What moto lacks (prices, quotas, wait conditions): tests/unit/launch/aws/conftest.py.
+moto gives instances the addresses of their subnet in order, so the hosts have them too. Each host
+boots with the user data that AWS has for it; tests/aws_node.py stands in for apt, pip, systemd and
+the NFS mount, and the metadata service is a server at its real address. On them `ubuntu` is another
+name of root, because the files of the test belong to root. What moto lacks (prices, quotas, wait
+conditions): tests/unit/launch/aws/conftest.py.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ ACCOUNT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONWARNINGS": "ignore",
 }
-# Runs where the user sits: a moto server, with a cluster. Replaces the node that a file names, as AWS does: one that is
-# taken back at once, another when it was reported.
+# Runs where the user sits: a moto server, with a cluster. Replaces the node that a file names, as
+# AWS does: one that is taken back at once, another when it was reported.
 AWS = """
 import base64, json, sys, time
 from pathlib import Path
@@ -94,7 +96,8 @@ set -e
 for folder in /opt /mnt /var/log; do mount -t tmpfs tmpfs $folder; done
 for name in passwd shadow fstab; do mount --bind {folder}/$name /etc/$name; done
 """
-# The metadata service of a node, as AWS documents it: nothing without a token, and no notice until there is one.
+# The metadata service of a node, as AWS documents it: nothing without a token, and no notice until
+# there is one.
 METADATA = """
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -154,20 +157,27 @@ class Cloud:
             (folder / name).mkdir(parents=True)
         (self.job_folder / "slow.py").write_text(TASK)
         self.key = make_key(folder / "laptop")
-        (folder / "home/.ssh/config").write_text(f"UserKnownHostsFile {folder}/known_hosts\nIdentitiesOnly yes\n")
+        (folder / "home/.ssh/config").write_text(
+            f"UserKnownHostsFile {folder}/known_hosts\nIdentitiesOnly yes\n"
+        )
         # ssh takes ~ from here, not from HOME.
         (folder / "passwd").write_text(f"root:x:0:0::{folder}/home:/bin/bash\n")
-        assert self.desk.run("mount", "--bind", str(folder / "passwd"), "/etc/passwd").returncode == 0
+        assert (
+            self.desk.run("mount", "--bind", str(folder / "passwd"), "/etc/passwd").returncode == 0
+        )
         words = (str(folder / "cluster.yaml"), str(folder / "lost"), market)
         self._account = self.desk.start(sys.executable, "-c", AWS, *words, env=ACCOUNT)
 
     def nodes(self, times: int) -> list[list[str]]:
         """Their ids and addresses, once the account has shown them so often."""
-        wait_until(lambda: self._account.text().count("nodes [") == times, "the nodes", timeout_s=100)
+        wait_until(
+            lambda: self._account.text().count("nodes [") == times, "the nodes", timeout_s=100
+        )
         return list(json.loads(self._account.text().splitlines()[-1].removeprefix("nodes ")))
 
     def replace(self, instance: str) -> list[list[str]]:
-        """What AWS does with an instance that is unhealthy or taken back, and moto does not. Then its nodes."""
+        """What AWS does with an instance that is unhealthy or taken back, and moto does not. Then
+        its nodes."""
         (self.folder / "id").write_text(instance)
         (self.folder / "id").rename(self.folder / "lost")
         return self.nodes(2)
@@ -176,27 +186,56 @@ class Cloud:
         host = next(host for host in self.bed if host.address == address)
         python = f'exec {host.python} "$@"'
         metadata = f'exec {tool("curl")} "$@"'
-        path = write_programs(host.folder, shared=self.folder / "shared", metadata=metadata, python=python)
-        (host.folder / "passwd").write_text(Path("/etc/passwd").read_text() + "ubuntu:x:0:0::/:/bin/bash\n")
+        path = write_programs(
+            host.folder, shared=self.folder / "shared", metadata=metadata, python=python
+        )
+        (host.folder / "passwd").write_text(
+            Path("/etc/passwd").read_text() + "ubuntu:x:0:0::/:/bin/bash\n"
+        )
         (host.folder / "shadow").write_text("ubuntu:*:19000:0:99999:7:::\n")
         (host.folder / "fstab").touch()
         assert host.run("bash", "-c", DISKS.format(folder=host.folder)).returncode == 0
         host.space.configure(["ip", "address", "add", "169.254.169.254/32", "dev", "lo"])
         words = (instance, str(host.folder / "notice"))
         host.start(sys.executable, "-c", METADATA, *words).wait_for("listening")
-        done = host.run("bash", str(self.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)})
-        assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", done.stdout + done.stderr
+        done = host.run(
+            "bash", str(self.folder / "user-data"), env={"PATH": path, "PYTHONPATH": str(ROOT)}
+        )
+        assert json.loads((host.folder / "report").read_text())["Status"] == "SUCCESS", (
+            done.stdout + done.stderr
+        )
         key = make_key(host.folder / "host_key")
         public = self.key.with_suffix(".pub")
         server = SERVER.format(address=host.address, key=key, authorized=public)
         (host.folder / "sshd_config").write_text(f"{server}SetEnv PATH={path}\n")
-        host.start(tool("sshd"), "-D", "-e", "-f", str(host.folder / "sshd_config")).wait_for("Server listening")
+        host.start(tool("sshd"), "-D", "-e", "-f", str(host.folder / "sshd_config")).wait_for(
+            "Server listening"
+        )
         return host
 
     def launch(self, *arguments: str) -> Job:
         return self.desk.start(
-            *(self.desk.python, "-m", "drumline", "aws", "launch", "--name", "t", "--region", "us-east-1"),
-            *("--identity", str(self.key), "--no-sync", "--procs", "1", "--max-restarts", "0", *arguments),
+            *(
+                self.desk.python,
+                "-m",
+                "drumline",
+                "aws",
+                "launch",
+                "--name",
+                "t",
+                "--region",
+                "us-east-1",
+            ),
+            *(
+                "--identity",
+                str(self.key),
+                "--no-sync",
+                "--procs",
+                "1",
+                "--max-restarts",
+                "0",
+                *arguments,
+            ),
             *("--train.batch_size", "8", "--dist.device", "cpu", "--log.display", "plain"),
             env={**ACCOUNT, "GLOO_SOCKET_IFNAME": "eth0"},
             cwd=self.job_folder,
@@ -205,21 +244,31 @@ class Cloud:
 
 def checkpoints(cloud: Cloud) -> list[int]:
     found = (cloud.folder / "shared/runs/Slow/checkpoints").glob("step-*")
-    return sorted(int(number[1]) for path in found if (number := re.fullmatch(r"step-(\d+)", path.name)))
+    return sorted(
+        int(number[1]) for path in found if (number := re.fullmatch(r"step-(\d+)", path.name))
+    )
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.soak
-def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+def test_a_lost_node_is_replaced_and_the_run_resumes(
+    make_testbed: Callable[..., Testbed], tmp_path: Path
+) -> None:
     cloud = Cloud(make_testbed(*HOSTS, warm=True), tmp_path / "cloud")
     (first, first_address), (lost, lost_address) = cloud.nodes(1)
     stays = cloud.boot(first, first_address)
     leaves = cloud.boot(lost, lost_address)
-    job = cloud.launch("--lost-after", "5", "slow.py:Slow", "--train.steps", "40", "--checkpoint.every_steps", "4")
-    wait_until(lambda: len(checkpoints(cloud)) > 0 or not job.is_running(), "a checkpoint", timeout_s=120)
+    job = cloud.launch(
+        "--lost-after", "5", "slow.py:Slow", "--train.steps", "40", "--checkpoint.every_steps", "4"
+    )
+    wait_until(
+        lambda: len(checkpoints(cloud)) > 0 or not job.is_running(), "a checkpoint", timeout_s=120
+    )
     assert job.is_running(), job.text()
     leaves.power_off()
-    job.wait_for(f"{lost_address} ({lost}) does not answer: asking AWS to replace it", timeout_s=120)
+    job.wait_for(
+        f"{lost_address} ({lost}) does not answer: asking AWS to replace it", timeout_s=120
+    )
     (kept, _), (new, new_address) = cloud.replace(lost)
     assert kept == first, "the others stay"
     cloud.boot(new, new_address)
@@ -227,10 +276,14 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[...,
     code = job.wait(timeout_s=150)
     text = job.text()
     assert code == 0, text[-3000:]
-    assert f"AWS took back {lost_address}; waiting for its replacement, then the run resumes" in text
+    assert (
+        f"AWS took back {lost_address}; waiting for its replacement, then the run resumes" in text
+    )
     assert checkpoints(cloud)[-1] == 40
     assert "2 links, 2 fine" in text, "doctor did not check the pairs"
-    resumed = re.search(rf"\[{stays.address} 0\] .* resumed at step (\d+) from /mnt/shared/runs/Slow/", text)
+    resumed = re.search(
+        rf"\[{stays.address} 0\] .* resumed at step (\d+) from /mnt/shared/runs/Slow/", text
+    )
     assert resumed is not None, "rank 0 is not on the node that stayed, or started over"
     assert 0 < int(resumed[1]) < 40
 
@@ -240,18 +293,23 @@ def test_a_lost_node_is_replaced_and_the_run_resumes(make_testbed: Callable[...,
 def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     make_testbed: Callable[..., Testbed], tmp_path: Path
 ) -> None:
-    """The only checkpoint before the end is that of the notice, and without it the steps take two minutes."""
+    """The only checkpoint before the end is that of the notice, and without it the steps take two
+    minutes."""
     cloud = Cloud(make_testbed(*HOSTS, warm=True), tmp_path / "cloud", "spot")
     (first, first_address), (taken, taken_address) = cloud.nodes(1)
     stays = cloud.boot(first, first_address)
     leaves = cloud.boot(taken, taken_address)
-    job = cloud.launch("--no-doctor", "slow.py:Slow", "--train.steps", "400", "--checkpoint.every_steps", "1000")
+    job = cloud.launch(
+        "--no-doctor", "slow.py:Slow", "--train.steps", "400", "--checkpoint.every_steps", "1000"
+    )
     job.wait_for("first step ", timeout_s=120)
     notice = '{"action": "terminate", "time": "2026-11-18T08:22:00Z"}'
     (leaves.folder / "text").write_text(notice)
     (leaves.folder / "text").rename(leaves.folder / "notice")
     run = cloud.folder / "shared/runs/Slow"
-    wait_until(lambda: (run / "preempted.json").exists() or not job.is_running(), "the save", timeout_s=120)
+    wait_until(
+        lambda: (run / "preempted.json").exists() or not job.is_running(), "the save", timeout_s=120
+    )
     assert job.is_running(), job.text()
     marker = json.loads((run / "preempted.json").read_text())
     assert (marker["host"], marker["signal"]) == (leaves.name, f"a notice at {NOTICE}: {notice}")
@@ -265,9 +323,15 @@ def test_a_spot_notice_saves_and_the_run_resumes_on_the_replacement(
     code = job.wait(timeout_s=150)
     text = job.text()
     assert code == 0, text[-3000:]
-    assert f"AWS took back {taken_address}; waiting for its replacement, then the run resumes" in text
-    assert "does not answer" not in text, "AWS was asked to replace a node that it takes back itself"
+    assert (
+        f"AWS took back {taken_address}; waiting for its replacement, then the run resumes" in text
+    )
+    assert "does not answer" not in text, (
+        "AWS was asked to replace a node that it takes back itself"
+    )
     assert f"[{stays.address} 0]" in text
-    assert f"resumed at step {marker['step']} from /mnt/shared/runs/Slow/" in text, "steps were lost"
+    assert f"resumed at step {marker['step']} from /mnt/shared/runs/Slow/" in text, (
+        "steps were lost"
+    )
     assert checkpoints(cloud)[-1] == 400
     assert verify_run(run, lambda text: None).problems == []

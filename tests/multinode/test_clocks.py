@@ -1,4 +1,5 @@
-"""Wall clocks that differ, or that jump while the job runs: no node is lost, and the hosts are named."""
+"""Wall clocks that differ, or that jump while the job runs: no node is lost, and the hosts are
+named."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def counted(job: Job) -> int:
 
 
 @pytest.mark.soak
-def test_nodes_whose_clocks_differ_and_jump_stay_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+def test_nodes_whose_clocks_differ_and_jump_stay_one_job(
+    make_testbed: Callable[..., Testbed], tmp_path: Path
+) -> None:
     a, b = make_testbed("a", "b", warm=True).hosts
     b.python = sys.executable  # a process that is forked keeps the clock that it has
     jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "40", "--lost-after", "3"))
@@ -54,4 +57,6 @@ def test_nodes_whose_clocks_differ_and_jump_stay_one_job(make_testbed: Callable[
     for job in (on_a, on_b):
         assert "restarting the ranks" not in job.text()
         assert "missing" not in job.text()
-    assert "wall clocks differ: b is 20.0 s behind a. Drumline does not depend on them" in on_a.text()
+    assert (
+        "wall clocks differ: b is 20.0 s behind a. Drumline does not depend on them" in on_a.text()
+    )

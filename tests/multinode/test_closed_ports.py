@@ -1,4 +1,5 @@
-"""A connection between hosts that is closed from the start, or lost later, ends the job on all of them."""
+"""A connection between hosts that is closed from the start, or lost later, ends the job on all of
+them."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ DROPPED = r"\(no answer: packets are dropped, as a security group or firewall do
 
 
 @pytest.mark.soak
-def test_a_closed_port_and_a_lost_host_end_the_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+def test_a_closed_port_and_a_lost_host_end_the_job(
+    make_testbed: Callable[..., Testbed], tmp_path: Path
+) -> None:
     bed = make_testbed("a", "b")
     desk = Desk(bed, tmp_path)
     (tmp_path / "stay.py").write_text("import time\ntime.sleep(600)\n")
     firewall.close_all_but(bed["a"], 22, 29501)
     hosts = ("--hosts", "a,b", "--procs", "1")
-    # The one cannot reach the rendezvous port, the other nothing else; ranks of a script could not tell why they wait.
+    # The one cannot reach the rendezvous port, the other nothing else; ranks of a script could not
+    # tell why they wait.
     rendezvous = desk.launch(*hosts, "stay.py")
     data = desk.launch(*hosts, "--port", "29501", "--watch", "stay.py")
     # All of them wait for 20 s: on other hosts the next one does so meanwhile.

@@ -1,5 +1,5 @@
-"""`drumline doctor` on real hosts finds what is broken, and names the right one. Faults that do not touch each other
-share a run: starting the doctor on every host is what costs time."""
+"""`drumline doctor` on real hosts finds what is broken, and names the right one. Faults that do not
+touch each other share a run: starting the doctor on every host is what costs time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,16 @@ class Clinic:
         self._write_python(self.python, {})
 
     def set_variables(self, host: Host, **variables: str) -> None:
-        """Of the doctor's program on one host: hosts have mounts of their own, so the same path leads elsewhere."""
+        """Of the doctor's program on one host: hosts have mounts of their own, so the same path
+        leads elsewhere."""
         other = host.folder / "python"
         self._write_python(other, variables)
         bind(host, other, self.python)
 
     def _write_python(self, path: Path, variables: dict[str, str]) -> None:
-        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+        exports = "".join(
+            f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
+        )
         path.write_text(f'#!/bin/sh\n{exports}exec {shlex.quote(sys.executable)} "$@"\n')
         path.chmod(0o755)
 
@@ -55,13 +58,23 @@ class Clinic:
 
     def left(self) -> list[int]:
         """Programs of ours that run on the hosts."""
-        return [pid for host in self.bed for pid in host.space.pids() if b"drumline" in command_line(pid)]
+        return [
+            pid
+            for host in self.bed
+            for pid in host.space.pids()
+            if b"drumline" in command_line(pid)
+        ]
 
     def _words(self, *flags: str, verb: str = "doctor") -> list[str]:
         """Variables of the test process that would choose for the hosts stay out."""
         names = ",".join(host.name for host in self.bed)
         ours = [f"--ssh=ssh -F {self.ssh.config}", f"--python={self.python}", f"--hosts={names}"]
-        unset = [word for name in os.environ if name.startswith(("GLOO_", "NCCL_")) for word in ("-u", name)]
+        unset = [
+            word
+            for name in os.environ
+            if name.startswith(("GLOO_", "NCCL_"))
+            for word in ("-u", name)
+        ]
         return ["env", *unset, sys.executable, "-m", "drumline", verb, *ours, *flags]
 
     def findings(self, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -95,7 +108,9 @@ def told(result: dict[str, Any], check: str, level: str = "problem") -> dict[str
     }
 
 
-def test_ports_names_a_host_that_is_down_and_a_wrong_interface(clinic: Callable[..., Clinic]) -> None:
+def test_ports_names_a_host_that_is_down_and_a_wrong_interface(
+    clinic: Callable[..., Clinic],
+) -> None:
     here = clinic("a", "b", "c", "d")
     a, b, c, d = here.bed.hosts
     d.power_off()
@@ -170,13 +185,18 @@ def test_slow_lines_black_holes_a_wrong_interface_and_what_differs_between_hosts
 
 
 @pytest.mark.soak
-def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(clinic: Callable[..., Clinic]) -> None:
+def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
+    clinic: Callable[..., Clinic],
+) -> None:
     here = clinic("a", "b")
     for host in here.bed:
         firewall.close_all_but(host, 22, PORT)
     done = here.examine("--no-collectives")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "problem: a <-> b: data ports closed both ways (no answer: packets are dropped" in done.stdout
+    assert (
+        "problem: a <-> b: data ports closed both ways (no answer: packets are dropped"
+        in done.stdout
+    )
     assert "  fix: open TCP 1024-65535 on a and b for the job's hosts" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("result: not ready to train: 1 problem")
     for host in here.bed:
@@ -191,13 +211,20 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
     processes.wait_until(lambda: bool(b.find("RANK=1")), "a rank on b")
     b.freeze("RANK=1")  # so that it cannot end by itself
     killed.send(signal.SIGKILL)
-    processes.wait_until(lambda: not here.left(), "the doctor's programs and ranks ended", timeout_s=20)
+    processes.wait_until(
+        lambda: not here.left(), "the doctor's programs and ranks ended", timeout_s=20
+    )
 
 
-def test_tune_gives_one_set_of_variables_for_hosts_that_differ(clinic: Callable[..., Clinic]) -> None:
+def test_tune_gives_one_set_of_variables_for_hosts_that_differ(
+    clinic: Callable[..., Clinic],
+) -> None:
     here = clinic("a", "b")
     a, b = here.bed.hosts
-    b.space.configure(["ip", "-batch", "-"], text="link set eth0 down\nlink set eth0 name ens5\nlink set ens5 up\n")
+    b.space.configure(
+        ["ip", "-batch", "-"],
+        text="link set eth0 down\nlink set eth0 name ens5\nlink set ens5 up\n",
+    )
     a.add_interface("docker0", "172.17.0.1/16")
     here.set_variables(a, GLOO_SOCKET_IFNAME="docker0")
     b.set_names({"a": a.address, "b": "127.0.1.1"})  # as Debian does
@@ -213,12 +240,21 @@ def test_tune_gives_one_set_of_variables_for_hosts_that_differ(clinic: Callable[
         "unset NCCL_P2P_DISABLE  # b: NCCL_P2P_DISABLE=1: GPUs of this host copy through the CPU, many times slower",
     ]
     script = f"{done.stdout}\necho $GLOO_SOCKET_IFNAME ${{NCCL_P2P_DISABLE-unset}}"
-    printed = [host.run("sh", "-c", script, env={"NCCL_P2P_DISABLE": "1"}).stdout for host in (a, b)]
+    printed = [
+        host.run("sh", "-c", script, env={"NCCL_P2P_DISABLE": "1"}).stdout for host in (a, b)
+    ]
     assert printed == ["eth0 unset\n", "ens5 unset\n"]
 
 
 def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Job:
-    words = ["--nodes=4", f"--node-rank={rank}", "--master=a", "--wait=3", "--no-collectives", *flags]
+    words = [
+        "--nodes=4",
+        f"--node-rank={rank}",
+        "--master=a",
+        "--wait=3",
+        "--no-collectives",
+        *flags,
+    ]
     return host.start(sys.executable, "-m", "drumline", "doctor", *words, cwd=ROOT, env=env)
 
 
@@ -229,12 +265,18 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     third = by_hand(c, 2)
     assert first.wait() == second.wait() == 3
     assert third.wait() == 3
-    assert "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2" in third.text()
+    assert (
+        "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2" in third.text()
+    )
     text = first.text()
     result = json.loads(text[text.index('{"result') :])
     assert told(result, "host").keys() == {"node 2", "node 3"}
     assert f"it did not connect to {a.address}:{PORT} within 3 s" in told(result, "host")["node 3"]
     assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
-    assert ways["a (node 0)", "b (node 1)"]["data"] == ways["b (node 1)", "a (node 0)"]["data"] == "open"
+    assert (
+        ways["a (node 0)", "b (node 1)"]["data"]
+        == ways["b (node 1)", "a (node 0)"]["data"]
+        == "open"
+    )
     assert "node 1: result: not ready to train: " in second.text()

@@ -15,7 +15,14 @@ from drumline.watch.heartbeat import Phase
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult
-from tests.multinode.faults.reading import Said, again, is_of_a_slow_start, said_in, sentences_on, steps_of
+from tests.multinode.faults.reading import (
+    Said,
+    again,
+    is_of_a_slow_start,
+    said_in,
+    sentences_on,
+    steps_of,
+)
 from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 from tests.multinode.storm.strikes import Strike, Timeline, judge, table
@@ -45,17 +52,23 @@ def test_only_a_stall_in_the_start_is_of_a_slow_start() -> None:
     slow = f"rank 3 on b is slow but alive: {PHASES[Phase.START]} for 9.6 s (1.0 cores)"
     assert is_of_a_slow_start(replace(STOPPED, word="stall", message=f"stall: {slow}"))
     assert not is_of_a_slow_start(replace(STOPPED, message=f"hang: {slow}"))
-    assert not is_of_a_slow_start(replace(STOPPED, word="stall", message="stall: rank 3 on b is stopped"))
+    assert not is_of_a_slow_start(
+        replace(STOPPED, word="stall", message="stall: rank 3 on b is stopped")
+    )
 
 
 def event(kind: str, at: float, **fields: Any) -> str:
-    return json.dumps({"time": at, "number": 0, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields})
+    return json.dumps(
+        {"time": at, "number": 0, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields}
+    )
 
 
 def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     events = tmp_path / "run" / "events"
     events.mkdir(parents=True)
-    told = event("hang", 9.0, rank=3, host="b", cause="stopped", message="hang: rank 3 on b is stopped")
+    told = event(
+        "hang", 9.0, rank=3, host="b", cause="stopped", message="hang: rank 3 on b is stopped"
+    )
     (events / "watch.jsonl").write_text(f"{told}\n")
     slow = "straggler: rank 1 on a takes 5.0x as long as its peers"
     lines = [
@@ -68,7 +81,10 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     (events / "rank-00000.jsonl").write_text("\n".join(lines) + "\n")
 
     said = said_in(tmp_path)
-    assert [(one.word, one.host, one.rank) for one in said] == [("straggler", "a", 1), ("hang", "b", 3)]
+    assert [(one.word, one.host, one.rank) for one in said] == [
+        ("straggler", "a", 1),
+        ("hang", "b", 3),
+    ]
     steps = steps_of(tmp_path, tmp_path / "run")
     assert [again(steps, 2.65).steps_lost, again(steps, 2.65).first_new_step] == [7, 17.1]
     assert again(steps, 18.0).first_new_step is None
@@ -76,7 +92,9 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
 
 
 def test_a_case_that_went_wrong_is_reported_in_full() -> None:
-    fine = Result("stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, diagnosis_s=2.5, new_step_s=9.0)
+    fine = Result(
+        "stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, diagnosis_s=2.5, new_step_s=9.0
+    )
     fine.has_right_bits = True
     assert is_fine(fine)
     assert not is_fine(replace(fine, said=[], is_right=False))
@@ -85,7 +103,9 @@ def test_a_case_that_went_wrong_is_reported_in_full() -> None:
     assert not is_fine(replace(fine, left_behind=["sleep"]))
     assert not is_fine(replace(fine, problems=["11 steps were lost"]))
     other = replace(STOPPED, rank=2, time=STOPPED.time + 1)
-    told = report(replace(fine, said=[vars(STOPPED), vars(other)], is_right=False, screen=["one line"]))
+    told = report(
+        replace(fine, said=[vars(STOPPED), vars(other)], is_right=False, screen=["one line"])
+    )
     assert "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n" in told
     assert f"said: 2.5 s after it: stopped, host b, rank 3: {STOPPED.message}\n" in told
     assert "said: 3.5 s after it: stopped, host b, rank 2: " in told
@@ -95,7 +115,9 @@ def test_a_case_that_went_wrong_is_reported_in_full() -> None:
 
 def test_the_table_counts_what_is_missing() -> None:
     results = [
-        Result("stopped", seed, 3, "b", 20, is_right=seed < 3, diagnosis_s=2.0 + seed, new_step_s=None)
+        Result(
+            "stopped", seed, 3, "b", 20, is_right=seed < 3, diagnosis_s=2.0 + seed, new_step_s=None
+        )
         for seed in range(4)
     ]
     table = make_table(results, [PlainResult("stopped", 0)], cap_s=30)
@@ -108,15 +130,40 @@ def test_the_table_counts_what_is_missing() -> None:
 def test_a_storm_is_read_from_events_steps_and_the_screen(tmp_path: Path) -> None:
     events = tmp_path / "run" / "events"
     events.mkdir(parents=True)
-    killed = event("failure", 101.0, rank=1, host="b", cause="killed", message="failure: rank 1 on b was killed")
-    cut = event("stall", 203.0, rank=None, host="b", cause="unreachable", message="stall: no heartbeat from b")
-    late_cut = event("stall", 303.0, rank=None, host="a", cause="unreachable", message="stall: no heartbeat from a")
+    killed = event(
+        "failure",
+        101.0,
+        rank=1,
+        host="b",
+        cause="killed",
+        message="failure: rank 1 on b was killed",
+    )
+    cut = event(
+        "stall",
+        203.0,
+        rank=None,
+        host="b",
+        cause="unreachable",
+        message="stall: no heartbeat from b",
+    )
+    late_cut = event(
+        "stall",
+        303.0,
+        rank=None,
+        host="a",
+        cause="unreachable",
+        message="stall: no heartbeat from a",
+    )
     (events / "watch.jsonl").write_text(f"{killed}\n{cut}\n{late_cut}\n")
     lines = [event("start", 0.0)]
     lines += [event("train", float(step), step=step) for step in range(1, 101)]
     lines += [event("start", 105.0)]
-    lines += [event("train", 9.0 + step, step=step) for step in range(97, 192)]  # again from step 97, at 106 s
-    lines += [event("train", 20.0 + step, step=step) for step in range(192, 401)]  # after a pause until 212 s
+    lines += [
+        event("train", 9.0 + step, step=step) for step in range(97, 192)
+    ]  # again from step 97, at 106 s
+    lines += [
+        event("train", 20.0 + step, step=step) for step in range(192, 401)
+    ]  # after a pause until 212 s
     (events / "rank-00000.jsonl").write_text("".join(f"{line}\n" for line in lines))
     log = tmp_path / "screen"
     log.write_text("words")

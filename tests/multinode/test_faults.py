@@ -1,4 +1,5 @@
-"""A few faults of the matrix on real hosts: the right host, rank and cause, nothing lost, the right bits.
+"""A few faults of the matrix on real hosts: the right host, rank and cause, nothing lost, the right
+bits.
 
 `make soak-faults` runs all of them, many times, and beside plain torchrun.
 """
@@ -14,8 +15,8 @@ from tests.multinode.faults.catalogue import FAULTS, make_cases, make_chain
 from tests.multinode.faults.matrix import Matrix
 from tests.multinode.faults.report import is_fine, report
 
-# What is certain at once, what is only suspected, and what no rank is left to tell: one run suffers them in turn, as
-# starting ranks is what takes time.
+# What is certain at once, what is only suspected, and what no rank is left to tell: one run suffers
+# them in turn, as starting ranks is what takes time.
 CHAIN = ("stopped", "dataset", "host_gone")
 
 

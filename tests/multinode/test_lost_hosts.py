@@ -1,4 +1,5 @@
-"""`drumline launch --hosts` continues by itself when a host's part is lost: its agent, its link, the host itself."""
+"""`drumline launch --hosts` continues by itself when a host's part is lost: its agent, its link,
+the host itself."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ AGENT = "-m drumline.launch.ssh.agent_process"
 SUPERVISOR = "-m drumline.launch.ssh.supervisor"
 PYTHON = f"{sys.executable} -I -S {CLIENT} {FOLDER / 'server'}"  # as `ps` shows a warm one
 CUT_S = 6.0
-# Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank 0 fails for it, as
-# one whose peer is gone does.
+# Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank
+# 0 fails for it, as one whose peer is gone does.
 RANKS = """
 import os, socket, sys, time
 from pathlib import Path
@@ -44,11 +45,15 @@ while not Path("finish").exists():
 
 def find(host: Host, words: str) -> set[int]:
     """By the command line; not sshd's shell, nor `env`."""
-    return {pid for pid in host.space.pids() if processes.command(pid).startswith(f"{PYTHON} {words}")}
+    return {
+        pid for pid in host.space.pids() if processes.command(pid).startswith(f"{PYTHON} {words}")
+    }
 
 
 def job_of(pid: int) -> str:
-    return next((word for word in processes.environment(pid) if word.startswith("DRUMLINE_JOB=")), "")
+    return next(
+        (word for word in processes.environment(pid) if word.startswith("DRUMLINE_JOB=")), ""
+    )
 
 
 def agents(host: Host) -> tuple[set[int], set[int]]:
@@ -66,14 +71,27 @@ def kill_agent(host: Host) -> None:
 
 
 @pytest.mark.soak
-def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
+def test_what_is_lost_is_started_again_by_itself(
+    make_testbed: Callable[..., Testbed], tmp_path: Path
+) -> None:
     bed = make_testbed("a", "b", "c", warm=True)
     ssh = SshDaemons(bed)
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "ranks.py").write_text(RANKS)
     job = bed["a"].start(
-        *(bed["a"].python, "-m", "drumline", "launch", "--hosts", "a,b", "--spare", "c", "--procs", "1"),
+        *(
+            bed["a"].python,
+            "-m",
+            "drumline",
+            "launch",
+            "--hosts",
+            "a,b",
+            "--spare",
+            "c",
+            "--procs",
+            "1",
+        ),
         *("--max-restarts", "20", "--grace", "3", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
         env={"PYTHONPATH": str(ROOT), "DRUMLINE_SSH": f"ssh -F {ssh.config}"},
         cwd=folder,
@@ -102,7 +120,9 @@ def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Tes
         "[b] drumline: restarting the ranks (node 0 (a) restarted); the script starts from the beginning\n"
         in job.text()
     )
-    assert "restart 3 of 20" not in job.text(), "no part was lost: the agents did it among themselves"
+    assert "restart 3 of 20" not in job.text(), (
+        "no part was lost: the agents did it among themselves"
+    )
 
     ranks = bed["b"].find("RANK=1")
     bed["b"].cut()
@@ -112,7 +132,9 @@ def test_what_is_lost_is_started_again_by_itself(make_testbed: Callable[..., Tes
     assert job.is_running()
 
     a = bed["a"]
-    processes.wait_until(lambda: [len(some) for some in agents(a)] == [1, 1], "an agent that waits", timeout_s=90)
+    processes.wait_until(
+        lambda: [len(some) for some in agents(a)] == [1, 1], "an agent that waits", timeout_s=90
+    )
     (_, waiting), supervisor = agents(a), find(a, SUPERVISOR)
     bed["b"].power_off()
     job.wait_for("drumline: c replaces b, which is unreachable (", timeout_s=90)

@@ -1,4 +1,5 @@
-"""Nodes that join, or do not: missing ones are named, fewer nodes continue, and every wait is reported.
+"""Nodes that join, or do not: missing ones are named, fewer nodes continue, and every wait is
+reported.
 
 The hosts run `drumline launch --env-file`, as a person would type it on each.
 """
@@ -73,7 +74,9 @@ class Jobs:
 
 
 @pytest.mark.soak
-def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a = jobs.start(a, 0)
@@ -85,7 +88,10 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed:
     on_c = jobs.start(c, 2)
     for job, rank in ((on_a, 0), (on_b, 1), (on_c, 2)):
         job.wait_for(f"here: rank {rank} of 3")
-    assert "restarting the ranks (node 2 (c) joined); the script starts from the beginning" in on_a.text()
+    assert (
+        "restarting the ranks (node 2 (c) joined); the script starts from the beginning"
+        in on_a.text()
+    )
 
     again = jobs.start(c, 1)
     first_again = jobs.start(b, 0)
@@ -93,7 +99,8 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed:
     assert "NODE_RANK 1 is taken: the launcher of node 1 runs on b" in again.text()
     assert "10.77.0.1 is not an address of b, which has 10.77.0.2" in first_again.text()
 
-    # Cut, not switched off: nobody gets an error from the network, as with a host that loses its power.
+    # Cut, not switched off: nobody gets an error from the network, as with a host that loses its
+    # power.
     b.cut()
     for job in (on_a, on_c):
         job.wait_for("restarting the ranks (node 1 (b) is lost)")
@@ -103,19 +110,25 @@ def test_a_job_continues_with_fewer_nodes_and_names_who_is_missing(make_testbed:
     a.cut()
     assert [on_b.wait(), on_c.wait()] == [1, 1]
     for job in (on_b, on_c):
-        assert "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500" in job.text()
+        assert (
+            "the first node, node 0 (a), is lost or unreachable: nothing answers at 10.77.0.1:29500"
+            in job.text()
+        )
     assert "drumline: warning: the job ended on 2 of 3 nodes, without node 1 (b)" in on_c.text()
 
 
 @pytest.mark.soak
-def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_who_never_came_is_named_and_why_on_both_sides(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     a, b, c, d = make_testbed("a", "b", "c", "d", warm=True).hosts
     firewall.drop_port(a, 29500)
     jobs = Jobs(tmp_path, a, nodes="2", flags=("--join-timeout", "9"))
     on_a = jobs.start(a, 0)
     on_b = jobs.start(b, 1)
 
-    # One that came and is killed, while the others wait: a job that may not start again does not wait for it.
+    # One that came and is killed, while the others wait: a job that may not start again does not
+    # wait for it.
     jobs = Jobs(tmp_path, c, nodes="2", flags=("--lost-after", "3"))
     on_c = jobs.start(c, 0)
     on_d = jobs.start(d, 1)
@@ -123,17 +136,24 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
         job.wait_for("here: rank")
     on_d.send(signal.SIGKILL)
     assert on_c.wait() == 1
-    assert "drumline: error: node 1 (d) is lost, and no restart is left\n  try: check what ended it" in on_c.text()
+    assert (
+        "drumline: error: node 1 (d) is lost, and no restart is left\n  try: check what ended it"
+        in on_c.text()
+    )
 
     assert [on_a.wait(), on_b.wait()] == [3, 3]
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not join" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
-    assert "within 9 s: no answer (a firewall drops the packets, or the host is down)" in on_b.text()
+    assert (
+        "within 9 s: no answer (a firewall drops the packets, or the host is down)" in on_b.text()
+    )
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    assert restarts.on_two_hosts(make_testbed("a", "b", warm=True), tmp_path / "hosts", count=2) == ""
+    assert (
+        restarts.on_two_hosts(make_testbed("a", "b", warm=True), tmp_path / "hosts", count=2) == ""
+    )
     with warm_python(tmp_path / "warm") as python:
         assert restarts.on_this_machine(tmp_path / "here", count=1, python=python) == ""
 
@@ -162,7 +182,9 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     on_a.wait_for("holding with 1")
     b.power_on()
     on_b = jobs.start(b, 1, *task)
-    on_a.wait_for("restarting the ranks (node 1 (b) joined); they resume from the newest checkpoint")
+    on_a.wait_for(
+        "restarting the ranks (node 1 (b) joined); they resume from the newest checkpoint"
+    )
     (tmp_path / "go").touch()
     assert [on_a.wait(), on_b.wait()] == [0, 0], on_a.text() + on_b.text()
     # The loss of a node costs the steps since a checkpoint; to let one in, the ranks save first.

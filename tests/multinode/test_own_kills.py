@@ -1,4 +1,5 @@
-"""What the launcher kills itself is named as its own: nobody has to look for who sent the signal."""
+"""What the launcher kills itself is named as its own: nobody has to look for who sent the
+signal."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def test_a_rank_that_its_launcher_kills_because_another_node_restarted(tmp_path:
     killed = [sentence for sentence in sentences(tmp_path) if "killed" in sentence]
     by_the_test = [sentence for sentence in killed if "find out who sent it" in sentence]
     assert by_the_test, killed
-    assert all(sentence.startswith("failure: rank 0 on a was killed by SIGKILL") for sentence in by_the_test), killed
+    assert all(
+        sentence.startswith("failure: rank 0 on a was killed by SIGKILL")
+        for sentence in by_the_test
+    ), killed
     (by_drumline,) = [sentence for sentence in killed if sentence not in by_the_test]
     assert by_drumline.startswith("failure: rank 1 on b was killed by drumline's launcher at step ")
     assert ", because node 0 (a) restarted. Try: " in by_drumline

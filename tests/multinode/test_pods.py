@@ -1,4 +1,5 @@
-"""The commands of a manifest's pods, run on test hosts, with the variables that Kubernetes would set."""
+"""The commands of a manifest's pods, run on test hosts, with the variables that Kubernetes would
+set."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ def pod_words(container: dict[str, Any], *, number: int, host: Host) -> list[str
     """The pod's command, as the kubelet would start it."""
     given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     # An operator sets such ones as well, for ranks of its own counting.
-    values = {**given, "MASTER_ADDR": "a", "POD_IP": host.address, "POD_NUMBER": str(number), "RANK": "7"}
+    values = {
+        **given,
+        "MASTER_ADDR": "a",
+        "POD_IP": host.address,
+        "POD_NUMBER": str(number),
+        "RANK": "7",
+    }
     words = [
         re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], word)
         for word in container["command"] + container["args"]
@@ -39,7 +46,9 @@ def pod_words(container: dict[str, Any], *, number: int, host: Host) -> list[str
 def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     program = Program(("script.py",))
-    manifest = KubernetesJob(name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1)
+    manifest = KubernetesJob(
+        name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1
+    )
     _, job = yaml.safe_load_all(manifest_text(manifest, "job"))
     (container,) = job["spec"]["template"]["spec"]["containers"]
     jobs = [
@@ -47,5 +56,9 @@ def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Pa
         for number, host in enumerate(make_testbed("a", "b", warm=True))
     ]
     assert [one.wait(100) for one in jobs] == [0, 0], [one.text() for one in jobs]
-    lines = sorted(line for one in jobs for line in one.text().splitlines() if line[:2] in ("a ", "b "))
-    assert lines == [f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))]
+    lines = sorted(
+        line for one in jobs for line in one.text().splitlines() if line[:2] in ("a ", "b ")
+    )
+    assert lines == [
+        f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))
+    ]

@@ -1,4 +1,5 @@
-"""What stops a job before its first step, on real hosts: named with the right host, and long before the timeout."""
+"""What stops a job before its first step, on real hosts: named with the right host, and long before
+the timeout."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     assert told(fly(bed, {"a": {}, "b": {}, "c": {}})) == "trained"
 
     second = {"host": "b", "environment": {"LOCAL_RANK": "1"}}
-    # gloo has the larger address call the smaller: b calls a and not the other way round, c calls both.
+    # gloo has the larger address call the smaller: b calls a and not the other way round, c calls
+    # both.
     firewall.close_all_but(b, PORT)
     assert re.fullmatch(
         r"error: c cannot reach b's data port \d+ at 10.77.0.2 \(eth0\): no answer: packets are dropped, .*\n"
@@ -44,7 +46,10 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     for host in (a, bed["c"]):
         firewall.close_all_but(host, PORT)
     both = told(fly(bed, {"a": {}, "b": {}, "c": {}}))
-    assert "error: data cannot go between these hosts:\n  - b and c cannot reach a's data port " in both
+    assert (
+        "error: data cannot go between these hosts:\n  - b and c cannot reach a's data port "
+        in both
+    )
     assert "\n  - c cannot reach b's data port " in both
     assert both.endswith(", on a and b")
     for host in bed:
@@ -54,11 +59,17 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     b.add_interface("docker0", "9.9.0.1/16")
     harmless = fly(bed, {"a": WRONG_NETWORK, "b": {}})
     assert "trained" in harmless["b"]
-    assert harmless["a"].startswith("a takes data on the wrong network, 172.17.0.1 (docker0), where b cannot reach it")
+    assert harmless["a"].startswith(
+        "a takes data on the wrong network, 172.17.0.1 (docker0), where b cannot reach it"
+    )
     assert "gloo does not need this path, as the addresses are now\ntrained\n" in harmless["a"]
     wrong = told(fly(bed, {"a": {}, "b": WRONG_NETWORK}))
-    assert wrong.startswith("error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: ")
-    assert wrong.endswith("eth0 is the one that leads to the other hosts\n  try: export GLOO_SOCKET_IFNAME=eth0 on b")
+    assert wrong.startswith(
+        "error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: "
+    )
+    assert wrong.endswith(
+        "eth0 is the one that leads to the other hosts\n  try: export GLOO_SOCKET_IFNAME=eth0 on b"
+    )
     assert told(fly(bed, {"a": {}, "c": WRONG_NETWORK})) == (
         "error: c has no network for gloo: GLOO_SOCKET_IFNAME is docker0, which fits none of lo, eth0 that is up and "
         "has an address\n"
@@ -70,7 +81,10 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     by_name = {"environment": {"GLOO_SOCKET_IFNAME": None}}
     said = fly(bed, {"a": by_name, "b": by_name})
     warning, _, said["a"] = said["a"].partition("\n")
-    assert "MASTER_ADDR a does not show which address of a the others reach: the store listens on" in warning
+    assert (
+        "MASTER_ADDR a does not show which address of a the others reach: the store listens on"
+        in warning
+    )
     assert told(said) == (
         "error: data cannot go between these hosts:\n"
         "  - b takes data on its loopback, 127.0.1.1 (lo), where a cannot reach it\n"
@@ -79,7 +93,9 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     )
 
 
-def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_absent_and_different_nodes_are_named_by_host(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     bed = make_testbed("a", "b", "c")
     different = "ranks 0, 2 (a and c): {}; rank 1 (b): {}"
     orders = {host.name: {"task": f"/home/{host.name}/mine.py:Task"} for host in bed}
@@ -87,7 +103,9 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
     assert told(fly(bed, orders)).startswith(
         "error: ranks differ in the setting optim.lr: " + different.format(0.1, 0.2)
     )
-    orders = {host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed}
+    orders = {
+        host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed
+    }
     assert different.format("mine.py:Task", "yours.py:Task") in told(fly(bed, orders))
     assert re.search(
         r"ranks differ in the training data: ranks 0, 2 \(a and c\): 10 samples, .*; rank 1 \(b\): 11 samples",
@@ -107,15 +125,32 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
     said = fly(bed, {"a": {"timeout_s": 4}, "b": {"timeout_s": 4}, "c": lost})
     for rank, host in enumerate("ab"):
         notice, error, _, _ = said[host].splitlines()
-        assert re.fullmatch(rf"drumline: rank {rank} on {host} waits for rank 2 \(node 2\) \([12] s of 4 s\)", notice)
-        assert error == "error: 1 of 3 ranks did not start within 4 s: missing rank 2 (node 2); here: 0 on a, 1 on b"
-    assert "drumline: rank 2 on c waits for rank 0's store nowhere:29500: the name does not res" in said["c"]
-    assert "error: rank 2 on c could not reach rank 0's store nowhere:29500 within 4 s: the nam" in said["c"]
+        assert re.fullmatch(
+            rf"drumline: rank {rank} on {host} waits for rank 2 \(node 2\) \([12] s of 4 s\)",
+            notice,
+        )
+        assert (
+            error
+            == "error: 1 of 3 ranks did not start within 4 s: missing rank 2 (node 2); here: 0 on a, 1 on b"
+        )
+    assert (
+        "drumline: rank 2 on c waits for rank 0's store nowhere:29500: the name does not res"
+        in said["c"]
+    )
+    assert (
+        "error: rank 2 on c could not reach rank 0's store nowhere:29500 within 4 s: the nam"
+        in said["c"]
+    )
 
     firewall.drop_port(bed["a"], PORT)
     astray = {"environment": {"MASTER_ADDR": "b"}, "timeout_s": 4}
     said = fly(bed, {"a": astray, "b": {"timeout_s": 4}, "c": astray})
-    assert said["a"].startswith("drumline: warning: MASTER_ADDR b does not show which address of a the others reach")
-    assert "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets" in said["b"]
+    assert said["a"].startswith(
+        "drumline: warning: MASTER_ADDR b does not show which address of a the others reach"
+    )
+    assert (
+        "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets"
+        in said["b"]
+    )
     assert "rank 2 on c waits for rank 0's store b:29500: connection refused" in said["c"]
     assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

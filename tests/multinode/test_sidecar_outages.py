@@ -1,4 +1,5 @@
-"""The sidecars' network between real hosts: how each end reports a cut link, and that it reconnects."""
+"""The sidecars' network between real hosts: how each end reports a cut link, and that it
+reconnects."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pathlib import Path
 from tests.multinode import firewall
 from tests.multinode.hosts import Host, Testbed
 
-# One sidecar's network with its pulses. It says when a node falls silent, how, and when it is heard again; each
-# time with a number.
+# One sidecar's network with its pulses. It says when a node falls silent, how, and when it is heard
+# again; each time with a number.
 SIDECAR = """
 import asyncio, socket, sys
 from collections import Counter
@@ -47,11 +48,15 @@ asyncio.run(main())
 """
 
 
-def test_ends_say_how_the_other_is_unreachable_and_reconnect(make_testbed: Callable[..., Testbed]) -> None:
+def test_ends_say_how_the_other_is_unreachable_and_reconnect(
+    make_testbed: Callable[..., Testbed],
+) -> None:
     bed = make_testbed("a", "b", "c")
     a, b, c = bed.hosts
     jobs = {
-        host.name: host.start(sys.executable, "-c", SIDECAR, str(number), env={"PYTHONPATH": str(Path.cwd())})
+        host.name: host.start(
+            sys.executable, "-c", SIDECAR, str(number), env={"PYTHONPATH": str(Path.cwd())}
+        )
         for number, host in enumerate(bed)
     }
 
@@ -62,8 +67,9 @@ def test_ends_say_how_the_other_is_unreachable_and_reconnect(make_testbed: Calla
     everyone = ("ab", "ac", "ba", "bc", "ca", "cb")
     all_say(1, *everyone)
 
-    # What a sends to b is lost. TCP needs answers, so b's words do not come through for long either; a new connection
-    # fails from both ends. The third host hears both, which tells this from a host that is gone.
+    # What a sends to b is lost. TCP needs answers, so b's words do not come through for long
+    # either; a new connection fails from both ends. The third host hears both, which tells this
+    # from a host that is gone.
     firewall.drop_from(b, a)
     all_say(1, "ab", "ba", what="is silent")
     for here, there in ("ab", "ba"):

@@ -1,4 +1,5 @@
-"""`drumline launch --slurm` on a real Slurm of two hosts: submitted, pushed aside, requeued, resumed, the same bits."""
+"""`drumline launch --slurm` on a real Slurm of two hosts: submitted, pushed aside, requeued,
+resumed, the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tests.ranks import run_ranks
 from tests.schedules import digest
 from tests.store_server import environment
 
-pytestmark = pytest.mark.skipif(needs.missing_slurm() is not None, reason=str(needs.missing_slurm()))
+pytestmark = pytest.mark.skipif(
+    needs.missing_slurm() is not None, reason=str(needs.missing_slurm())
+)
 MakeTestbed = Callable[..., Testbed]
 ROOT = Path(__file__).parents[2]
 # As long as a file is there it takes its time, so that it is not done before it is pushed aside.
@@ -57,14 +60,21 @@ def submit(host: Host, slurm: Slurm, cwd: Path, *arguments: str) -> str:
     done = host.run(
         *(host.python, "-m", "drumline", "launch", "--slurm"),
         *arguments,
-        env={**slurm.environment, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+        env={
+            **slurm.environment,
+            "PYTHONPATH": str(ROOT),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+        },
         cwd=cwd,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_pushed_aside_requeued_and_resumed_is_the_same_run(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     bed = make_testbed("a", "b", warm=True)
     slurm = Slurm(bed)
     a = bed["a"]
@@ -84,7 +94,17 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
         "  cancel   scancel 1\n"
     )
     processes.wait_until(lambda: "train" in kinds(run), "steps", timeout_s=120)
-    push_aside = ["sbatch", "--parsable", "-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true"]
+    push_aside = [
+        "sbatch",
+        "--parsable",
+        "-p",
+        "urgent",
+        "-N2",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "true",
+    ]
     urgent = a.run(*push_aside, env=slurm.environment)
     assert run_ranks(2, train_whole, calm) == [0, 0]  # while the queue waits
     slurm.wait_for(urgent.stdout.strip(), "COMPLETED")
@@ -98,10 +118,14 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     assert text.count("done: 40 steps") == 1
     ranks = json.loads((run / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
-    assert not list(tmp_path.glob("run.before-*"))  # the --fresh of the command was for its first start
+    assert not list(
+        tmp_path.glob("run.before-*")
+    )  # the --fresh of the command was for its first start
 
     files = catalog.verify(run / "checkpoints" / "step-00000040").files
-    assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(files)  # a share from each host
+    assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(
+        files
+    )  # a share from each host
 
     assert digest(run, with_rng=True) == digest(calm / "whole", with_rng=True)
 
@@ -122,7 +146,8 @@ def kinds(run: Path) -> list[str]:
     return [event["kind"] for event in read_events(file)] if file.exists() else []
 
 
-# S3 on this host: once a file is there, each answer takes as many seconds as the argument says, or nobody listens.
+# S3 on this host: once a file is there, each answer takes as many seconds as the argument says, or
+# nobody listens.
 STORE = """
 import sys, time
 from pathlib import Path
@@ -140,7 +165,12 @@ with moto_server() as server, new_bucket(server) as bucket:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "fault", [pytest.param("3600", id="hung"), pytest.param("3", id="slow"), pytest.param("dead", id="dead")]
+    "fault",
+    [
+        pytest.param("3600", id="hung"),
+        pytest.param("3", id="slow"),
+        pytest.param("dead", id="dead"),
+    ],
 )
 def test_a_preempted_job_is_requeued_whatever_its_mirror_does(
     make_testbed: MakeTestbed, tmp_path: Path, fault: str
@@ -163,7 +193,16 @@ def test_a_preempted_job_is_requeued_whatever_its_mirror_does(
     if fault == "dead":
         processes.wait_until(lambda: not store.is_running(), "the end of the store", timeout_s=60)
     urgent = a.run(
-        "sbatch", "--parsable", "-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true", env=slurm.environment
+        "sbatch",
+        "--parsable",
+        "-p",
+        "urgent",
+        "-N2",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "true",
+        env=slurm.environment,
     )
     slurm.wait_for(urgent.stdout.strip(), "COMPLETED")
     text = (tmp_path / "digits-1.log").read_text()
@@ -184,7 +223,17 @@ def test_a_script_is_requeued_while_it_is_preempted_and_not_when_it_fails_or_is_
     a = bed["a"]
     (tmp_path / "script.py").write_text(SCRIPT)
     odd = 'it\'s "$HOME" `id`; #'
-    flags = ["--nodes", "2", "--procs", "1", "--time", "10", "--sbatch=--comment=from-a-test", "--out", "my.sbatch"]
+    flags = [
+        "--nodes",
+        "2",
+        "--procs",
+        "1",
+        "--time",
+        "10",
+        "--sbatch=--comment=from-a-test",
+        "--out",
+        "my.sbatch",
+    ]
     submit(a, slurm, tmp_path, *flags, "script.py", odd)
     log = tmp_path / "script-1.log"
     wait_for_starts(log)

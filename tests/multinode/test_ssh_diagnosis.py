@@ -1,4 +1,5 @@
-"""What a launch over ssh does when sidecars have ended all ranks, or name the rank that failed first."""
+"""What a launch over ssh does when sidecars have ended all ranks, or name the rank that failed
+first."""
 
 from __future__ import annotations
 
@@ -25,17 +26,24 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
     )
     job.wait_for("restarting the ranks")
     secret = starts_of(tmp_path, 0)[0]["DRUMLINE_SECRET"]
-    assert not any(secret in processes.command(pid) for host in desk.bed for pid in host.space.pids())
+    assert not any(
+        secret in processes.command(pid) for host in desk.bed for pid in host.space.pids()
+    )
     code = job.wait()
     text = job.text()
     assert code == 70, text
     told = [starts_of(tmp_path, rank) for rank in range(2)]
     assert [len(one) for one in told] == [2, 2], text
-    assert len({one["DRUMLINE_SECRET"] for each in told for one in each}) == 2, "each start has its own"
+    assert len({one["DRUMLINE_SECRET"] for each in told for one in each}) == 2, (
+        "each start has its own"
+    )
     for first, second in zip(*told, strict=True):
         assert first["DRUMLINE_SECRET"] == second["DRUMLINE_SECRET"]
         assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
-        assert [word.partition(":")[0] for word in first["DRUMLINE_WATCH_NODES"].split(",")] == ["a", "b"]
+        assert [word.partition(":")[0] for word in first["DRUMLINE_WATCH_NODES"].split(",")] == [
+            "a",
+            "b",
+        ]
     assert text.count(SENTENCE) == 2, "before the restart, and as the last word"
     assert text.endswith(f"drumline: {SENTENCE}\ndrumline: logs in logs on each host\n")
     assert "failed first" not in text
@@ -64,10 +72,23 @@ class Leaves(ImageClassification):
 BLAMES_RANK_1 = "drumline: failure: rank 1 on b left the loop"
 
 
-def test_a_rank_that_exits_with_code_0_is_blamed_to_the_end(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_a_rank_that_exits_with_code_0_is_blamed_to_the_end(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
     (tmp_path / "mine.py").write_text(LEAVES)
-    words = ["--hosts", "a,b", "--procs", "1", "--max-restarts", "1", "--logs", "logs", "--env", "OMP_NUM_THREADS=1"]
+    words = [
+        "--hosts",
+        "a,b",
+        "--procs",
+        "1",
+        "--max-restarts",
+        "1",
+        "--logs",
+        "logs",
+        "--env",
+        "OMP_NUM_THREADS=1",
+    ]
     job = desk.launch(*words, "mine.py:Leaves", "--run", "run")
     code = job.wait(120)
     text = job.text()
@@ -123,7 +144,18 @@ def test_an_agent_that_is_killed_under_a_plain_script_is_named_at_the_end(
 ) -> None:
     desk = Desk(make_testbed("a", "b", warm=True), tmp_path)
     (tmp_path / "ranks.py").write_text(RANKS)
-    words = ["--hosts", "a,b", "--procs", "1", "--max-restarts", "0", "--logs", "logs", "--grace", "3"]
+    words = [
+        "--hosts",
+        "a,b",
+        "--procs",
+        "1",
+        "--max-restarts",
+        "0",
+        "--logs",
+        "logs",
+        "--grace",
+        "3",
+    ]
     job = desk.launch(*words, "--env", "PYTHONUNBUFFERED=1", "ranks.py")
     for rank, host in enumerate("ab"):
         job.wait_for(f"rank {rank} on {host}: start 1, ", timeout_s=90)

@@ -1,4 +1,5 @@
-"""`drumline launch --hosts` on real hosts: one command starts, shows and ends the whole job, whatever happens to it."""
+"""`drumline launch --hosts` on real hosts: one command starts, shows and ends the whole job,
+whatever happens to it."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ while not Path("said").exists() or rank != 2:
 time.sleep(0.3)
 sys.exit(9)
 """
-# Says when it is up and when it is asked to end, which rank 1 does not heed; has a child in a session of its own.
+# Says when it is up and when it is asked to end, which rank 1 does not heed; has a child in a
+# session of its own.
 SLEEP = """
 import os, signal, subprocess, time
 rank = os.environ["RANK"]
@@ -95,7 +97,9 @@ class Desk:
 
     def wait_for_none(self, marker: str, *hosts: Host) -> None:
         for host in hosts or self.bed.hosts:
-            processes.wait_until(lambda host=host: not host.find(marker), f"no {marker} on {host}", timeout_s=40)
+            processes.wait_until(
+                lambda host=host: not host.find(marker), f"no {marker} on {host}", timeout_s=40
+            )
 
 
 @pytest.fixture(name="make_desk")
@@ -108,19 +112,34 @@ def _make_desk(make_testbed: MakeTestbed, tmp_path: Path) -> Callable[..., Desk]
     return make
 
 
-def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(make_desk: MakeDesk) -> None:
+def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(
+    make_desk: MakeDesk,
+) -> None:
     desk = make_desk("a", "b", "c")
     (desk.folder / "talk.py").write_text(TALK)
     (desk.folder / "hosts").write_text("a\nb\nroot@c slots=2\n")
     job = desk.launch(
-        *("--hostfile", "hosts", "--procs", "1", "--env", "TOKEN", "--env", "NOTE=a note", "--grace", "2"),
+        *(
+            "--hostfile",
+            "hosts",
+            "--procs",
+            "1",
+            "--env",
+            "TOKEN",
+            "--env",
+            "NOTE=a note",
+            "--grace",
+            "2",
+        ),
         *("talk.py", "x y"),
         env={"TOKEN": "hunter2", "STAYS": "here"},
     )
     job.wait_for("is on c")
     job.wait_for("[b 1] long")  # what comes before the flood is not drowned in it
     (desk.folder / "seen").touch()
-    assert not any("hunter2" in processes.command(pid) for host in desk.bed for pid in host.space.pids())
+    assert not any(
+        "hunter2" in processes.command(pid) for host in desk.bed for pid in host.space.pids()
+    )
     code = job.wait()
     text = job.text()
     assert code == 1, text[-3000:]
@@ -143,13 +162,18 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(make
         "  try: read the lines above that begin with [b 1]",
     ]
     assert text.count("[b 1] Traceback (most recent call last):\n") == 1
-    assert text.count("ValueError: this is the first") == 2, "its traceback, and the line that names the rank"
+    assert text.count("ValueError: this is the first") == 2, (
+        "its traceback, and the line that names the rank"
+    )
     assert last[-2] in (
         "drumline: the others: rank 2 on c (exit code 9) failed after it; 2 ranks were stopped",
-        "drumline: the others: 3 ranks were stopped",  # on a busy machine rank 2 is stopped before it fails
+        # on a busy machine rank 2 is stopped before it fails
+        "drumline: the others: 3 ranks were stopped",
     )
     assert last[-1] == f"drumline: logs in runs/launch/{logs.name} on each host"
-    assert "hunter2" not in text + "".join(path.read_text(errors="replace") for path in logs.iterdir())
+    assert "hunter2" not in text + "".join(
+        path.read_text(errors="replace") for path in logs.iterdir()
+    )
 
 
 @pytest.mark.soak
@@ -160,11 +184,16 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
     assert job.wait() == 130
     assert "[a 0] rank 0 saves" in job.text()
     assert "drumline: interrupted; all ranks were stopped\n" in job.text()
-    assert not any(host.find(marker) for host in desk.bed), "also the one that does not heed SIGTERM"
+    assert not any(host.find(marker) for host in desk.bed), (
+        "also the one that does not heed SIGTERM"
+    )
 
-    # Both at once: on b nobody but the supervisor is left to end the job, and on a, where the nodes met, not even that.
+    # Both at once: on b nobody but the supervisor is left to end the job, and on a, where the nodes
+    # met, not even that.
     job, marker = desk.sleepers("--grace", "2")
-    (supervisor,) = [pid for pid in desk.bed["a"].space.pids() if processes.command(pid) == SUPERVISOR]
+    (supervisor,) = [
+        pid for pid in desk.bed["a"].space.pids() if processes.command(pid) == SUPERVISOR
+    ]
     processes.send([supervisor], signal.SIGKILL)
     job.send(signal.SIGKILL)
     desk.wait_for_none(marker)
@@ -173,7 +202,9 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
         assert f"rank {rank} saves" in (logs / f"rank-0000{rank}.out").read_text()
 
 
-def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
+def test_a_host_that_cannot_take_part_is_named_with_what_to_do(
+    make_desk: MakeDesk, tmp_path: Path
+) -> None:
     desk = make_desk("a", "b")
     (desk.folder / "sleep.py").write_text(SLEEP)
     unknown = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
@@ -182,11 +213,16 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
     without_key = tmp_path / "config"
-    without_key.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
+    without_key.write_text(
+        re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text())
+    )
     cases = [
         (["--python", "/no/python"], "b: there is no Python at /no/python (env: "),
         (["--python", str(bare)], f"b: {bare} cannot import drumline there ("),
-        (["--ssh", f"ssh -F {without_key}"], "b: it rejected the ssh key (root@b: Permission denied"),
+        (
+            ["--ssh", f"ssh -F {without_key}"],
+            "b: it rejected the ssh key (root@b: Permission denied",
+        ),
         (["--ssh", "/no/ssh"], "/no/ssh cannot be started: No such file or directory"),
         (["--logs", "/proc/logs"], "b: the log folder /proc/logs cannot be made: "),
     ]
@@ -196,7 +232,10 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
         assert f"drumline: error: {message}" in job.text()
         assert "\n  try: " in job.text()
     assert [unknown.wait(), taken.wait()] == [3, 3], unknown.text() + taken.text()
-    assert "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere" in unknown.text()
+    assert (
+        "error: nowhere: its name does not resolve here (ssh: Could not resolve hostname nowhere"
+        in unknown.text()
+    )
     assert not desk.bed["a"].find("RANK=0"), "the others are ended"
     last = taken.text()[taken.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
     assert "\n  drumline: error: the rendezvous port 22 of a is in use\n" in last, "sshd has it"
@@ -205,7 +244,8 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
     assert job.wait() == 3
     assert (
-        f"error: b: there is no file sleep.py in {desk.folder}\n  try: copy the code there, or add --sync" in job.text()
+        f"error: b: there is no file sleep.py in {desk.folder}\n  try: copy the code there, or add --sync"
+        in job.text()
     )
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder.parent))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
@@ -249,36 +289,63 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     (folder / "part" / "one.py").write_text("WORD = 'fresh'\n")
     (folder / "mine.py").write_text(MINE)
     (folder / "note.txt").write_text("not code")
-    words = ("--sync", "--exclude", "*.txt", "--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1")
+    words = (
+        "--sync",
+        "--exclude",
+        "*.txt",
+        "--hosts",
+        "a,b",
+        "--procs",
+        "1",
+        "--env",
+        "OMP_NUM_THREADS=1",
+    )
     words = (*words, "mine.py:Mine", "--run", "runs/here")
     job = desk.launch(*words)
     job.wait_for("step  ", timeout_s=150)
     job.send(signal.SIGTERM)
     assert job.wait(60) == 75, job.text()
-    assert "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume\n" in job.text()
-    assert json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
+    assert (
+        "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume\n"
+        in job.text()
+    )
+    assert (
+        json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
+    )
     assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())
     names = set(b.run("ls", str(folder)).stdout.split())
-    assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, "what is excluded is not there; its logs are"
+    assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, (
+        "what is excluded is not there; its logs are"
+    )
     assert "[a 0] mine.py:Mine on 2 ranks (cpu, gloo)\n" in job.text()
-    assert "[b 1] the code is fresh\n" in job.text(), "what other ranks write to the run folder is shown"
+    assert "[b 1] the code is fresh\n" in job.text(), (
+        "what other ranks write to the run folder is shown"
+    )
     ranks = json.loads((folder / "runs" / "here" / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
 
     fake = tmp_path / "rsync"
     real = tmp_path / "real-rsync"
     shutil.copy(needs.tool("rsync"), real)
-    fake.write_text(SPOILS.format(real=shlex.quote(str(real)), file=shlex.quote(f"{folder}/part/one.py")))
+    fake.write_text(
+        SPOILS.format(real=shlex.quote(str(real)), file=shlex.quote(f"{folder}/part/one.py"))
+    )
     fake.chmod(0o755)
     assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert f"error: b has different code in {folder} after --sync: part/one.py\n  try: check" in job.text()
+    assert (
+        f"error: b has different code in {folder} after --sync: part/one.py\n  try: check"
+        in job.text()
+    )
     # As a shell says it that finds no rsync; /usr/bin cannot be taken away from a host.
     fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
     job = desk.launch(*words)
     assert job.wait() == 3
-    assert "error: b: rsync is not installed there\n  try: install rsync (apt-get install rsync)" in job.text()
+    assert (
+        "error: b: rsync is not installed there\n  try: install rsync (apt-get install rsync)"
+        in job.text()
+    )
 
 
 RAISES = """
@@ -302,14 +369,26 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
     desk = make_desk("a", "b", warm=True)
     (desk.folder / "mine.py").write_text(RAISES)
     job = desk.launch(
-        *("--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1", "mine.py:Raises", "--run", "run")
+        *(
+            "--hosts",
+            "a,b",
+            "--procs",
+            "1",
+            "--env",
+            "OMP_NUM_THREADS=1",
+            "mine.py:Raises",
+            "--run",
+            "run",
+        )
     )
     code = job.wait(120)
     text = job.text()
     assert code == 1, text
     assert "restarting the ranks" not in text, "it would raise at the same step"
     assert text.count("Traceback (most recent call last)") == 1, text
-    report = "[b 1] drumline: error: rank 1 on b crashed at step 3: ValueError: label 7 of 3 classes\n"
+    report = (
+        "[b 1] drumline: error: rank 1 on b crashed at step 3: ValueError: label 7 of 3 classes\n"
+    )
     assert text.count(report) == 1, text
     closing = "drumline: rank 1 on b (exit code 1) failed first: ValueError: label 7 of 3 classes\n"
     assert text.count(closing) == 1, text
@@ -318,7 +397,9 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
 
 
 @pytest.mark.soak
-def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_back(make_desk: MakeDesk) -> None:
+def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_back(
+    make_desk: MakeDesk,
+) -> None:
     desk = make_desk("a", "b", "c", warm=True)
     run = desk.folder / "run"
     run.mkdir()
@@ -328,10 +409,20 @@ def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_bac
     def wait_until_held(*names: str) -> None:
         for name in names:
             reached = run / f"{name}-reached"
-            processes.wait_until(lambda reached=reached: reached.exists(), f"{reached}\n{job.text()}", timeout_s=200)
+            processes.wait_until(
+                lambda reached=reached: reached.exists(), f"{reached}\n{job.text()}", timeout_s=200
+            )
 
     job = desk.launch(
-        *("--hosts", "a,b,c", "--procs", "1", "--env", "GLOO_SOCKET_IFNAME=eth0", f"{ROOT}/tests/live_jobs.py:Held"),
+        *(
+            "--hosts",
+            "a,b,c",
+            "--procs",
+            "1",
+            "--env",
+            "GLOO_SOCKET_IFNAME=eth0",
+            f"{ROOT}/tests/live_jobs.py:Held",
+        ),
         *("--run", str(run), "--train.steps", "400", "--dist.on_lost_node", "continue"),
     )
     wait_until_held("hold-0-13", "hold-1-13", "hold-2-13")
@@ -352,7 +443,9 @@ def test_the_others_continue_without_a_host_that_loses_its_power_until_it_is_bac
     job.wait_for("node 1 (b) joined after step ", timeout_s=150)
     job.wait_for("[c 2] node 2 trains as rank 2\n", timeout_s=60)
     assert job.wait(150) == 0, job.text()
-    assert {rank: (run / f"pid-{rank}").read_text() for rank in (0, 2)} == pids, "in the same processes"
+    assert {rank: (run / f"pid-{rank}").read_text() for rank in (0, 2)} == pids, (
+        "in the same processes"
+    )
     assert verify_run(run, lambda *_: None).problems == []
 
 
@@ -364,14 +457,34 @@ def test_a_job_on_hosts_keeps_going_after_a_preemption_and_a_full_disk(
     run = disk / "run"
     desk = make_desk("a", "b")  # a warm agent would not survive the signal at the end
     job = desk.launch(
-        *("--hosts", "a,b", "--procs", "1", "--env", "GLOO_SOCKET_IFNAME=eth0", "--keep-going", "digits"),
-        *("--run", str(run), "--model.widths", "8", "--train.epochs", "5000", "--log.every_steps", "1"),
+        *(
+            "--hosts",
+            "a,b",
+            "--procs",
+            "1",
+            "--env",
+            "GLOO_SOCKET_IFNAME=eth0",
+            "--keep-going",
+            "digits",
+        ),
+        *(
+            "--run",
+            str(run),
+            "--model.widths",
+            "8",
+            "--train.epochs",
+            "5000",
+            "--log.every_steps",
+            "1",
+        ),
         *("--checkpoint.every_steps", "20"),
     )
 
     def wait_for_start(number: int) -> None:
         processes.wait_until(
-            lambda: num_starts(run) == number and pid_of_rank(run, 1) is not None, f"start {number}", timeout_s=150
+            lambda: num_starts(run) == number and pid_of_rank(run, 1) is not None,
+            f"start {number}",
+            timeout_s=150,
         )
 
     wait_for_start(1)

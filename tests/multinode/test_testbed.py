@@ -59,8 +59,13 @@ def test_hosts_are_apart_and_know_each_other_by_name(make_testbed: MakeTestbed) 
     assert answers(a, b, 5000)
     assert call(b, a, 5000) == "refused", "the ports of one host are not those of the other"
     assert a.run("ls", "/sys/class/net").stdout.split() == ["eth0", "lo"]
-    assert len(a.run("sh", "-c", "echo /proc/[0-9]*").stdout.split()) == 2, "sleep, and the shell itself"
-    assert os.statvfs(f"/proc/{a.space.pid}/root/dev/shm").f_blocks * os.statvfs("/").f_frsize == 16 << 20
+    assert len(a.run("sh", "-c", "echo /proc/[0-9]*").stdout.split()) == 2, (
+        "sleep, and the shell itself"
+    )
+    assert (
+        os.statvfs(f"/proc/{a.space.pid}/root/dev/shm").f_blocks * os.statvfs("/").f_frsize
+        == 16 << 20
+    )
 
 
 def test_a_host_has_no_way_to_the_machine(make_testbed: MakeTestbed) -> None:
@@ -88,14 +93,23 @@ def test_names_can_be_taken_away(make_testbed: MakeTestbed) -> None:
 
 def test_a_command_says_how_it_ended(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (a,) = make_testbed("a").hosts
-    done = a.run("sh", "-c", "pwd; cat; echo $COLOUR >&2; exit 7", env={"COLOUR": "red"}, cwd=tmp_path, text="in")
+    done = a.run(
+        "sh",
+        "-c",
+        "pwd; cat; echo $COLOUR >&2; exit 7",
+        env={"COLOUR": "red"},
+        cwd=tmp_path,
+        text="in",
+    )
     assert (done.returncode, done.stdout, done.stderr) == (7, f"{tmp_path}\nin", "red\n")
     job = a.start("sh", "-c", "echo begun; exec sleep 1000")
     job.wait_for("begun")
     assert job.is_running()
     job.send(signal.SIGTERM)
     assert job.wait() == -signal.SIGTERM
-    with pytest.raises(AssertionError, match="ended with 0, without 'never'; it wrote:\nsomething else"):
+    with pytest.raises(
+        AssertionError, match="ended with 0, without 'never'; it wrote:\nsomething else"
+    ):
         a.start("echo", "something else").wait_for("never")
     with pytest.raises(subprocess.TimeoutExpired):
         a.run("sleep", "1000", timeout_s=0.2)
@@ -161,7 +175,10 @@ def test_bandwidth_and_mtu_of_a_link(make_testbed: MakeTestbed) -> None:
     assert limited > 3 * max(free, free_again), (free, limited, free_again)
 
     b.set_mtu(700)
-    assert [host.run("cat", "/sys/class/net/eth0/mtu").stdout for host in (a, b)] == ["1500\n", "700\n"]
+    assert [host.run("cat", "/sys/class/net/eth0/mtu").stdout for host in (a, b)] == [
+        "1500\n",
+        "700\n",
+    ]
     assert answers(a, b, 5000, num_bytes=5000), "a small MTU is known to the host, and works"
 
 
@@ -189,9 +206,13 @@ def test_freezing_and_killing_hit_those_with_the_marker(make_testbed: MakeTestbe
     script = "RANK=1 setsid sleep 1000 & RANK=0 setsid sleep 1000 & echo begun; wait"
     for host in (a, b):
         host.start("sh", "-c", script).wait_for("begun")
-        processes.wait_until(lambda host=host: len(host.find("RANK=1") + host.find("RANK=0")) == 2, "two")
+        processes.wait_until(
+            lambda host=host: len(host.find("RANK=1") + host.find("RANK=0")) == 2, "two"
+        )
     (frozen,) = a.freeze("RANK=1")
-    processes.wait_until(lambda: processes.stat_fields(frozen)[0] == "T", "a process that stands still")
+    processes.wait_until(
+        lambda: processes.stat_fields(frozen)[0] == "T", "a process that stands still"
+    )
     others = a.find("RANK=0") + b.find("RANK=1")
     assert len(others) == 2
     assert "T" not in [processes.stat_fields(pid)[0] for pid in others]
@@ -205,11 +226,16 @@ def test_freezing_and_killing_hit_those_with_the_marker(make_testbed: MakeTestbe
         a.kill("RANK=1")
 
 
-def test_a_job_that_was_frozen_still_reports_its_end(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_a_job_that_was_frozen_still_reports_its_end(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     (a,) = make_testbed("a").hosts
     # Each is asleep before it is frozen; the first one ends by itself once it is told to.
     script = f"echo asleep; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
-    jobs = {word: a.start("sh", "-c", script, env={"JOB": word}) for word in ("thawed", "killed", "left")}
+    jobs = {
+        word: a.start("sh", "-c", script, env={"JOB": word})
+        for word in ("thawed", "killed", "left")
+    }
     for word, job in jobs.items():
         job.wait_for("asleep")
         a.freeze(f"JOB={word}")
@@ -256,7 +282,9 @@ def test_ssh_runs_a_command_on_another_host(make_testbed: MakeTestbed) -> None:
 
 def traces_on_the_machine() -> dict[str, object]:
     """What a testbed could leave behind, as far as it lasts."""
-    links = subprocess.run([needs.tool("ip"), "-brief", "link"], capture_output=True, text=True, check=True)
+    links = subprocess.run(
+        [needs.tool("ip"), "-brief", "link"], capture_output=True, text=True, check=True
+    )
     mine = f"{processes.OWNER_VARIABLE}={processes.owner_name(os.getpid())}"
     return {
         "links": re.findall(r"^\S+", links.stdout, re.MULTILINE),
@@ -270,25 +298,39 @@ def traces_on_the_machine() -> dict[str, object]:
 def test_nothing_is_left(make_testbed: MakeTestbed) -> None:
     before = traces_on_the_machine()
     bed = make_testbed("a", "b")
-    spaces = {processes.namespace(host.space.pid, kind) for host in bed for kind in ("mnt", "pid", "uts")}
+    spaces = {
+        processes.namespace(host.space.pid, kind) for host in bed for kind in ("mnt", "pid", "uts")
+    }
     assert len(spaces) == 6
     # Held, so that the kernel does not give their numbers to the testbed of a test beside this one.
-    held = [os.open(f"/proc/{host.space.pid}/ns/{kind}", os.O_RDONLY) for host in bed for kind in ("mnt", "pid", "uts")]
+    held = [
+        os.open(f"/proc/{host.space.pid}/ns/{kind}", os.O_RDONLY)
+        for host in bed
+        for kind in ("mnt", "pid", "uts")
+    ]
     SshDaemons(bed)
-    bed["a"].start("sh", "-c", "trap '' TERM HUP; setsid sleep 1000 & sleep 1000", env={"JOB": "stubborn"})
+    bed["a"].start(
+        "sh", "-c", "trap '' TERM HUP; setsid sleep 1000 & sleep 1000", env={"JOB": "stubborn"}
+    )
     firewall.drop_everything(bed["a"])
     bed["b"].cut()
     assert traces_on_the_machine()["processes"] != before["processes"]
     bed.close()
     bed.close()
     assert traces_on_the_machine() == before
-    in_use = {processes.namespace(pid, kind) for pid in processes.everyone() for kind in ("mnt", "pid", "uts")}
+    in_use = {
+        processes.namespace(pid, kind)
+        for pid in processes.everyone()
+        for kind in ("mnt", "pid", "uts")
+    }
     for descriptor in held:
         os.close(descriptor)
     assert not spaces & in_use
 
 
-def test_nothing_is_left_when_the_test_process_is_killed(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_test_process_is_killed(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
     script = f"""
 import os, signal
 from pathlib import Path
@@ -299,15 +341,21 @@ bed["a"].start("setsid", "sleep", "1000")
 print(*(host.space.pid for host in bed), *bed["a"].space.pids(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = {int(word) for word in done.stdout.split()}
     assert len(pids) >= 2
     states = lambda: [processes.stat_fields(pid)[:1] for pid in pids]  # noqa: E731
-    processes.wait_until(lambda: all(state in ([], ["Z"]) for state in states()), "the end of all on the hosts")
+    processes.wait_until(
+        lambda: all(state in ([], ["Z"]) for state in states()), "the end of all on the hosts"
+    )
 
 
-def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(make_testbed: MakeTestbed) -> None:
+def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(
+    make_testbed: MakeTestbed,
+) -> None:
     here = processes.namespace("self", "pid")
     alive = processes.owner_name(os.getpid())
     number, start, _ = alive.split(".", 2)
@@ -324,21 +372,27 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(ma
     try:
         make_testbed("a")
         assert sleepers["dead"].wait(5) == -signal.SIGKILL
-        assert [name for name, sleeper in sleepers.items() if sleeper.poll() is None] == list(owners)[1:]
+        assert [name for name, sleeper in sleepers.items() if sleeper.poll() is None] == list(
+            owners
+        )[1:]
     finally:
         for sleeper in sleepers.values():
             sleeper.kill()
             sleeper.wait()
 
 
-def test_a_testbed_that_cannot_be_made_says_why_and_leaves_nothing(make_testbed: MakeTestbed) -> None:
+def test_a_testbed_that_cannot_be_made_says_why_and_leaves_nothing(
+    make_testbed: MakeTestbed,
+) -> None:
     before = traces_on_the_machine()
     with pytest.raises(RuntimeError, match=r"a did not come up: .*mount"):
         make_testbed("a", shm="nonsense")
     assert traces_on_the_machine() == before
 
 
-def test_the_reason_to_skip_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_reason_to_skip_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(needs, "SEARCH_PATH", str(tmp_path))
     for name in needs.TOOLS.keys() - {"nft", "sshd"}:
@@ -352,5 +406,7 @@ def test_the_reason_to_skip_names_what_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_installed_is_what_is_needed() -> None:
-    pairs = re.findall(r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text())
+    pairs = re.findall(
+        r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text()
+    )
     assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS | needs.BROWSER

@@ -1,6 +1,8 @@
-"""Python processes on a host that have torch already: as tests/warm.py, with a server inside the host.
+"""Python processes on a host that have torch already: as tests/warm.py, with a server inside the
+host.
 
-A test that is not about a cold start asks for it with `make_testbed(..., warm=True)`, and starts `host.python`.
+A test that is not about a cold start asks for it with `make_testbed(..., warm=True)`, and starts
+`host.python`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class WarmHost:
 
     def __init__(self, host_pid: int) -> None:
         self._control, theirs = server_context.Pipe()
-        self._process: ForkServerProcess = server_context.Process(target=_serve, args=(host_pid, theirs))
+        self._process: ForkServerProcess = server_context.Process(
+            target=_serve, args=(host_pid, theirs)
+        )
         self._process.start()
         theirs.close()
         self._control.recv()
@@ -62,7 +66,9 @@ def _serve(host_pid: int, control: Connection) -> None:
         return
     FOLDER.mkdir()
     words = {"python": sys.executable, "client": str(warm.CLIENT), "server": str(FOLDER / "server")}
-    PROGRAM.write_text(warm.PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
+    PROGRAM.write_text(
+        warm.PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()})
+    )
     PROGRAM.chmod(0o755)
     warm.serve(control, words["server"], str(PROGRAM))
     os._exit(0)

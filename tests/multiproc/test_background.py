@@ -1,4 +1,5 @@
-"""Checkpoints written while training continues: the same bits, one at a time, nothing lost when something fails."""
+"""Checkpoints written while training continues: the same bits, one at a time, nothing lost when
+something fails."""
 
 from __future__ import annotations
 
@@ -36,14 +37,20 @@ class Breaks(Classify):
         return None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        type(self).calls += model.training  # of the passes before the first step only the count of FLOPs trains
+        type(
+            self
+        ).calls += (
+            model.training
+        )  # of the passes before the first step only the count of FLOPs trains
         if self.calls == 5:
             raise ZeroDivisionError("the fourth step")
         return super().loss(model, batch)
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def problems(run: Path) -> list[str]:
@@ -61,9 +68,16 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, hold: Callable[[int], object]) ->
     monkeypatch.setattr(store, "write", write_late)
 
 
-def test_the_bits_are_those_of_saves_that_the_step_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_here(make_config(checkpoint=replace(EVERY_STEP, background=False)), HookedNormalised, tmp_path / "waits")
-    # Each is written only when later steps have changed the model, but for those that the next save waits for.
+def test_the_bits_are_those_of_saves_that_the_step_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_here(
+        make_config(checkpoint=replace(EVERY_STEP, background=False)),
+        HookedNormalised,
+        tmp_path / "waits",
+    )
+    # Each is written only when later steps have changed the model, but for those that the next save
+    # waits for.
     slow_down(monkeypatch, lambda step: time.sleep(0.02))
     config = make_config(checkpoint=replace(EVERY_STEP, every_steps=3))
     train_here(config, HookedNormalised, tmp_path / "beside")
@@ -73,18 +87,29 @@ def test_the_bits_are_those_of_saves_that_the_step_waits_for(tmp_path: Path, mon
         beside = store.read(tmp_path / "beside" / name)
         waited.documents["progress"].pop("facts"), beside.documents["progress"].pop("facts")
         assert_same_bits(waited, beside)
-    for run, copies, steps in (("waits", {"none"}, range(1, 11)), ("beside", {"host"}, (3, 6, 9, 10))):
+    for run, copies, steps in (
+        ("waits", {"none"}, range(1, 11)),
+        ("beside", {"host"}, (3, 6, 9, 10)),
+    ):
         saved = events(tmp_path / run, "checkpoint")
         assert [event["step"] for event in saved] == list(steps)
         assert {event["copy"] for event in saved} == copies
         assert all(event["blocked_s"] > 0 for event in saved)
         assert problems(tmp_path / run) == []
-    assert all(event["blocked_s"] >= event["seconds"] for event in events(tmp_path / "waits", "checkpoint"))
-    assert all(event["blocked_s"] < event["seconds"] for event in events(tmp_path / "beside", "checkpoint")[:1])
+    assert all(
+        event["blocked_s"] >= event["seconds"] for event in events(tmp_path / "waits", "checkpoint")
+    )
+    assert all(
+        event["blocked_s"] < event["seconds"]
+        for event in events(tmp_path / "beside", "checkpoint")[:1]
+    )
 
 
-def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some steps later: after the log lines of those, and without turning back what later events say."""
+def test_a_checkpoint_is_reported_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some steps later: after the log lines of those, and without turning back what later events
+    say."""
     begun = threading.Event()
 
     def hold(step: int) -> None:
@@ -97,7 +122,9 @@ def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path, monkeypatc
         calls = -1000
 
         def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-            if type(self).calls == -994:  # in the sixth step, after five and the pass that counts FLOPs
+            if (
+                type(self).calls == -994
+            ):  # in the sixth step, after five and the pass that counts FLOPs
                 begun.set()
             return super().loss(model, batch)
 
@@ -132,7 +159,9 @@ def test_the_ledger_is_on_the_disk_before_the_checkpoint_and_no_step_waits_for_t
     assert seen == [("drumline-checkpoint", []), ("drumline-checkpoint", [1])]
 
 
-def test_the_best_and_the_last_are_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_and_the_last_are_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow_down(monkeypatch, lambda step: time.sleep(0.3))
     config = make_config(epochs=1, checkpoint=replace(EVERY_STEP, when_busy="skip", every_epochs=1))
     config = replace(config, train=replace(config.train, epochs=None, steps=7))
@@ -143,7 +172,9 @@ def test_the_best_and_the_last_are_not_left_out(tmp_path: Path, monkeypatch: pyt
     assert len(saved) < 7
 
 
-def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Breaks.calls = 0
     slow_down(monkeypatch, lambda step: time.sleep(0.3))
     with pytest.raises(ZeroDivisionError, match="the fourth step"):
@@ -152,7 +183,9 @@ def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(tmp_path: Path, mon
     assert catalog.verify(tmp_path / "checkpoints" / "step-00000003").step == 3
 
 
-def test_an_error_of_the_writer_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_writer_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Breaks.calls = 0
 
     def fail_late(step: int) -> None:
@@ -162,7 +195,9 @@ def test_an_error_of_the_writer_hides_no_other(tmp_path: Path, monkeypatch: pyte
     slow_down(monkeypatch, fail_late)
     with pytest.raises(ZeroDivisionError, match="the fourth step"):
         train_here(make_config(checkpoint=replace(EVERY_STEP, every_steps=3)), Breaks, tmp_path)
-    assert [event["message"] for event in events(tmp_path, "warning")] == ["the disk of the test is full"]
+    assert [event["message"] for event in events(tmp_path, "warning")] == [
+        "the disk of the test is full"
+    ]
 
 
 @pytest.mark.parametrize("every_steps", [1, 0], ids=["in-between", "at-the-end"])
@@ -172,7 +207,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, every_
     in_the_way.write_text("mine")
     config = make_config(steps=100, checkpoint=replace(EVERY_STEP, every_steps=every_steps))
     config = replace(config, log=replace(config.log, every_steps=100))
-    with pytest.raises(CheckpointError, match=r"could not be saved: a file is where a folder should be") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"could not be saved: a file is where a folder should be"
+    ) as caught:
         train_here(config, Classify, tmp_path)
     assert f"try: move away {in_the_way}" in str(caught.value)
     (told,) = events(tmp_path, "error")
@@ -181,7 +218,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, every_
 
 def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     config = make_config(epochs=1, checkpoint=replace(EVERY_STEP, every_steps=4))
-    shared = replace(config, checkpoint=replace(config.checkpoint, writers="ranks", when_busy="skip"))
+    shared = replace(
+        config, checkpoint=replace(config.checkpoint, writers="ranks", when_busy="skip")
+    )
     assert train_on(2, shared, HookedNormalised, tmp_path / "parts").step == 5
     assert train_on(2, config, HookedNormalised, tmp_path / "whole").step == 5
     parts = newest(tmp_path / "parts")
@@ -191,10 +230,15 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     assert_same_bits(parts, whole)
     files = catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
     names = ("model", "optimizer", "hooks")
-    assert {f"{name}-part-0000{rank}.safetensors" for name in names for rank in (0, 1)} <= set(files)
+    assert {f"{name}-part-0000{rank}.safetensors" for name in names for rank in (0, 1)} <= set(
+        files
+    )
     assert problems(tmp_path / "parts") == []
     # On one rank it has no effect, and what two have written is read.
     longer = replace(shared, train=replace(shared.train, epochs=None, steps=6))
     train_here(longer, HookedNormalised, tmp_path / "parts")
-    assert "model.safetensors" in catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000006").files
+    assert (
+        "model.safetensors"
+        in catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000006").files
+    )
     assert problems(tmp_path / "parts") == []

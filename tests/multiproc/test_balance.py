@@ -1,4 +1,5 @@
-"""`--data.balance auto`: ranks of different speeds get samples by their speed, and it is still the same run."""
+"""`--data.balance auto`: ranks of different speeds get samples by their speed, and it is still the
+same run."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def config_of(balance: str = "auto", **settings: Any) -> Config:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -76,13 +79,17 @@ def last_sizes(run: Path) -> list[int]:
     lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     ranks = [from_json(rank) for rank in lines[-1]["ranks"]]
     stride = max(entry.stride for entry in ranks[0])
-    return [next(one.high - one.low for one in reversed(rank) if one.stride == stride) for rank in ranks]
+    return [
+        next(one.high - one.low for one in reversed(rank) if one.stride == stride) for rank in ranks
+    ]
 
 
 def assert_once(run: Path) -> None:
     report = verify_run(run, lambda *_: None)
     assert report.problems == []
-    assert "each exactly once" in next(one.summary for one in report.sections if one.name == "samples")
+    assert "each exactly once" in next(
+        one.summary for one in report.sections if one.name == "samples"
+    )
 
 
 def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
@@ -100,7 +107,9 @@ def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
 
 def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) -> None:
     # The sizes cannot change between the steps 28 and 40.
-    even, balanced = (config_of(balance, batch_size=24, steps=39, accumulate=2) for balance in ("off", "auto"))
+    even, balanced = (
+        config_of(balance, batch_size=24, steps=39, accumulate=2) for balance in ("off", "auto")
+    )
     run = tmp_path / "balanced"
     refusals = run_ranks(2, train_and_refuse, tmp_path, even, balanced)
     assert refusals[0] == (
@@ -123,7 +132,10 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
     assert recorded(tmp_path / "tokens")["sizes"] != [4, 4]
     for even_run, other in (("even", "balanced"), ("tokens even", "tokens")):
         expected, weights = (newest(tmp_path / name).tensors["model"] for name in (even_run, other))
-        assert all(torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
+        assert all(
+            torch.allclose(weights[name], expected[name], rtol=1e-9, atol=1e-12)
+            for name in expected
+        )
     assert "balance" not in newest(tmp_path / "even").documents["progress"]["facts"]
 
     # What a kill after step 30 leaves, killed once more after step 36.
@@ -135,7 +147,9 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
     assert [event["step"] for event in events(killed, "resume")] == [30, 36]
     ends = [newest(killed), newest(run)]
     for end in ends:
-        del end.documents["progress"]["facts"]["balance"]["measure_at"]  # a start does not measure its first steps
+        del end.documents["progress"]["facts"]["balance"][
+            "measure_at"
+        ]  # a start does not measure its first steps
     assert_same_bits(*ends)
     assert_once(killed)
 
@@ -158,4 +172,6 @@ def test_four_ranks_and_then_two(tmp_path: Path) -> None:
 
 def test_one_rank_has_nothing_to_balance(tmp_path: Path) -> None:
     train_here(config_of(steps=2), Classify, tmp_path)
-    assert "data.balance auto has no effect: there is one rank" in [one["message"] for one in events(tmp_path, "note")]
+    assert "data.balance auto has no effect: there is one rank" in [
+        one["message"] for one in events(tmp_path, "note")
+    ]

@@ -1,4 +1,5 @@
-"""`--data.dir s3://...` on two ranks of one machine: one copies, the other waits, both train on the copy."""
+"""`--data.dir s3://...` on two ranks of one machine: one copies, the other waits, both train on the
+copy."""
 
 from __future__ import annotations
 
@@ -55,7 +56,10 @@ def evaluate_from_bucket(url: str, run: Path) -> int:
 @pytest.mark.world_size(2)
 def test_one_rank_copies_and_both_train(bucket: Bucket, tmp_path: Path) -> None:
     config = make_config(epochs=1)
-    config = replace(config, data=replace(config.data, dir=f"{bucket.root}/points", cache=str(tmp_path / "cache")))
+    config = replace(
+        config,
+        data=replace(config.data, dir=f"{bucket.root}/points", cache=str(tmp_path / "cache")),
+    )
     with Proxy(bucket.server) as proxy:
         np.save(tmp_path / "points.npy", np.random.default_rng(1).normal(size=(37, 6)))
         bucket.put("points/points.npy", (tmp_path / "points.npy").read_bytes())

@@ -1,4 +1,5 @@
-"""A run that is started again with other settings: what is refused, what resumes, and what the folder records of it."""
+"""A run that is started again with other settings: what is refused, what resumes, and what the
+folder records of it."""
 
 from __future__ import annotations
 
@@ -110,15 +111,29 @@ def test_the_history_of_settings_is_that_of_the_weights(tmp_path: Path) -> None:
     third = changed(second, train={"epochs": 3, "on_nan": "skip"}, log={"every_steps": 1})
     train_here(third, Classify, tmp_path)
     entries = [
-        {"step": 5, "changed": {"optim.lr": {"from": 0.1, "to": 0.05}, "train.epochs": {"from": 1, "to": 2}}},
-        {"step": 10, "changed": {"train.epochs": {"from": 2, "to": 3}, "train.on_nan": {"from": "stop", "to": "skip"}}},
+        {
+            "step": 5,
+            "changed": {
+                "optim.lr": {"from": 0.1, "to": 0.05},
+                "train.epochs": {"from": 1, "to": 2},
+            },
+        },
+        {
+            "step": 10,
+            "changed": {
+                "train.epochs": {"from": 2, "to": 3},
+                "train.on_nan": {"from": "stop", "to": "skip"},
+            },
+        },
     ]
     assert history(tmp_path) == entries
     assert newest(tmp_path).documents["progress"]["facts"]["history"] == entries
     assert "train.epochs changed since the checkpoint: 1 -> 2" in messages(tmp_path, "warning")
 
 
-def test_steps_that_were_lost_leave_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_were_lost_leave_no_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = make_config(epochs=1, optim=SGD, checkpoint=CheckpointConfig(every_epochs=1))
     train_here(first, Classify, tmp_path)
     second = changed(first, train={"epochs": 2})
@@ -140,7 +155,11 @@ def test_the_settings_of_the_optimizer_are_those_of_this_start(tmp_path: Path) -
     """Of the checkpoint it takes the state: what config.toml says is what is trained."""
     config = make_config(epochs=1, optim=replace(SGD, weight_decay=0.1, momentum=0.5))
     train_here(config, Classify, tmp_path)
-    train_here(changed(config, train={"epochs": 2}, optim={"weight_decay": 0.2, "momentum": 0.6}), Classify, tmp_path)
+    train_here(
+        changed(config, train={"epochs": 2}, optim={"weight_decay": 0.2, "momentum": 0.6}),
+        Classify,
+        tmp_path,
+    )
     found = dict(newest(tmp_path).documents["optimizer"]["groups"][0]["settings"]["dict"])
     assert (found["weight_decay"], found["momentum"]) == (0.2, 0.6)
 
@@ -186,10 +205,15 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_again(
     names = {"sgd": "SGD", "adamw": "AdamW"}
     train_here(make_config(epochs=1, optim=saved), Classify, tmp_path)
     before = newest(tmp_path)
-    config = make_config(epochs=2, optim=now, checkpoint=CheckpointConfig(every_steps=1, keep_last=20))
+    config = make_config(
+        epochs=2, optim=now, checkpoint=CheckpointConfig(every_steps=1, keep_last=20)
+    )
     with pytest.raises(CheckpointError) as caught:
         train_here(config, Classify, tmp_path)
-    assert f"the optimizer is {names[saved.name]} in the checkpoint and {names[now.name]} here" in str(caught.value)
+    assert (
+        f"the optimizer is {names[saved.name]} in the checkpoint and {names[now.name]} here"
+        in str(caught.value)
+    )
     assert "or reset the optimizer and keep the weights with --optim.reset" in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE, "no launcher starts it again"
     text = str(caught.value)
@@ -209,7 +233,9 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_again(
     entry = history(tmp_path)[0]
     assert (entry["step"], entry["optimizer"]) == (5, "reset")
     assert entry["changed"]["optim.name"] == {"from": saved.name, "to": now.name}
-    assert "the optimizer is reset at step 5 (--optim.reset); the weights are kept" in messages(tmp_path, "note")
+    assert "the optimizer is reset at step 5 (--optim.reset); the weights are kept" in messages(
+        tmp_path, "note"
+    )
 
 
 def test_a_reset_happens_once_however_often_the_command_is_repeated(tmp_path: Path) -> None:

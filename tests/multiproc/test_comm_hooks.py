@@ -1,4 +1,5 @@
-"""`--dist.comm`: gradients that are rounded or compressed on their way train nearly the same and resume bit for bit."""
+"""`--dist.comm`: gradients that are rounded or compressed on their way train nearly the same and
+resume bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from drumline.parallel.comm_hook import average_errors
 from drumline.runs.events import read_events
 from drumline.training.manager import DDPManager
 from drumline.training.tasks.base import Loss
-from tests.jobs import NO_SIDECAR, Classify, assert_same_bits, make_config, newest, train_each_on, train_here
+from tests.jobs import (
+    NO_SIDECAR,
+    Classify,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_each_on,
+    train_here,
+)
 from tests.multiproc.test_resume import interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 
@@ -34,7 +43,9 @@ class Wide(Classify):
     def model(self) -> nn.Module:
         torch.manual_seed(3)
         dropout = nn.Dropout(self.config.model.dropout)
-        model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), dropout, nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+        model = nn.Sequential(
+            nn.Linear(6, 64), nn.Tanh(), dropout, nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+        )
         model.dead = nn.Parameter(torch.randn(48, 48))
         return model
 
@@ -62,9 +73,13 @@ class Sometimes(Wide):
         return Classify.loss(self, model, (batch[0].float(), batch[1]))
 
 
-def compressed(comm: str = "powersgd", *, start: int = 3, columns: int = 2, **dist: Any) -> DistConfig:
+def compressed(
+    comm: str = "powersgd", *, start: int = 3, columns: int = 2, **dist: Any
+) -> DistConfig:
     # Buckets of one matrix each.
-    return DistConfig(comm=comm, powersgd_start=start, powersgd_rank=columns, bucket_cap_mb=0.005, **dist)  # type: ignore[arg-type]
+    return DistConfig(
+        comm=comm, powersgd_start=start, powersgd_rank=columns, bucket_cap_mb=0.005, **dist
+    )  # type: ignore[arg-type]
 
 
 def config_of(dist: DistConfig, **settings: Any) -> Config:
@@ -75,19 +90,25 @@ def config_of(dist: DistConfig, **settings: Any) -> Config:
 def errors(run: Path, rank: int) -> dict[int, Tensor]:
     """The error feedback of a rank in the newest checkpoint, by bucket."""
     saved = newest(run)
-    state = decode_state(saved.documents["comm"]["ranks"][rank], lambda name: saved.tensors["comm"][f"{rank}/{name}"])
+    state = decode_state(
+        saved.documents["comm"]["ranks"][rank], lambda name: saved.tensors["comm"][f"{rank}/{name}"]
+    )
     return {index: bucket["error"] for index, bucket in state.items()}
 
 
 def test_powersgd_is_killed_and_resumed_bit_for_bit(tmp_path: Path) -> None:
-    config = config_of(compressed(), steps=7, dropout=0.3, augment=True, accumulate=2, checkpoint=EVERY_STEP)
+    config = config_of(
+        compressed(), steps=7, dropout=0.3, augment=True, accumulate=2, checkpoint=EVERY_STEP
+    )
     interrupted_at(5, 2, config, Wide, tmp_path / "killed")
     train_each_on(2, *((config, Wide, tmp_path / run) for run in ("killed", "whole")))
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     first, second = (errors(tmp_path / "whole", rank) for rank in range(2))
     assert len(first) > 2, "several buckets, which torch's hook alone would not survive on gloo"
     assert all(torch.isfinite(one).all() for one in first.values())
-    assert any(not torch.equal(first[index], second[index]) for index in first), "each rank has its own"
+    assert any(not torch.equal(first[index], second[index]) for index in first), (
+        "each rank has its own"
+    )
 
 
 @pytest.mark.soak
@@ -102,7 +123,13 @@ def test_gradients_that_are_compressed_train_nearly_the_same(tmp_path: Path) -> 
         "unused": compressed(find_unused_parameters=True),
     }
     tasks = {"unused": Sometimes}
-    train_each_on(2, *((config_of(d, steps=20), tasks.get(run, Wide), tmp_path / run) for run, d in runs.items()))
+    train_each_on(
+        2,
+        *(
+            (config_of(d, steps=20), tasks.get(run, Wide), tmp_path / run)
+            for run, d in runs.items()
+        ),
+    )
     weights = {run: newest(tmp_path / run).tensors["model"] for run in runs}
     begin = dict(Wide(config_of(compressed("none"))).model().state_dict())
 
@@ -110,14 +137,18 @@ def test_gradients_that_are_compressed_train_nearly_the_same(tmp_path: Path) -> 
         """From the run that sends all of its gradients, relative to the way it went."""
         plain = weights["none"]
         apart = sum(float((weights[run][name] - plain[name]).square().sum()) for name in plain)
-        return (apart / sum(float((begin[name] - plain[name]).square().sum()) for name in plain)) ** 0.5
+        return (
+            apart / sum(float((begin[name] - plain[name]).square().sum()) for name in plain)
+        ) ** 0.5
 
     assert 0 < distance("fp16") < 0.002
     assert 0 < distance("bf16") < 0.02
     assert 0.001 < distance("powersgd") < 0.3
     assert distance("static") == distance("powersgd")
     assert distance("unused") < 0.3
-    assert distance("later") == 0, "nothing is compressed before dist.powersgd_start, and the warm-up is no step"
+    assert distance("later") == 0, (
+        "nothing is compressed before dist.powersgd_start, and the warm-up is no step"
+    )
     assert "comm" not in newest(tmp_path / "bf16").documents
 
 
@@ -136,20 +167,32 @@ def resumed_messages(run: Path, configs: list[Config]) -> list[list[str]]:
 @pytest.mark.soak
 def test_what_was_not_sent_is_kept_on_another_number_of_ranks(tmp_path: Path) -> None:
     train_each_on(2, (config_of(compressed(), steps=5), Wide, tmp_path))
-    later = replace(compressed(columns=1), bucket_cap_mb=0.0005)  # the first bucket has one matrix in both
-    configs = [config_of(compressed(), steps=6), config_of(compressed(columns=1), steps=7), config_of(later, steps=8)]
+    later = replace(
+        compressed(columns=1), bucket_cap_mb=0.0005
+    )  # the first bucket has one matrix in both
+    configs = [
+        config_of(compressed(), steps=6),
+        config_of(compressed(columns=1), steps=7),
+        config_of(later, steps=8),
+    ]
     (ranks, columns, buckets), (others, *_), _ = run_ranks(3, resumed_messages, tmp_path, configs)
-    assert ranks == ["PowerSGD's error feedback is that of 2 ranks: each of the 3 ranks gets its mean"]
+    assert ranks == [
+        "PowerSGD's error feedback is that of 2 ranks: each of the 3 ranks gets its mean"
+    ]
     assert others == []
     changed = (
-        "of the gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD starts anew from this bucket"
+        "of the gradients, or dist.powersgd_rank, changed since the checkpoint: PowerSGD "
+        "starts anew from this bucket"
     )
     assert columns == [f"bucket 0 {changed} on, and what was not sent yet of these buckets is lost"]
     assert [message.partition(" on,")[0] for message in buckets] == [f"bucket 1 {changed}"]
 
 
 def test_the_mean_of_errors() -> None:
-    states = [{0: {"error": torch.full((2,), value), "q": torch.tensor(value)}} for value in (1.0, 2.0, 6.0)]
+    states = [
+        {0: {"error": torch.full((2,), value), "q": torch.tensor(value)}}
+        for value in (1.0, 2.0, 6.0)
+    ]
     assert average_errors(states)[0]["error"].tolist() == [3.0, 3.0]
     assert average_errors(iter(states))[0]["q"] == 1.0
     assert average_errors([]) == {}
@@ -182,11 +225,17 @@ def test_a_state_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     saved = newest(tmp_path)
     for rank in saved.documents["comm"]["ranks"]:
         rank["dict"][0][1] = {"dict": [["columns", 2]]}
-    tensors = {file: {name: one.clone() for name, one in group.items()} for file, group in saved.tensors.items()}
+    tensors = {
+        file: {name: one.clone() for name, one in group.items()}
+        for file, group in saved.tensors.items()
+    }
     store.write(tmp_path / "checkpoints", 5, tensors=tensors, documents=saved.documents, metrics={})
     with pytest.raises(RanksFailed) as caught:
         train_each_on(2, (config_of(compressed(), steps=6), Wide, tmp_path))
-    assert "the checkpoint's comm is not what Drumline saves: KeyError: 'parameters'" in caught.value.errors[0]
+    assert (
+        "the checkpoint's comm is not what Drumline saves: KeyError: 'parameters'"
+        in caught.value.errors[0]
+    )
 
 
 def test_one_process_sends_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`--train.step compile` on the CPU: the same training as operation by operation, and a fall back in one sentence."""
+"""`--train.step compile` on the CPU: the same training as operation by operation, and a fall back
+in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from tests.ranks import run_ranks
 
 # The last of its five batches is short, and not compiled.
 SHORT = replace(
-    make_config(epochs=1, optim=OptimConfig(lr=0.1, weight_decay=0.1)), dist=DistConfig(find_unused_parameters=True)
+    make_config(epochs=1, optim=OptimConfig(lr=0.1, weight_decay=0.1)),
+    dist=DistConfig(find_unused_parameters=True),
 )
 
 
@@ -52,7 +54,8 @@ class TwoHeads(nn.Module):
 
 
 class Probed(Classify):
-    """A loss with all that it may have: a weight on the device, a count, and a metric that has a graph."""
+    """A loss with all that it may have: a weight on the device, a count, and a metric that has a
+    graph."""
 
     def model(self) -> nn.Module:
         return TwoHeads().double()
@@ -79,7 +82,8 @@ SLOW_S = 5.5
 
 
 class Disturbs(Hook):
-    """Rank 1 compiles for longer than a collective may take; after eight steps a number of the loss changes."""
+    """Rank 1 compiles for longer than a collective may take; after eight steps a number of the loss
+    changes."""
 
     def start(self, run: Run) -> None:
         slept: list[None] = []
@@ -123,7 +127,9 @@ def train_unevenly(config: Config, run: Path) -> None:
     run.mkdir(exist_ok=True)
     job_connection.HeartbeatWriter = partial(HeartbeatWriter, run / f"heartbeat-{rank}")  # type: ignore[misc,assignment]
     torch.compile = partial(torch.compile, backend="eager")  # type: ignore[assignment]  # fast; its graphs are the same
-    ddp = make_manager(replace(config, dist=replace(config.dist, train_timeout_s=TIMEOUT_S, same_code=False)))
+    ddp = make_manager(
+        replace(config, dist=replace(config.dist, train_timeout_s=TIMEOUT_S, same_code=False))
+    )
     ddp.setup()
     try:
         train(RunRequest("test", config, run, False, ("test",)), Uneven, ddp, Progress())
@@ -132,7 +138,8 @@ def train_unevenly(config: Config, run: Path) -> None:
 
 
 def train_in_all_ways(runs: Path) -> None:
-    """One after the other in one process: to load torch's compiler takes longer than all of them."""
+    """One after the other in one process: to load torch's compiler takes longer than all of
+    them."""
     train_here(SHORT, Probed, runs / "eager")
     compiled = replace(SHORT, train=replace(SHORT.train, step="compile"))
     train_here(compiled, Probed, runs / "compile")
@@ -143,7 +150,9 @@ def train_in_all_ways(runs: Path) -> None:
 
     torch._dynamo.reset()
     usual = torch.compile
-    only_forward = aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=refuse_to_compile)
+    only_forward = aot_autograd(
+        fw_compiler=lambda graph, _: graph.forward, bw_compiler=refuse_to_compile
+    )
     torch.compile = partial(usual, backend=only_forward)  # type: ignore[assignment]
     train_here(compiled, Probed, runs / "only forward")
     torch.compile = usual
@@ -157,8 +166,8 @@ def train_in_all_ways(runs: Path) -> None:
 
 
 def fork_two_ranks(runs: Path) -> None:
-    """From a process that has the compiler loaded. What it could do to be fast takes seconds of its own, and is left
-    out: instructions for vectors, patterns of slow operations."""
+    """From a process that has the compiler loaded. What it could do to be fast takes seconds of its
+    own, and is left out: instructions for vectors, patterns of slow operations."""
     import torch._dynamo.repro.after_dynamo
     import torch._inductor.compile_fx  # noqa: F401
     import torch._inductor.config as inductor
@@ -167,11 +176,15 @@ def fork_two_ranks(runs: Path) -> None:
     torch_key()
     inductor.cpp.simdlen = 1
     inductor.use_joint_graph_passes = False
-    run_ranks(2, train_in_all_ways, runs, timeout_s=340, context=multiprocessing.get_context("fork"))
+    run_ranks(
+        2, train_in_all_ways, runs, timeout_s=340, context=multiprocessing.get_context("fork")
+    )
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def losses(run: Path) -> list[float]:
@@ -180,7 +193,8 @@ def losses(run: Path) -> list[float]:
 
 @pytest.mark.soak
 def test_on_two_ranks(tmp_path: Path) -> None:
-    """One test: all that it looks at is trained at once, and tests of a module may run in several workers."""
+    """One test: all that it looks at is trained at once, and tests of a module may run in several
+    workers."""
     run_ranks(1, fork_two_ranks, tmp_path, timeout_s=350)
     is_the_same_training_with_a_compiler_and_without(tmp_path)
     a_backward_pass_that_cannot_be_compiled_falls_back_too(tmp_path)
@@ -192,7 +206,9 @@ def is_the_same_training_with_a_compiler_and_without(runs: Path) -> None:
     eager = losses(runs / "eager")
     assert len(eager) == 3
     assert losses(runs / "compile") == pytest.approx(eager, rel=1e-9)
-    torch.testing.assert_close(*(newest(runs / step).tensors["model"] for step in ("compile", "eager")))
+    torch.testing.assert_close(
+        *(newest(runs / step).tensors["model"] for step in ("compile", "eager"))
+    )
     assert not events(runs / "compile", "warning")
     [warning] = events(runs / "without a compiler", "warning")
     assert warning["message"].startswith(
@@ -209,16 +225,24 @@ def a_backward_pass_that_cannot_be_compiled_falls_back_too(runs: Path) -> None:
     assert losses(runs / "only forward") == losses(runs / "eager")
 
 
-def ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(runs: Path) -> None:
+def ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_made(
+    runs: Path,
+) -> None:
     spent = []
     for rank in range(2):
         heartbeat = read_heartbeat(runs / "uneven" / f"heartbeat-{rank}")
         assert heartbeat is not None
         spent.append([seconds / 1e9 for seconds in heartbeat.spent_ns])
     assert spent[1][Phase.COMPILE] >= SLOW_S
-    assert spent[0][Phase.COMPILED] >= TIMEOUT_S > max(spent[0][phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
+    assert (
+        spent[0][Phase.COMPILED]
+        >= TIMEOUT_S
+        > max(spent[0][phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
+    )
     [different, *again] = [event["message"] for event in events(runs / "uneven", "warning")]
-    assert different.startswith("ranks differ in what torch.compile made of Uneven.loss(): rank 0 (")
+    assert different.startswith(
+        "ranks differ in what torch.compile made of Uneven.loss(): rank 0 ("
+    )
     assert ": 1 graph, 0 graph breaks, " in different
     assert "2 graphs, 2 graph breaks, " in different.partition("; rank 1 (")[2]
     assert len(again) == 2
@@ -226,5 +250,6 @@ def ranks_wait_for_one_that_compiles_outside_of_collectives_and_hear_what_it_mad
     assert "loss (test_compiled_step.py:" in again[1]
     assert " again at step 8 on rank 1: " in again[1]
     assert all(
-        "scale" in message and "Try: keep what changes from step to step in a tensor" in message for message in again
+        "scale" in message and "Try: keep what changes from step to step in a tensor" in message
+        for message in again
     )

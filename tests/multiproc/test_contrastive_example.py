@@ -1,4 +1,5 @@
-"""The contrastive loss of examples/contrastive.py, over the pairs of all ranks, has the same gradient on any number."""
+"""The contrastive loss of examples/contrastive.py, over the pairs of all ranks, has the same
+gradient on any number."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tests.ranks import run_ranks
 EXAMPLE = Path(__file__).parents[2] / "examples" / "contrastive.py"
 # Four ranks have 3, 3, 2 and 2 of the ten pairs.
 CONFIG = make_config(
-    batch_size=10, optim=OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant")
+    batch_size=10,
+    optim=OptimConfig(lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, schedule="constant"),
 )
 
 
@@ -38,7 +40,9 @@ def gradient_of_one_step() -> list[list[float]]:
         job = build_job(CONFIG, in_double_precision(CONFIG), ddp)
         before = [parameter.detach().clone() for parameter in job.model.parameters()]
         TrainStep(job)(next(job.loader.steps()))
-        gradients = [old - now.detach() for old, now in zip(before, job.model.parameters(), strict=True)]
+        gradients = [
+            old - now.detach() for old, now in zip(before, job.model.parameters(), strict=True)
+        ]
         job.close()
         return [one.flatten().tolist() for one in gradients]
 
@@ -53,7 +57,9 @@ def gradient_by_hand() -> list[list[float]]:
         )
         scores = left @ right.T / 0.1
         own = torch.arange(10)
-        loss: Tensor = (nn.functional.cross_entropy(scores, own) + nn.functional.cross_entropy(scores.T, own)) / 2
+        loss: Tensor = (
+            nn.functional.cross_entropy(scores, own) + nn.functional.cross_entropy(scores.T, own)
+        ) / 2
         gradients = torch.autograd.grad(loss, list(job.model.parameters()))
         job.close()
         return [one.flatten().tolist() for one in gradients]

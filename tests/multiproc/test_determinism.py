@@ -65,7 +65,9 @@ def test_an_operation_that_is_refused_is_named_with_what_to_do(tmp_path: Path) -
 def test_a_resume_with_other_threads_says_that_bits_may_differ(tmp_path: Path) -> None:
     config = make_config(epochs=1)
     run_ranks(1, train_with_threads, 1, config, tmp_path)
-    run_ranks(1, train_with_threads, 2, replace(config, train=replace(config.train, epochs=2)), tmp_path)
+    run_ranks(
+        1, train_with_threads, 2, replace(config, train=replace(config.train, epochs=2)), tmp_path
+    )
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
     assert [event["message"] for event in events if event["kind"] == "warning"] == [
         "train.epochs changed since the checkpoint: 1 -> 2",

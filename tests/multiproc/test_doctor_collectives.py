@@ -1,5 +1,5 @@
-"""The doctor's collectives on real ranks: right ones, a wrong value, a model that is not kept in step, ranks that never
-come, and one that freezes; each told with its rank."""
+"""The doctor's collectives on real ranks: right ones, a wrong value, a model that is not kept in
+step, ranks that never come, and one that freezes; each told with its rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ from drumline.tools.doctor.ranks.collective_checks import LARGE, Collectives
 from drumline.tools.doctor.ranks.doctor_rank import RankReport, check_rank
 from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
 from drumline.tools.doctor.ranks.rank_processes import read_result
-from drumline.tools.doctor.ranks.run_collectives import collective_findings, local_collectives, measured
+from drumline.tools.doctor.ranks.run_collectives import (
+    collective_findings,
+    local_collectives,
+    measured,
+)
 from drumline.training.manager import DDPManager
 from tests.ranks import RanksFailed, run_ranks
 
@@ -73,7 +77,9 @@ class NotWrapped(DDPManager):
         return model
 
 
-def examined(ddp: DDPManager, exchange: type[Collectives] = Collectives) -> list[tuple[str, str, str]]:
+def examined(
+    ddp: DDPManager, exchange: type[Collectives] = Collectives
+) -> list[tuple[str, str, str]]:
     lines: list[str] = []
     report = RankReport(ddp, write=lines.append)
     check_rank(report, PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up), exchange)
@@ -140,7 +146,11 @@ def test_a_rank_that_never_joined_is_reported_and_so_is_a_missing_launcher() -> 
             f"rank 0 on {HOST}: dist.device is 'cuda', but torch sees no GPU here"
         ]
     assert no_launcher == [
-        (HOST, f"rank 0 on {HOST}: RANK is not set in the environment", "start it with drumline doctor --collectives")
+        (
+            HOST,
+            f"rank 0 on {HOST}: RANK is not set in the environment",
+            "start it with drumline doctor --collectives",
+        )
     ]
 
 
@@ -163,7 +173,9 @@ def frozen(folder: Path) -> None:
     doctor_rank.LINGER_S = 0.0
     ddp = DDPManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
     report = RankReport(ddp, write=write)
-    check_rank(report, PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up), FreezesInTheLargeSum)
+    check_rank(
+        report, PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up), FreezesInTheLargeSum
+    )
 
 
 def test_a_frozen_rank_is_named_by_the_one_that_waits_for_it(tmp_path: Path) -> None:
@@ -196,9 +208,13 @@ sys.exit(3)
 """
 
 
-def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", BLAMES))
-    findings, numbers = local_collectives(2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100)
+    findings, numbers = local_collectives(
+        2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100
+    )
     assert [one.what for one in findings] == ["rank 1 on h froze"]
     assert numbers == {}
 
@@ -222,11 +238,19 @@ def test_a_rank_that_prints_nothing_is_reported_with_its_exit(
 
 def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
     def refused(procs: int | None, num_gpus: int) -> tuple[str, str]:
-        ((finding,), _) = local_collectives(procs, environment={}, num_gpus=num_gpus, backend="nccl")
+        ((finding,), _) = local_collectives(
+            procs, environment={}, num_gpus=num_gpus, backend="nccl"
+        )
         return finding.what, finding.fix
 
-    assert refused(2, 1) == ("NCCL needs a GPU per rank: 2 ranks, and torch sees 1 GPU", "--procs 1, or --backend gloo")
-    assert refused(None, 0) == ("NCCL needs a GPU per rank: 1 rank, and torch sees 0 GPUs", "--backend gloo")
+    assert refused(2, 1) == (
+        "NCCL needs a GPU per rank: 2 ranks, and torch sees 1 GPU",
+        "--procs 1, or --backend gloo",
+    )
+    assert refused(None, 0) == (
+        "NCCL needs a GPU per rank: 1 rank, and torch sees 0 GPUs",
+        "--backend gloo",
+    )
 
 
 class Watched:
@@ -234,7 +258,9 @@ class Watched:
 
     def __init__(self, store: SealedStore, limits: tuple[float, float]) -> None:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
-        self.timers = [PhaseTimer(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
+        self.timers = [
+            PhaseTimer(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits
+        ]
         for rank, one in enumerate(self.timers):
             one.joined(store, rank=rank, world_size=2, host=f"node-{'ab'[rank]}")
 
@@ -242,17 +268,23 @@ class Watched:
         return [(one.where, one.what) for one in self.said.get(timeout=20)]
 
 
-def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(phase_timer, "LATE_START_S", 1.0)
     behind = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with behind.timers[1].phase("A"):
         with behind.timers[0].phase("A", limit_s=60):
             pass
         with behind.timers[0].phase("B"):
-            assert behind.next() == [("node-b", "rank 1 on node-b did not reach B within 0.1 s: it is still in A")]
+            assert behind.next() == [
+                ("node-b", "rank 1 on node-b did not reach B within 0.1 s: it is still in A")
+            ]
     never = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with never.timers[0].phase("A"):
-        assert never.next() == [("?", "rank 1 on ? did not reach A within 0.1 s: it is still in its start")]
+        assert never.next() == [
+            ("?", "rank 1 on ? did not reach A within 0.1 s: it is still in its start")
+        ]
     stuck = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 0.1))
     with stuck.timers[0].phase("A"), stuck.timers[1].phase("A"):
         what = "rank 0 and rank 1 all started A and did not finish it within 0.1 s: what they send does not arrive"

@@ -62,7 +62,9 @@ class Specialised(Classify):
     """One of its layers is for some batches only, another for none."""
 
     def model(self) -> nn.Module:
-        return nn.ModuleDict({name: nn.Linear(6, 2).double() for name in ("always", "seldom", "never")})
+        return nn.ModuleDict(
+            {name: nn.Linear(6, 2).double() for name in ("always", "seldom", "never")}
+        )
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         inputs, targets = batch
@@ -100,7 +102,8 @@ class Averaging(nn.Module):
 
 
 class Reentrant(Classify):
-    """A layer that is used twice, each time recomputed in a backward pass within the backward pass."""
+    """A layer that is used twice, each time recomputed in a backward pass within the backward
+    pass."""
 
     def model(self) -> nn.Module:
         return Recomputed()
@@ -124,12 +127,27 @@ class Synchronised(Classify):
         return nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2)).double()
 
 
-ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_norm=0.7)
+ADAM = OptimConfig(
+    name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_norm=0.7
+)
 
 
 JOBS: list[tuple[type[Task], dict[str, Any]]] = [
-    (Everything, {"batch_size": 32, "samples": 70, "accumulate": 2, "dropout": 0.3, "augment": True, "epochs": 2}),
-    (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
+    (
+        Everything,
+        {
+            "batch_size": 32,
+            "samples": 70,
+            "accumulate": 2,
+            "dropout": 0.3,
+            "augment": True,
+            "epochs": 2,
+        },
+    ),
+    (
+        Everything,
+        {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3},
+    ),
     (WeighTokens, {"accumulate": 2}),
     (TwoTypes, {"batch_size": 10, "shards": 5}),
     (Reassigning, {"accumulate": 2}),
@@ -192,7 +210,8 @@ def masks_of_two_steps() -> list[str]:
 
 
 def test_a_resume_just_before_a_batch_that_is_too_small_for_all_ranks(tmp_path: Path) -> None:
-    """The first step of this process is one in which the last rank has nothing: it still knows what to send."""
+    """The first step of this process is one in which the last rank has nothing: it still knows what
+    to send."""
     config = elastic(batch_size=32, samples=70, epochs=1, checkpoint=None)
     config = replace(config, checkpoint=replace(config.checkpoint, every_steps=1))
     with pytest.raises(RanksFailed):
@@ -214,7 +233,8 @@ def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_here, elastic(), Specialised, tmp_path)
     assert any(
-        "does not use these parameters: never.weight" in text or "does not use these parameters: seldom.weight" in text
+        "does not use these parameters: never.weight" in text
+        or "does not use these parameters: seldom.weight" in text
         for text in caught.value.errors.values()
     )
     assert any("--dist.find_unused_parameters" in text for text in caught.value.errors.values())
@@ -222,7 +242,8 @@ def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
-    """4 -> 2 -> 3 -> 1: the same samples, and losses that agree to many digits with those of one process."""
+    """4 -> 2 -> 3 -> 1: the same samples, and losses that agree to many digits with those of one
+    process."""
     legs = ((4, 1), (2, 2), (3, 3), (1, 4))
     for world_size, epochs in legs:
         train_on(world_size, make_config(epochs=epochs, optim=OPTIM), Classify, tmp_path / "legs")
@@ -242,7 +263,9 @@ def test_a_gradient_that_comes_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_synchronised_batch_statistics_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match=r"the model's 1 is a SyncBatchNorm, but in elastic mode") as caught:
+    with pytest.raises(
+        RanksFailed, match=r"the model's 1 is a SyncBatchNorm, but in elastic mode"
+    ) as caught:
         run_ranks(1, train_here, elastic(), Synchronised, tmp_path)
     assert "use nn.BatchNorm in its place" in str(caught.value)
 
@@ -250,7 +273,9 @@ def test_synchronised_batch_statistics_are_refused(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> None:
     def config(epochs: int) -> Config:
-        return elastic(batch_size_per_rank=8, accumulate=2, samples=70, epochs=epochs, shards=8, optim=OPTIM)
+        return elastic(
+            batch_size_per_rank=8, accumulate=2, samples=70, epochs=epochs, shards=8, optim=OPTIM
+        )
 
     train_on(4, config(1), Everything, tmp_path / "same")
     shutil.copytree(tmp_path / "same", tmp_path / "other")
@@ -263,7 +288,9 @@ def test_ranks_on_unlike_machines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_on_another_machine, elastic(), tmp_path)
     for text in caught.value.errors.values():
-        assert re.search(r"ranks differ in the device: rank 0 \(.*\): kind 0; rank 1 \(.*\): kind 1", text)
+        assert re.search(
+            r"ranks differ in the device: rank 0 \(.*\): kind 0; rank 1 \(.*\): kind 1", text
+        )
 
 
 def train_on_another_machine(config: Config, run: Path) -> None:

@@ -1,4 +1,5 @@
-"""A rank that its launcher ends, since another one failed, first finishes the checkpoint that it is writing."""
+"""A rank that its launcher ends, since another one failed, first finishes the checkpoint that it is
+writing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
     preemption._pipe = preempting.SignalPipe(preempting.SIGNALS)
     preemption._first = signal.SIGTERM, time.monotonic()
     preemption.is_writing = lambda: not written.exists()
-    threading.Timer(0.2, written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15)).start()
+    threading.Timer(
+        0.2, written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15)
+    ).start()
     preemption._exit(42)
 
 

@@ -1,4 +1,5 @@
-"""What the engine does in a step and between steps: synchronisation, precision, batch and rate, warnings."""
+"""What the engine does in a step and between steps: synchronisation, precision, batch and rate,
+warnings."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ from tests.ranks import RanksFailed, run_ranks
 
 
 def events(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == kind]
+    return [
+        event
+        for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")
+        if event["kind"] == kind
+    ]
 
 
 def count_reductions(accumulate: int) -> list[tuple[int, int]]:
@@ -93,18 +98,24 @@ class SinglePrecision(Classify):
 def precise(precision: str, **settings: Any) -> Config:
     optim = OptimConfig(lr=0.1, schedule="linear", clip_norm=0.05)
     checkpoint = CheckpointConfig(every_steps=3, keep_last=20)
-    return make_config(samples=64, optim=optim, precision=precision, checkpoint=checkpoint, **settings)
+    return make_config(
+        samples=64, optim=optim, precision=precision, checkpoint=checkpoint, **settings
+    )
 
 
 @pytest.mark.soak
 def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None:
     precisions = ("fp32", "bf16", "fp16")
-    train_each_on(2, *((precise(each), SinglePrecision, tmp_path / "whole" / each) for each in precisions))
+    train_each_on(
+        2, *((precise(each), SinglePrecision, tmp_path / "whole" / each) for each in precisions)
+    )
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for each in precisions:
         for later in (12, 15, 16):
             store.remove(tmp_path / "again" / each / "checkpoints" / catalog.folder_name(later))
-    train_each_on(2, *((precise(each), SinglePrecision, tmp_path / "again" / each) for each in precisions))
+    train_each_on(
+        2, *((precise(each), SinglePrecision, tmp_path / "again" / each) for each in precisions)
+    )
     for each in precisions:
         assert events(tmp_path / "again" / each, "resume")[0]["step"] == 9
         whole = newest(tmp_path / "whole" / each)
@@ -125,7 +136,10 @@ def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(tmp_path: Path)
 def test_a_batch_per_rank_grows_with_the_world_and_the_rate_with_it(tmp_path: Path) -> None:
     rates = {"none": 0.1, "linear": 0.2, "sqrt": 0.1 * 2**0.5}
     optims = {rule: OptimConfig(lr=0.1, scale_lr=rule, schedule="constant") for rule in rates}  # type: ignore[arg-type]
-    configs = {rule: make_config(batch_size_per_rank=4, steps=2, optim=optim) for rule, optim in optims.items()}
+    configs = {
+        rule: make_config(batch_size_per_rank=4, steps=2, optim=optim)
+        for rule, optim in optims.items()
+    }
     train_each_on(2, *((config, Classify, tmp_path / rule) for rule, config in configs.items()))
     for rule, rate in rates.items():
         (start,) = events(tmp_path / rule, "start")
@@ -141,7 +155,9 @@ def test_the_rate_follows_steps_not_micro_batches_or_ranks(tmp_path: Path) -> No
     rates = []
     for world_size, accumulate in ((1, 1), (2, 2)):
         run = tmp_path / str(world_size)
-        train_on(world_size, make_config(epochs=1, accumulate=accumulate, optim=optim), Classify, run)
+        train_on(
+            world_size, make_config(epochs=1, accumulate=accumulate, optim=optim), Classify, run
+        )
         rates.append([event["lr"] for event in events(run, "train")])
     assert rates[0] == rates[1] == pytest.approx([0.1, 0.1 / 3 * 2, 0.1 / 3])
 
@@ -152,7 +168,9 @@ def test_epochs_are_passes_over_the_data_on_another_world_too(
 ) -> None:
     """Another batch per rank is another global batch; an epoch is still every sample once."""
     train_on(first_world, make_config(batch_size_per_rank=4, epochs=1), Classify, tmp_path)
-    progress = train_on(second_world, make_config(batch_size_per_rank=5, epochs=2), Classify, tmp_path)
+    progress = train_on(
+        second_world, make_config(batch_size_per_rank=5, epochs=2), Classify, tmp_path
+    )
     steps = {4: 10, 8: 5, 5: 8, 10: 4}  # of 37 samples, by the size of a batch
     assert progress.step == steps[4 * first_world] + steps[5 * second_world]
     assert (progress.cursor.epoch, progress.cursor.position) == (2, 0)
@@ -160,9 +178,12 @@ def test_epochs_are_passes_over_the_data_on_another_world_too(
 
 
 def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(tmp_path: Path) -> None:
-    """Resumed on another number of ranks: the same steps, rates and weights as if it had gone on as it began."""
+    """Resumed on another number of ranks: the same steps, rates and weights as if it had gone on as
+    it began."""
     optim = OptimConfig(lr=0.1, scale_lr="linear", weight_decay=0.0, schedule="cosine")
-    one_epoch, two_epochs = (make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2))
+    one_epoch, two_epochs = (
+        make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2)
+    )
     train_on(2, one_epoch, Classify, tmp_path / "2")
     for world_size in (1, 3):
         shutil.copytree(tmp_path / "2", tmp_path / str(world_size))
@@ -216,7 +237,10 @@ class Bare(Classify):
 
 
 def test_a_loss_that_is_no_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  try: return drumline.Loss"):
+    with pytest.raises(
+        UsageError,
+        match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  try: return drumline.Loss",
+    ):
         train_here(make_config(), Bare, tmp_path)
 
 
@@ -229,7 +253,9 @@ def settings_differ(run: Path) -> str:
     return str(caught.value)
 
 
-def test_ranks_with_different_settings_do_not_start_and_the_setting_is_named(tmp_path: Path) -> None:
+def test_ranks_with_different_settings_do_not_start_and_the_setting_is_named(
+    tmp_path: Path,
+) -> None:
     for message in run_ranks(2, settings_differ, tmp_path):
         assert "ranks differ in the setting optim.lr: rank 0 (" in message
         assert "): 0.1; rank 1 (" in message
@@ -246,8 +272,12 @@ def test_a_resume_that_fails_leaves_the_old_config_to_be_read(tmp_path: Path) ->
 def test_a_static_graph_goes_with_accumulation_and_with_weights(tmp_path: Path) -> None:
     config = make_config(epochs=1, accumulate=2)
     static = replace(config, dist=DistConfig(static_graph=True))
-    train_each_on(2, (static, WeighTokens, tmp_path / "static"), (config, WeighTokens, tmp_path / "usual"))
-    torch.testing.assert_close(*(newest(tmp_path / run).tensors["model"] for run in ("static", "usual")))
+    train_each_on(
+        2, (static, WeighTokens, tmp_path / "static"), (config, WeighTokens, tmp_path / "usual")
+    )
+    torch.testing.assert_close(
+        *(newest(tmp_path / run).tensors["model"] for run in ("static", "usual"))
+    )
 
 
 def test_resuming_with_other_data_or_another_task_is_warned_about(tmp_path: Path) -> None:
@@ -262,7 +292,9 @@ class WantsAnother(Classify):
     best_metric = "acc"
 
 
-def test_a_best_metric_that_is_never_reported_is_a_warning_at_the_first_evaluation(tmp_path: Path) -> None:
+def test_a_best_metric_that_is_never_reported_is_a_warning_at_the_first_evaluation(
+    tmp_path: Path,
+) -> None:
     train_here(make_config(epochs=3), WantsAnother, tmp_path)
     (warning,) = events(tmp_path, "warning")
     assert (warning["step"], warning["message"]) == (
@@ -289,7 +321,10 @@ def test_a_dataset_smaller_than_the_batch_and_than_the_world_trains(tmp_path: Pa
 
 def test_every_rank_logs_the_same_global_loss(tmp_path: Path) -> None:
     train_on(3, make_config(), Classify, tmp_path)
-    losses = [[(event["step"], event["loss"]) for event in events(tmp_path, "train", rank)] for rank in range(3)]
+    losses = [
+        [(event["step"], event["loss"]) for event in events(tmp_path, "train", rank)]
+        for rank in range(3)
+    ]
     assert losses[0]
     assert losses[0] == losses[1] == losses[2]
 
@@ -297,7 +332,11 @@ def test_every_rank_logs_the_same_global_loss(tmp_path: Path) -> None:
 def test_a_lonely_last_sample_before_batchnorm_is_warned_about(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match="Expected more than 1 value per channel"):
         train_on(1, make_config(samples=33), Normalised, tmp_path)
-    (warning,) = [event["message"] for event in events(tmp_path, "warning") if "has one sample" in event["message"]]
+    (warning,) = [
+        event["message"]
+        for event in events(tmp_path, "warning")
+        if "has one sample" in event["message"]
+    ]
     assert "(33 samples in batches of 8)" in warning
 
 

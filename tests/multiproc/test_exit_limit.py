@@ -1,4 +1,5 @@
-"""A process whose exit blocks, in a destructor say, ends all the same, and with the code of what came before."""
+"""A process whose exit blocks, in a destructor say, ends all the same, and with the code of what
+came before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A checkpoint's weights as a plain file: read back by torch and the safetensors package, with a model card."""
+"""A checkpoint's weights as a plain file: read back by torch and the safetensors package, with a
+model card."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def header(path: Path) -> dict[str, Any]:
-    """As the format's documentation has it: 8 bytes of length, JSON, then the tensors without a gap."""
+    """As the format's documentation has it: 8 bytes of length, JSON, then the tensors without a
+    gap."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     found: dict[str, Any] = json.loads(content[8 : 8 + length])
@@ -77,12 +79,17 @@ def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> 
     fresh = TiedLayers().double()
     own = newest(trained).tensors["model"]
     assert header(to).keys() == fresh.state_dict().keys()
-    assert "second.weight" not in own  # a checkpoint has a tied weight once, the file has it under both names
+    assert (
+        "second.weight" not in own
+    )  # a checkpoint has a tied weight once, the file has it under both names
     fresh.load_state_dict(load_file(to), strict=True)
     assert fresh.second.weight is fresh.first.weight
     for name, tensor in fresh.state_dict().items():
         assert torch.equal(tensor, own["first.weight" if name == "second.weight" else name])
-    assert sorted(path.name for path in to.parent.iterdir()) == ["weights.md", "weights.safetensors"]
+    assert sorted(path.name for path in to.parent.iterdir()) == [
+        "weights.md",
+        "weights.safetensors",
+    ]
 
 
 def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path: Path) -> None:
@@ -96,7 +103,9 @@ def test_the_average_is_what_the_run_was_evaluated_with(trained: Path, tmp_path:
     points = Points(29)
     model.load_state_dict(average, strict=True)
     loss = functional.cross_entropy(model(points.inputs), points.targets).item()
-    assert loss == pytest.approx(catalog.check_sizes(find_checkpoint(trained, "last")).metrics["loss"], rel=1e-12)
+    assert loss == pytest.approx(
+        catalog.check_sizes(find_checkpoint(trained, "last")).metrics["loss"], rel=1e-12
+    )
 
 
 def test_the_screen_says_which_weights_were_exported(
@@ -105,7 +114,9 @@ def test_the_screen_says_which_weights_were_exported(
     words = ["export", str(trained), "--which", "last", "--to"]
     assert main([*words, str(tmp_path / "trained.safetensors")]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.endswith(", as trained; --ema exports their average (EMA), which evaluate and predict use")
+    assert first.endswith(
+        ", as trained; --ema exports their average (EMA), which evaluate and predict use"
+    )
     assert main([*words, str(tmp_path / "average.safetensors"), "--ema"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith(", averaged (EMA); without --ema: the weights as trained")
@@ -139,7 +150,12 @@ def test_the_card_has_task_checkpoint_metrics_and_settings(trained: Path, tmp_pa
 
 def test_a_card_has_plain_text_whatever_the_checkpoint_names() -> None:
     wrong = "a|b`c<img src=x>\n```\n[here](http://x)\x1b[2J"
-    facts = {"task": wrong, "config": {wrong: wrong, "model.init": wrong}, "batch_size": 8, "world_size": 2}
+    facts = {
+        "task": wrong,
+        "config": {wrong: wrong, "model.init": wrong},
+        "batch_size": 8,
+        "world_size": 2,
+    }
     record = Manifest(3, wrong, {wrong: 0.5}, {})
     snapshot = store.Snapshot({"model": {}}, {"progress": {"facts": facts}})
     with patch.object(catalog, "check_sizes", return_value=record):
@@ -162,19 +178,29 @@ def test_refusals(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         return capsys.readouterr().err
 
     run = str(trained)
-    assert "weights.md exists already\n  try: give --to another name, or --force to replace it" in refusal(
-        run, "--to", str(to)
+    assert (
+        "weights.md exists already\n  try: give --to another name, or --force to replace it"
+        in refusal(run, "--to", str(to))
     )
     assert (tmp_path / "weights.md").read_text() == "mine"
     assert not to.exists()
-    assert "weights.pt does not end in .safetensors" in refusal(run, "--to", str(tmp_path / "weights.pt"))
+    assert "weights.pt does not end in .safetensors" in refusal(
+        run, "--to", str(tmp_path / "weights.pt")
+    )
     assert "--last: unknown flag" in refusal(run, "--last", "--to", "a")
-    assert "has no checkpoint of step 999" in refusal(run, "--which", "999", "--to", str(tmp_path / "a.safetensors"))
+    assert "has no checkpoint of step 999" in refusal(
+        run, "--which", "999", "--to", str(tmp_path / "a.safetensors")
+    )
     assert "no --to FILE was given" in refusal(run)
     assert "no RUN was given" in refusal()
     both = refusal(run, "--best", "--which", "last", "--to", str(tmp_path / "a.safetensors"))
     assert "--best and --which last name different checkpoints\n  try: give one of them" in both
-    assert "--optim.lr: is a setting of a run; export takes none" in refusal(run, "--optim.lr", "1", "--to", "a")
+    assert "--optim.lr: is a setting of a run; export takes none" in refusal(
+        run, "--optim.lr", "1", "--to", "a"
+    )
     average = refusal(str(plain), "--ema", "--to", str(tmp_path / "a.safetensors"))
-    assert "the checkpoint holds no average of the weights\n  try: leave --ema (ema=True) out, or train with" in average
+    assert (
+        "the checkpoint holds no average of the weights\n  try: leave --ema (ema=True) out, or train with"
+        in average
+    )
     assert list(tmp_path.glob("*.safetensors")) == []

@@ -1,4 +1,5 @@
-"""`find-lr` and `find-batch` on real jobs: the same answer on any number of ranks, and nothing is left behind."""
+"""`find-lr` and `find-batch` on real jobs: the same answer on any number of ranks, and nothing is
+left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ PLAIN = OptimConfig(lr=0.1, weight_decay=0.0, momentum=0.0, warmup_steps=5)
 
 
 def manager(config: Config) -> DDPManager:
-    ddp = make_manager(replace(config, dist=replace(config.dist, train_timeout_s=30, same_code=False)))
+    ddp = make_manager(
+        replace(config, dist=replace(config.dist, train_timeout_s=30, same_code=False))
+    )
     ddp.setup()
     return ddp
 
@@ -109,7 +112,13 @@ def test_steps_are_taken_at_these_rates_and_groups_keep_their_ratio() -> None:
 def test_it_begins_with_the_weights_of_model_init(tmp_path: Path) -> None:
     config = make_config(batch_size=32, samples=96, optim=PLAIN)
     file = tmp_path / "zeros.safetensors"
-    save_file({name: torch.zeros_like(one) for name, one in Classify(config).model().state_dict().items()}, file)
+    save_file(
+        {
+            name: torch.zeros_like(one)
+            for name, one in Classify(config).model().state_dict().items()
+        },
+        file,
+    )
     (found,) = range_here(replace(config, model=replace(config.model, init=str(file))), Classify)
     assert found.losses[0] == pytest.approx(math.log(2), rel=1e-9)
 
@@ -122,7 +131,9 @@ class Limited(Classify):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         loss = super().loss(model, batch)
         if len(batch[0]) > self.limits[int(os.environ.get("RANK", "0"))]:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
+            )
         return loss
 
 

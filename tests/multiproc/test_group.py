@@ -25,7 +25,9 @@ NOTHING_SET: dict[str, Any] = {"facts": {}, "environment": {}}
 def join() -> Topology:
     topology = topology_from(os.environ)
     assert topology is not None
-    group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=30, train_timeout_s=20, **NOTHING_SET)
+    group.join_group(
+        topology, backend="gloo", device=CPU, start_timeout_s=30, train_timeout_s=20, **NOTHING_SET
+    )
     return topology
 
 
@@ -36,9 +38,15 @@ def talk() -> tuple[object, ...]:
     before = count()
     values = collectives.gather_json({"rank": rank, "text": "é" * rank}, device=CPU)
     chosen = collectives.broadcast_json(["from", rank], device=CPU)
-    sent = {"a": torch.tensor(2.5), "b": torch.arange(4).bool(), "c": torch.ones(2, 3, dtype=torch.bfloat16)}
+    sent = {
+        "a": torch.tensor(2.5),
+        "b": torch.arange(4).bool(),
+        "c": torch.ones(2, 3, dtype=torch.bfloat16),
+    }
     got = collectives.broadcast_tensors(sent if rank == 0 else None, device=CPU)
-    same = all(torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent)
+    same = all(
+        torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent
+    )
     total = collectives.all_sum(torch.tensor([rank + 1.0]))
     has_sent = count() > before
     timeout = dist.distributed_c10d._get_default_group()._get_backend(CPU).options._timeout
@@ -59,7 +67,8 @@ def test_ranks_talk_without_pickle(world_size: int) -> None:
 
 
 def gather_unequal() -> tuple[list[list[int]], int]:
-    """What rank 0 gathers from ranks with 5, 0 and 12 bytes, in pieces of 4; and how many bytes this rank has sent."""
+    """What rank 0 gathers from ranks with 5, 0 and 12 bytes, in pieces of 4; and how many bytes
+    this rank has sent."""
     topology = join()
     collectives.PIECE_BYTES = 4
     sent = 0
@@ -85,14 +94,17 @@ def test_a_rank_sends_rank_0_what_it_has_and_no_padding() -> None:
 
 
 def change_groups() -> list[list[int]]:
-    """The threads and descriptors of this rank after each of some groups, as when nodes are lost and join again."""
+    """The threads and descriptors of this rank after each of some groups, as when nodes are lost
+    and join again."""
     topology = topology_from(os.environ)
     counts = []
     assert topology is not None
     store = group.open_store(topology, timeout_s=30)
     for number in range(6):
         prefix = dist.PrefixStore(str(number), store.raw)
-        dist.init_process_group("gloo", store=prefix, rank=topology.rank, world_size=2, timeout=timedelta(seconds=30))
+        dist.init_process_group(
+            "gloo", store=prefix, rank=topology.rank, world_size=2, timeout=timedelta(seconds=30)
+        )
         other = group.make_group([0, 1], timeout_s=30)
         model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3), process_group=other)
         model(torch.ones(2, 3)).sum().backward()
@@ -106,7 +118,9 @@ def change_groups() -> list[list[int]]:
 def test_groups_that_were_left_are_released() -> None:
     for counts in run_ranks(2, change_groups):
         grown = [last - early for last, early in zip(counts[-1], counts[1], strict=True)]
-        assert max(grown) < 15, counts  # two groups have 6 threads and 10 descriptors, and four pairs of them were left
+        assert max(grown) < 15, (
+            counts
+        )  # two groups have 6 threads and 10 descriptors, and four pairs of them were left
 
 
 def leave_two_groups() -> int:
@@ -132,7 +146,10 @@ def differ() -> str:
     topology = join()
     try:
         collectives.check_same(
-            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}}, host="h", device=CPU, next_step="look"
+            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}},
+            host="h",
+            device=CPU,
+            next_step="look",
         )
     except PreflightError as error:
         return str(error)
@@ -141,7 +158,10 @@ def differ() -> str:
 
 def test_a_difference_lists_the_value_per_rank() -> None:
     for message in run_ranks(3, differ):
-        assert message == "ranks differ in config: ranks 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  try: look"
+        assert (
+            message
+            == "ranks differ in config: ranks 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  try: look"
+        )
 
 
 def weights_differ(where: str) -> str:
@@ -227,7 +247,14 @@ def lose_rank_0() -> str:
     store.set("connected", "")
     pytest.MonkeyPatch().setattr(group, "open_store", lambda *_, **__: store)
     with pytest.raises(PreflightError) as caught:
-        group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=20, train_timeout_s=5, **NOTHING_SET)
+        group.join_group(
+            topology,
+            backend="gloo",
+            device=CPU,
+            start_timeout_s=20,
+            train_timeout_s=5,
+            **NOTHING_SET,
+        )
     return str(caught.value)
 
 
@@ -248,17 +275,26 @@ def test_a_store_that_nobody_runs_is_named() -> None:
 
 
 def test_a_store_that_is_taken_is_named() -> None:
-    with dist_listener() as port, pytest.raises(PreflightError, match=rf"could not open its store 127.0.0.1:{port}"):
-        group.open_store(Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1)
+    with (
+        dist_listener() as port,
+        pytest.raises(PreflightError, match=rf"could not open its store 127.0.0.1:{port}"),
+    ):
+        group.open_store(
+            Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1
+        )
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
 def test_a_store_on_the_loopback_is_not_open_to_the_network(address: str) -> None:
     port = free_port()
-    store = group.open_store(Topology(world_size=2, master_addr=address, master_port=port), timeout_s=5)
+    store = group.open_store(
+        Topology(world_size=2, master_addr=address, master_port=port), timeout_s=5
+    )
     store.set("word", "heard")
     assert listening_addresses(port) == {"127.0.0.1"}
-    other = group.open_store(Topology(rank=1, world_size=2, master_addr=address, master_port=port), timeout_s=5)
+    other = group.open_store(
+        Topology(rank=1, world_size=2, master_addr=address, master_port=port), timeout_s=5
+    )
     assert other.get("word") == b"heard"
 
 

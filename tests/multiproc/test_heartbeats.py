@@ -1,4 +1,5 @@
-"""The beats of a run, as another process sees them while the run is in each phase; and those of a user's own loop."""
+"""The beats of a run, as another process sees them while the run is in each phase; and those of a
+user's own loop."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ for _ in sys.stdin:
 
 
 class Onlooker:
-    """Another process, which says what it sees of a rank when it is asked; and what it has seen, by place."""
+    """Another process, which says what it sees of a rank when it is asked; and what it has seen, by
+    place."""
 
     current: Onlooker
 
@@ -57,7 +59,10 @@ class Onlooker:
         self.seen: dict[str, list[tuple[str, int, int]]] = {}
         self.num_marks: list[int] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-c", LOOKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", LOOKS, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self) -> list[Any]:
@@ -170,9 +175,15 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
     for rank, facts in enumerate(run_ranks(2, train_watched, config, tmp_path / "run")):
         places = facts["places"]
         assert places["model"] == ["START"]
-        assert places["data"] == ["DATA", "START"], "START: samples are compared before the first step"
-        assert places["loss"] == ["FORWARD", "START"], "START: the loss is checked before the first step"
-        assert places["gradient"] == ["BACKWARD", "START"], "START: operations are counted before the first step"
+        assert places["data"] == ["DATA", "START"], (
+            "START: samples are compared before the first step"
+        )
+        assert places["loss"] == ["FORWARD", "START"], (
+            "START: the loss is checked before the first step"
+        )
+        assert places["gradient"] == ["BACKWARD", "START"], (
+            "START: operations are counted before the first step"
+        )
         assert places["optimizer"] == ["OPTIMIZER"]
         assert places["report"] == ["BETWEEN", "EVALUATION"]
         assert places["evaluation loss"] == ["EVALUATION"]
@@ -192,7 +203,9 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
 def check_phases(events: Path) -> None:
     """With each log line a rank reports what its time went to since the last one."""
     found = [event for event in read_events(events) if event["kind"] in ("train", "phases")]
-    lines, phases = ([event for event in found if event["kind"] == kind] for kind in ("train", "phases"))
+    lines, phases = (
+        [event for event in found if event["kind"] == kind] for kind in ("train", "phases")
+    )
     assert [event["step"] for event in phases] == [event["step"] for event in lines] == [2, 4]
     first, second = (event["phases_s"] for event in phases)
     assert {"start", "data", "forward", "backward", "optimizer"} <= first.keys()
@@ -214,13 +227,17 @@ def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]
     ddp.setup()
     with watched(ddp, run.parent) as onlooker:
         with pytest.raises(ValueError, match="no such label"):
-            train(RunRequest("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress())
+            train(
+                RunRequest("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress()
+            )
         ddp.cleanup()
         return onlooker.ask(), [sorted(onlooker.phases(place)) for place in ("loss", "close")]
 
 
 def test_a_failure_is_in_the_record_before_anything_is_closed(tmp_path: Path) -> None:
-    ((phase, step, *_, failure), phases) = run_ranks(1, fail_watched, make_config(), tmp_path / "run")[0]
+    ((phase, step, *_, failure), phases) = run_ranks(
+        1, fail_watched, make_config(), tmp_path / "run"
+    )[0]
     assert (phase, step, failure) == ("FAILED", 3, "ValueError: no such label")
     assert phases == [["FORWARD", "START"], ["FAILED"]]
 
@@ -261,7 +278,8 @@ def test_a_users_own_loop_has_the_heartbeats_of_its_loaders(tmp_path: Path) -> N
     for rank, seen in enumerate(run_ranks(2, own_loop, tmp_path)):
         phases = {place: {phase for phase, *_ in looks} for place, looks in seen.items()}
         assert phases["data"] == phases["evaluation data"] == phases["stream"] == {"DATA"}
-        # 10 samples in steps of 4: three a pass, the last of which has one micro-batch on each rank.
+        # 10 samples in steps of 4: three a pass, the last of which has one micro-batch on each
+        # rank.
         steps = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (5, 1)]
         assert seen["loop"] == [("USER", *step) for step in steps]
         assert seen["after an epoch"] == [("USER", 3, 0), ("USER", 6, 0)]
@@ -314,11 +332,17 @@ def test_a_loop_with_torchs_own_loader_is_seen_to_move(tmp_path: Path) -> None:
     [
         (ValueError("no such label"), Phase.FAILED, "ValueError: no such label"),
         (KeyboardInterrupt(), Phase.FAILED, "KeyboardInterrupt"),
-        (SystemExit("no data"), Phase.FAILED, "sys.exit('no data') was called before the end of the run"),
+        (
+            SystemExit("no data"),
+            Phase.FAILED,
+            "sys.exit('no data') was called before the end of the run",
+        ),
         (SystemExit(0), Phase.LEFT, ""),
     ],
 )
-def test_the_last_heartbeat_of_a_users_loop(tmp_path: Path, error: BaseException, phase: Phase, failure: str) -> None:
+def test_the_last_heartbeat_of_a_users_loop(
+    tmp_path: Path, error: BaseException, phase: Phase, failure: str
+) -> None:
     def leave() -> None:
         with DDPManager() as ddp:
             ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")

@@ -1,4 +1,5 @@
-"""Hooks in a run: when each is called, how one ends the run on all ranks, and what a failing one leaves."""
+"""Hooks in a run: when each is called, how one ends the run on all ranks, and what a failing one
+leaves."""
 
 from __future__ import annotations
 
@@ -18,21 +19,39 @@ from drumline.report.goodput import Goodput
 from drumline.report.run_data import read_run
 from drumline.report.run_list import listed
 from drumline.runs.events import read_events
-from tests.hooked_jobs import Failing, FailsInASchedule, Hooked, Recorded, Recorder, Stopped, Thawed, Unsavable
+from tests.hooked_jobs import (
+    Failing,
+    FailsInASchedule,
+    Hooked,
+    Recorded,
+    Recorder,
+    Stopped,
+    Thawed,
+    Unsavable,
+)
 from tests.jobs import assert_same_bits, make_config, newest, train_here
 from tests.multiproc.test_resume import EVERY_STEP, interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 
 
 def events_of(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == kind]
+    return [
+        event
+        for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")
+        if event["kind"] == kind
+    ]
 
 
-def test_every_moment_comes_in_the_order_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an evaluation in reverse; at the end the last checkpoint is complete, however slow the disk is."""
+def test_every_moment_comes_in_the_order_of_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an evaluation in reverse; at the end the last checkpoint is complete, however slow the
+    disk is."""
     Recorder.records.clear()
     write = store.write
-    monkeypatch.setattr(store, "write", lambda *given, **named: (time.sleep(0.2), write(*given, **named))[1])
+    monkeypatch.setattr(
+        store, "write", lambda *given, **named: (time.sleep(0.2), write(*given, **named))[1]
+    )
     config = make_config(epochs=1, checkpoint=CheckpointConfig(every_steps=4))
     train_here(config, Recorded, tmp_path)
     names = ("first", "second")
@@ -61,7 +80,9 @@ def test_every_moment_comes_in_the_order_of_the_list(tmp_path: Path, monkeypatch
     ]  # fmt: skip
 
 
-def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_kill(tmp_path: Path) -> None:
+def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
     """Asked after step 3, killed before the log line of step 4."""
     config = make_config(checkpoint=EVERY_STEP)
     reason = "rank 1 has seen enough"
@@ -71,8 +92,12 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
     for end in (*whole, *ends):
         assert (end.step, end.stopped) == (4, {"reason": reason, "unit": "epochs", "length": 2})
     assert_same_bits(newest(tmp_path), newest(tmp_path / "whole"))
-    assert [event["step"] for event in events_of(tmp_path, "evaluation")] == [4], "as at the end of any run"
-    assert [event["stopped"] for rank in (0, 1) for event in events_of(tmp_path, "end", rank)] == [reason] * 2
+    assert [event["step"] for event in events_of(tmp_path, "evaluation")] == [4], (
+        "as at the end of any run"
+    )
+    assert [event["stopped"] for rank in (0, 1) for event in events_of(tmp_path, "end", rank)] == [
+        reason
+    ] * 2
     assert newest(tmp_path).documents["progress"]["step"] == 4
 
     # Started again it has finished, on any number of ranks, until it is made longer.
@@ -86,7 +111,9 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
     assert (listed_run.step, listed_run.total_steps, listed_run.stopped) == (4, 10, reason)
     facts = facts_of(read_run(tmp_path), Goodput())
     assert (facts["steps"], facts["stopped"]) == ("4 of 10", reason)
-    with pytest.raises(UsageError, match=r"has finished at step 4, and was trained with other settings: optim\.lr"):
+    with pytest.raises(
+        UsageError, match=r"has finished at step 4, and was trained with other settings: optim\.lr"
+    ):
         train_here(replace(config, optim=replace(config.optim, lr=0.5)), Stopped, tmp_path)
     with pytest.raises(
         UsageError, match=r"has finished at step 4, .* train\.batch_size 8 -> 4"
@@ -99,9 +126,14 @@ def test_one_rank_asks_to_stop_and_all_end_after_the_next_log_line_also_after_a_
 def test_a_failing_hook_is_named_and_only_its_rank_hears_of_the_failure(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_here, make_config(), Failing, tmp_path)
-    assert "ValueError: the disk is full of bees\nin the hook Fails.after_step()" in caught.value.errors[1]
+    assert (
+        "ValueError: the disk is full of bees\nin the hook Fails.after_step()"
+        in caught.value.errors[1]
+    )
     (error,) = events_of(tmp_path, "error", rank=1)
-    assert error["message"] == "ValueError: the disk is full of bees (in the hook Fails.after_step())"
+    assert (
+        error["message"] == "ValueError: the disk is full of bees (in the hook Fails.after_step())"
+    )
     assert [path.name for path in tmp_path.glob("failed-*")] == ["failed-1"]
     assert (tmp_path / "failed-1").read_text() == "2 the disk is full of bees"
     (warning,) = events_of(tmp_path, "warning", rank=1)
@@ -112,11 +144,16 @@ def test_a_hook_that_only_hears_of_failures_knows_the_moment_and_may_log(tmp_pat
     with pytest.raises(ValueError, match="no such step"):
         train_here(make_config(), FailsInASchedule, tmp_path)
     (logged,) = events_of(tmp_path, "logged")
-    assert (logged["step"], logged["value"]) == (7, "no such step at 7 of epoch 2 with ['loss', 'accuracy']")
+    assert (logged["step"], logged["value"]) == (
+        7,
+        "no such step at 7 of epoch 2 with ['loss', 'accuracy']",
+    )
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"the hook KeepsTheModel\.state_dict\(\): 0/model cannot be saved"):
+    with pytest.raises(
+        CheckpointError, match=r"the hook KeepsTheModel\.state_dict\(\): 0/model cannot be saved"
+    ):
         train_here(make_config(), Unsavable, tmp_path)
     assert not events_of(tmp_path, "train")
 
@@ -126,7 +163,9 @@ def at_step(run: Path, step: int) -> store.Snapshot:
 
 
 @pytest.mark.parametrize(("world_size", "exact"), [(1, "world"), (2, "elastic")])
-def test_unfrozen_parameters_are_left_alone_until_their_step(tmp_path: Path, world_size: int, exact: str) -> None:
+def test_unfrozen_parameters_are_left_alone_until_their_step(
+    tmp_path: Path, world_size: int, exact: str
+) -> None:
     config = frozen_config(exact)
     run_ranks(world_size, train_here, config, Thawed, tmp_path / "whole")
     first, before, after = (at_step(tmp_path / "whole", step) for step in (1, 4, 5))
@@ -149,7 +188,8 @@ def frozen_config(exact: str) -> Config:
 
 
 def test_a_stop_that_comes_with_the_last_step_is_no_stop(tmp_path: Path) -> None:
-    """The second evaluation is the last one here: the run ends as it would have, and can be made longer."""
+    """The second evaluation is the last one here: the run ends as it would have, and can be made
+    longer."""
     progress = train_here(make_config(), Hooked, tmp_path)
     assert (progress.step, progress.stopped) == (10, None)
     saved = newest(tmp_path).documents["progress"]

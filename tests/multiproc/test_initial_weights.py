@@ -1,4 +1,5 @@
-"""A new run begins with the weights that --model.init names, on every rank; a resumed run has its own."""
+"""A new run begins with the weights that --model.init names, on every rank; a resumed run has its
+own."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from drumline.runs.events import read_events
 from drumline.training.saved.saved_run import find_checkpoint
 from tests.jobs import Classify, Normalised, make_config, newest, train_here, train_on
 
-STILL = OptimConfig(lr=1e-300, weight_decay=0.0, schedule="constant")  # no weight changes by that little
+STILL = OptimConfig(
+    lr=1e-300, weight_decay=0.0, schedule="constant"
+)  # no weight changes by that little
 
 
 class Wider(Classify):
@@ -30,7 +33,10 @@ class Wider(Classify):
 
 def config_with(init: Path | None, *, strict: bool = True, **settings: Any) -> Config:
     config = make_config(**settings)
-    return replace(config, model=replace(config.model, init=None if init is None else str(init), init_strict=strict))
+    return replace(
+        config,
+        model=replace(config.model, init=None if init is None else str(init), init_strict=strict),
+    )
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -43,7 +49,11 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def messages(run: Path, kind: str) -> list[str]:
-    return [event["message"] for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event["message"]
+        for event in read_events(run / "events" / "rank-00000.jsonl")
+        if event["kind"] == kind
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +83,28 @@ def test_a_file_is_read_once_and_never_again(tmp_path: Path) -> None:
     torch.manual_seed(3)
     file = tmp_path / "weights.safetensors"
     config = config_with(tmp_path / "weights.safetensors", steps=4)
-    save_file({name: tensor.clone() for name, tensor in Classify(config).model().state_dict().items()}, file)
+    save_file(
+        {name: tensor.clone() for name, tensor in Classify(config).model().state_dict().items()},
+        file,
+    )
     train_here(config, Classify, tmp_path / "whole")
     train_here(config_with(file, steps=2), Classify, tmp_path / "parts")
     assert not torch.equal(weights(tmp_path / "parts")["0.weight"], load_file(file)["0.weight"])
     file.unlink()
     with pytest.raises(
-        UsageError, match=r"parts began with .*weights\.safetensors and resumes from step 2: --model\.in"
+        UsageError,
+        match=r"parts began with .*weights\.safetensors and resumes from step 2: --model\.in",
     ):
         train_here(config_with(tmp_path / "others", steps=4), Classify, tmp_path / "parts")
-    train_here(config_with(None, steps=3), Classify, tmp_path / "parts")  # leaving it out is no change
+    train_here(
+        config_with(None, steps=3), Classify, tmp_path / "parts"
+    )  # leaving it out is no change
     assert not any("model.init" in message for message in messages(tmp_path / "parts", "warning"))
     train_here(config, Classify, tmp_path / "parts")
     assert_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    assert newest(tmp_path / "parts").documents["progress"]["facts"]["config"]["model.init"] == str(file)
+    assert newest(tmp_path / "parts").documents["progress"]["facts"]["config"]["model.init"] == str(
+        file
+    )
 
 
 def test_weights_that_do_not_fit_are_refused_or_left_out(trained: Path, tmp_path: Path) -> None:
@@ -121,7 +139,9 @@ def test_weights_that_do_not_fit_are_refused_or_left_out(trained: Path, tmp_path
 def test_weights_of_another_model_are_refused_also_where_what_fits_would_do(tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     save_file({"layer.weight": torch.zeros(2)}, file)
-    with pytest.raises(UsageError, match=r"try: give weights of this model: no tensor of these fits"):
+    with pytest.raises(
+        UsageError, match=r"try: give weights of this model: no tensor of these fits"
+    ):
         train_here(config_with(file, strict=False, steps=1), Classify, tmp_path / "run")
 
 
@@ -132,7 +152,9 @@ def test_a_run_that_was_not_evaluated_needs_a_checkpoint_by_name(tmp_path: Path)
 
     first = tmp_path / "first"
     train_here(make_config(epochs=1), NoEvaluation, first)
-    with pytest.raises(UsageError, match=r"so none is the best\n  try: name a checkpoint: .*step-00000005"):
+    with pytest.raises(
+        UsageError, match=r"so none is the best\n  try: name a checkpoint: .*step-00000005"
+    ):
         train_here(config_with(first, steps=1), NoEvaluation, tmp_path / "second")
     named = find_checkpoint(first, "last")
     train_here(config_with(named, optim=STILL, steps=1), NoEvaluation, tmp_path / "third")

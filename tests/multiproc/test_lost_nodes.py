@@ -1,4 +1,5 @@
-"""A node is lost: the others continue without it, in the same processes, and it joins again from their memory."""
+"""A node is lost: the others continue without it, in the same processes, and it joins again from
+their memory."""
 
 from __future__ import annotations
 
@@ -28,14 +29,25 @@ def test_the_others_continue_and_a_lost_node_joins_again(tmp_path: Path) -> None
         assert [job.pid(number) for number in (0, 1)] == pids
 
     lost, joined = job.events("regrouped")
-    assert (lost["step"], lost["lost"], lost["joined"], len(lost["nodes"])) == (15, [lost["lost"][0]], [], 2)
+    assert (lost["step"], lost["lost"], lost["joined"], len(lost["nodes"])) == (
+        15,
+        [lost["lost"][0]],
+        [],
+        2,
+    )
     assert lost["lost"][0].startswith("node 2 (")
-    assert lost["message"].startswith(f"{lost['lost'][0]} was lost by step 15; the others continue (paused ")
+    assert lost["message"].startswith(
+        f"{lost['lost'][0]} was lost by step 15; the others continue (paused "
+    )
     assert (joined["lost"], len(joined["joined"]), len(joined["nodes"])) == ([], 1, 3)
     assert joined["step"] == 25
     text = f"{joined['joined'][0]} joined after step {joined['step']}, from the memory of the others (paused "
     assert joined["message"].startswith(text)
-    starts = [json.loads(line) for line in (job.run / "ledger.jsonl").read_text().splitlines() if '"start"' in line]
+    starts = [
+        json.loads(line)
+        for line in (job.run / "ledger.jsonl").read_text().splitlines()
+        if '"start"' in line
+    ]
     assert [(one["step"], one["world_size"], one.get("lost")) for one in starts] == [
         (0, 3, None),
         (15, 2, [[2, 11, 15]]),
@@ -45,9 +57,19 @@ def test_the_others_continue_and_a_lost_node_joins_again(tmp_path: Path) -> None
 
 
 def test_a_step_that_failed_has_changed_no_buffer(tmp_path: Path) -> None:
-    """hsdp: the forward pass of the step in which a node is lost has updated BatchNorm's statistics, on each rank from
-    samples of its own. The ranks are compared before the step is repeated."""
-    flags = ("--dist.mode", "hsdp", "--dist.sync", "step", "--train.steps", "20", "--data.samples", "60")
+    """hsdp: the forward pass of the step in which a node is lost has updated BatchNorm's
+    statistics, on each rank from samples of its own. The ranks are compared before the step is
+    repeated."""
+    flags = (
+        "--dist.mode",
+        "hsdp",
+        "--dist.sync",
+        "step",
+        "--train.steps",
+        "20",
+        "--data.samples",
+        "60",
+    )
     with nodes(tmp_path, 3, *flags, per_node=2, task=HeldNormalised) as job:
         job.hold(4, 13)
         job.start(0, 1, 2)

@@ -25,7 +25,12 @@ from tests.ranks import RanksFailed, run_ranks
 def test_alone_the_same_script_runs_on_one_process() -> None:
     ddp = DDPManager()
     assert ddp.setup() is False
-    assert (ddp.rank, ddp.world_size, ddp.get_local_rank(), ddp.is_main_process()) == (0, 1, 0, True)
+    assert (ddp.rank, ddp.world_size, ddp.get_local_rank(), ddp.is_main_process()) == (
+        0,
+        1,
+        0,
+        True,
+    )
     assert ddp.device.type in ("cpu", "cuda")
     model = nn.Linear(2, 2)
     assert ddp.unwrap(ddp.wrap(model)) is model
@@ -37,7 +42,15 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
 
 def test_the_engine_uses_no_public_name_that_a_script_does_not_need() -> None:
     assert {name for name in dir(DDPManager()) if not name.startswith("_")} == {
-        *("setup", "cleanup", "rank", "world_size", "local_world_size", "get_local_rank", "is_main_process"),
+        *(
+            "setup",
+            "cleanup",
+            "rank",
+            "world_size",
+            "local_world_size",
+            "get_local_rank",
+            "is_main_process",
+        ),
         *("host", "device", "backend", "is_restart", "place", "barrier", "sum"),
         *("wrap", "unwrap", "no_sync", "loader", "checkpoint"),
     }
@@ -45,7 +58,8 @@ def test_the_engine_uses_no_public_name_that_a_script_does_not_need() -> None:
 
 def test_a_type_checker_knows_what_a_loader_is() -> None:
     found = {
-        str(one.__annotations__["train"]): one.__annotations__["return"] for one in get_overloads(DDPManager.loader)
+        str(one.__annotations__["train"]): one.__annotations__["return"]
+        for one in get_overloads(DDPManager.loader)
     }
     assert found["Literal[True]"] == "Loader"
     assert found["Literal[False]"] == "EvaluationLoader"
@@ -58,18 +72,21 @@ def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
 
 
 @pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
-def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(sidecar: Literal["off", "auto", "on"]) -> None:
-    with DDPManager()._connection.node_watch(WatchConfig(sidecar=sidecar), run=None, environment={}) as node:
+def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(
+    sidecar: Literal["off", "auto", "on"],
+) -> None:
+    with DDPManager()._connection.node_watch(
+        WatchConfig(sidecar=sidecar), run=None, environment={}
+    ) as node:
         assert (node is not None) == (sidecar == "on"), "auto: there is a single rank"
 
 
 def test_settings_of_the_watch_are_checked_before_the_rendezvous() -> None:
     with pytest.raises(ConfigError) as caught:
         DDPManager(watch=WatchConfig(on_hang="restrat", hang_s=0))  # type: ignore[arg-type]
-    assert [line.partition(" = ")[0].strip(" -") for line in str(caught.value).splitlines()[1:3]] == [
-        "WatchConfig: watch.on_hang",
-        "WatchConfig: watch.hang_s",
-    ]
+    assert [
+        line.partition(" = ")[0].strip(" -") for line in str(caught.value).splitlines()[1:3]
+    ] == ["WatchConfig: watch.on_hang", "WatchConfig: watch.hang_s"]
 
 
 def test_it_must_be_set_up_once_and_before_use() -> None:
@@ -90,7 +107,11 @@ def live_through_it() -> dict[str, object]:
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
     initial = model[0].weight.detach().clone()
     wrapped = ddp.wrap(
-        model, bucket_cap_mb=1, gradient_as_bucket_view=True, find_unused_parameters=True, static_graph=False
+        model,
+        bucket_cap_mb=1,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=True,
+        static_graph=False,
     )
     noise = float(torch.rand(()))
     ddp.barrier()
@@ -154,8 +175,8 @@ def test_a_wrapped_model_is_used_and_saved_in_the_same_way_on_any_number_of_rank
 
 
 def average_gradient(length: int, batch_size: int, accumulate: int) -> list[list[float]]:
-    """The gradient of each step in a loop of the user's own, with an uneven last batch; nothing is reduced before the
-    last micro-batch of a step."""
+    """The gradient of each step in a loop of the user's own, with an uneven last batch; nothing is
+    reduced before the last micro-batch of a step."""
     with DDPManager(watch=NO_SIDECAR) as ddp:
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(Points(length), batch_size=batch_size, accumulate=accumulate)
@@ -186,7 +207,9 @@ def test_a_users_own_loop_gets_the_gradient_of_the_whole_batch() -> None:
     (alone,) = run_ranks(1, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 1))
     for gradients in run_ranks(3, average_gradients, (9, 4, 1), (11, 4, 1), (29, 12, 2)):
         for found, expected in zip(gradients, alone, strict=True):
-            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                torch.tensor(found), torch.tensor(expected), rtol=1e-9, atol=1e-12
+            )
 
 
 class Collect(logging.Handler):
@@ -233,7 +256,10 @@ def sync_on_cpu() -> str:
 
 
 def test_sync_batchnorm_on_the_cpu_is_refused_in_words() -> None:
-    assert "torch's SyncBatchNorm refuses CPU tensors\n  try: leave it off" in run_ranks(1, sync_on_cpu)[0]
+    assert (
+        "torch's SyncBatchNorm refuses CPU tensors\n  try: leave it off"
+        in run_ranks(1, sync_on_cpu)[0]
+    )
 
 
 def differ() -> str:
@@ -246,7 +272,9 @@ def differ() -> str:
 
 def test_models_that_start_differently_are_refused() -> None:
     for message in run_ranks(2, differ):
-        assert "ranks differ in the initial weights; first difference in weight: rank 0 (" in message
+        assert (
+            "ranks differ in the initial weights; first difference in weight: rank 0 (" in message
+        )
         assert "try: build the model after the seed is set" in message
 
 
@@ -265,7 +293,10 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
     ("settings", "message"),
     [
         ({"device": "cuda"}, "dist.device is 'cuda', but torch sees no GPU here"),
-        ({"device": "cpu", "backend": "nccl"}, "dist.backend is 'nccl', but this rank computes on the CPU"),
+        (
+            {"device": "cpu", "backend": "nccl"},
+            "dist.backend is 'nccl', but this rank computes on the CPU",
+        ),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -371,7 +402,9 @@ def leave_with_an_error(broken: bool) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_error_of_the_teardown_is_raised_or_of_a_broken_group_logged(broken: bool) -> None:
-    told = "the broken process group was not destroyed: RuntimeError: NCCL error: unhandled cuda error"
+    told = (
+        "the broken process group was not destroyed: RuntimeError: NCCL error: unhandled cuda error"
+    )
     expected = ("True", [told]) if broken else ("raised NCCL error: unhandled cuda error", [])
     assert run_ranks(1, leave_with_an_error, broken) == [expected]
 

@@ -1,4 +1,5 @@
-"""Runs with `--checkpoint.mirror`: they continue on another host with the same bits, and are read from the store."""
+"""Runs with `--checkpoint.mirror`: they continue on another host with the same bits, and are read
+from the store."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Breaks(Classify):
 
 
 def mirrored(url: str, **train: Any) -> Config:
-    saves = CheckpointConfig(every_steps=2, every_epochs=0, keep_last=1, keep_best=1, mirror=url, mirror_wait_s=60.0)
+    saves = CheckpointConfig(
+        every_steps=2, every_epochs=0, keep_last=1, keep_best=1, mirror=url, mirror_wait_s=60.0
+    )
     return make_config(steps=8, dropout=0.2, checkpoint=saves, eval_every_steps=2, **train)
 
 
@@ -48,11 +51,18 @@ def without_url(run: Path) -> store.Snapshot:
 
 
 def messages(run: Path, kind: str) -> list[str]:
-    return [event["message"] for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event["message"]
+        for event in read_events(run / "events" / "rank-00000.jsonl")
+        if event["kind"] == kind
+    ]
 
 
 def test_a_run_continues_on_another_host_and_is_read_from_the_store(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
     train_here(mirrored(f"{bucket.root}/runs/whole"), Classify, whole)
@@ -83,7 +93,8 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
     assert export_command.run([bucket.url, "--to", "best.safetensors"]) == 0
     assert export_command.run([bucket.url, "--which", "8", "--to", "eight.safetensors"]) == 0
     with pytest.raises(
-        UsageError, match=rf"{bucket.url} has no checkpoint 3\n  try: choose last, or one of its steps: .*8"
+        UsageError,
+        match=rf"{bucket.url} has no checkpoint 3\n  try: choose last, or one of its steps: .*8",
     ):
         export_command.run([bucket.url, "--which", "3", "--to", "other.safetensors"])
 
@@ -93,11 +104,14 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
     capsys.readouterr()
     assert verify_command.run([bucket.url]) == 1
     problem = (
-        f"problem: checkpoints/step-00000008: corrupt or incomplete: {bucket.root}/{key} is corrupt: it has 7 bytes"
+        f"problem: checkpoints/step-00000008: corrupt or incomplete: {bucket.root}/{key} is "
+        "corrupt: it has 7 bytes"
     )
     assert problem in capsys.readouterr().out
     for command in (verify_command, report_command):
-        with pytest.raises(UsageError, match=f"there is no run in {bucket.url}x\n  try: give the address that"):
+        with pytest.raises(
+            UsageError, match=f"there is no run in {bucket.url}x\n  try: give the address that"
+        ):
             command.run([f"{bucket.url}x"])
     with pytest.raises(UsageError, match="--live serves one run folder"):
         report_command.run(["--live", bucket.url])
@@ -122,9 +136,13 @@ def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
     warnings = messages(tmp_path / "run", "warning")
     assert [text for text in warnings if text.startswith("the mirror failed: ")]
     assert [
-        text for text in warnings if text.startswith(f"the checkpoint of step 10 is not in the mirror {bucket.url}: ")
+        text
+        for text in warnings
+        if text.startswith(f"the checkpoint of step 10 is not in the mirror {bucket.url}: ")
     ]
-    with pytest.raises(StoreError, match="the mirror may have a checkpoint to resume from, but cannot be read: "):
+    with pytest.raises(
+        StoreError, match="the mirror may have a checkpoint to resume from, but cannot be read: "
+    ):
         train_here(config, Classify, tmp_path / "elsewhere")
 
 
@@ -132,7 +150,8 @@ def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
 @pytest.mark.world_size(2)
 def test_the_shards_of_all_ranks_are_mirrored_and_restored(tmp_path: Path) -> None:
     whole, config = (
-        replace(mirrored(f"file://{tmp_path}/{name}"), dist=DistConfig(mode="fsdp")) for name in ("other", "store")
+        replace(mirrored(f"file://{tmp_path}/{name}"), dist=DistConfig(mode="fsdp"))
+        for name in ("other", "store")
     )
     half = replace(config, train=replace(config.train, steps=4))
     train_each_on(
@@ -142,8 +161,15 @@ def test_the_shards_of_all_ranks_are_mirrored_and_restored(tmp_path: Path) -> No
         (config, Classify, tmp_path / "second"),
     )
     files = {path.name for path in (tmp_path / "store/checkpoints/step-00000008").iterdir()}
-    assert {"model-part-00000.safetensors", "model-part-00001.safetensors", "manifest.json"} <= files
-    assert any(message.startswith("restored step 4 from file://") for message in messages(tmp_path / "second", "note"))
+    assert {
+        "model-part-00000.safetensors",
+        "model-part-00001.safetensors",
+        "manifest.json",
+    } <= files
+    assert any(
+        message.startswith("restored step 4 from file://")
+        for message in messages(tmp_path / "second", "note")
+    )
     left = newest(tmp_path / "whole").tensors
     right = newest(tmp_path / "second").tensors
     for file, group in left.items():

@@ -80,7 +80,9 @@ def test_what_is_done_on_the_device_is_as_if_the_dataset_had_done_it(tmp_path: P
     Prepared.modes.clear()
     for task in (Plain, Prepared):
         train_here(make_config(epochs=1, accumulate=2), task, tmp_path / task.__name__)
-    plain, prepared = (newest(tmp_path / task.__name__).tensors["model"] for task in (Plain, Prepared))
+    plain, prepared = (
+        newest(tmp_path / task.__name__).tensors["model"] for task in (Plain, Prepared)
+    )
     assert all(torch.equal(tensor, prepared[name]) for name, tensor in plain.items())
     # In steps, evaluations and predictions, and in the checks before the first step.
     assert Prepared.modes == {(True, True), (False, False)}
@@ -100,7 +102,9 @@ class Shaken(Prepared):
 
     def on_device(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, target, *noise = batch
-        return super().on_device((inputs, target))[0] + (0.1 * noise[0] if self.training else 0.0), target
+        return super().on_device((inputs, target))[0] + (
+            0.1 * noise[0] if self.training else 0.0
+        ), target
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -112,7 +116,9 @@ def test_random_numbers_of_samples_are_the_same_with_workers_and_a_slow_dataset_
         run = tmp_path / str(workers)
         train_here(make_config(workers=workers), Shaken, run)
         notes = [
-            event["message"] for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "note"
+            event["message"]
+            for event in read_events(run / "events" / "rank-00000.jsonl")
+            if event["kind"] == "note"
         ]
         (note,) = (note for note in notes if "waited for data" in note)
         assert f"; it has {workers} workers" in note

@@ -1,4 +1,5 @@
-"""`--train.on_nan`: a loss or gradient that is not finite is found, named, and costs no finite checkpoint."""
+"""`--train.on_nan`: a loss or gradient that is not finite is found, named, and costs no finite
+checkpoint."""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ def config_of(on_nan: str, *, log_every: int = 1, **settings: Any) -> Config:
 
 
 def messages(run: Path, kind: str = "warning") -> list[str]:
-    return [e["message"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == kind]
+    return [
+        e["message"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == kind
+    ]
 
 
 def is_finite(snapshot: store.Snapshot) -> bool:
@@ -89,7 +92,9 @@ def is_finite(snapshot: store.Snapshot) -> bool:
     )
 
 
-def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module(tmp_path: Path) -> None:
+def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module(
+    tmp_path: Path,
+) -> None:
     bad = step_of_the_marked()
     config = config_of("stop", log_every=100)
     with pytest.raises(RanksFailed) as failed:
@@ -98,7 +103,9 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
     assert sentence in str(failed.value)
     assert f"[rank {rank_of_the_marked()} on " in str(failed.value)
     assert f", step {bad}]" in str(failed.value)
-    assert "rerun the same command to resume from the newest finite checkpoint; " in str(failed.value)
+    assert "rerun the same command to resume from the newest finite checkpoint; " in str(
+        failed.value
+    )
     assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1]
     assert is_finite(newest(tmp_path))
     # Resumed with `skip` it trains to its end.
@@ -107,13 +114,17 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
 
 
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"exact": "elastic", "shards": 4}])
-def test_it_is_found_with_the_log_line_in_every_kind_of_step(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_it_is_found_with_the_log_line_in_every_kind_of_step(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     config = replace(config_of("stop", log_every=3, **settings), checkpoint=CheckpointConfig())
     with pytest.raises(RanksFailed) as failed:
         train_on(1, config, Breaks, tmp_path)
     assert "0 (Fragile) is the first module" in str(failed.value)
     assert f", step {step_of_the_marked()}]" in str(failed.value)
-    assert "rerun the same command; --train.on_nan skip leaves such updates out" in str(failed.value)
+    assert "rerun the same command; --train.on_nan skip leaves such updates out" in str(
+        failed.value
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"exact": "elastic", "shards": 4}])
@@ -121,11 +132,16 @@ def test_skip_leaves_the_update_out_on_all_ranks(tmp_path: Path, settings: dict[
     config = config_of("skip", **settings)
     train_on(2, config, Breaks, tmp_path)
     assert is_finite(newest(tmp_path))
-    trained = [e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "train"]
+    trained = [
+        e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "train"
+    ]
     lost = [event["step"] for event in trained if not math.isfinite(event["loss"])]
     assert lost[0] == step_of_the_marked()
     first, second = (message for message in messages(tmp_path) if "skipped" in message)
-    assert f"were skipped: 1, the first at step {lost[0]} (1 since the start): 0 (Fragile) is the first" in first
+    assert (
+        f"were skipped: 1, the first at step {lost[0]} (1 since the start): 0 (Fragile) is the first"
+        in first
+    )
     assert f"[rank {rank_of_the_marked()} on " in first
     # The batch of the second one was not run again, so nothing is said of its cause.
     assert f"the first at step {lost[1]} (2 since the start) [rank " in second
@@ -151,7 +167,10 @@ def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_
     assert marked == [f"model/1.weight is not finite; the checkpoint is marked {place}"]
     last = catalog.list_steps(tmp_path / "checkpoints")[-1]
     assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1, last]
-    assert catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(last)).non_finite == "model/1.weight"
+    assert (
+        catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(last)).non_finite
+        == "model/1.weight"
+    )
     found = verify_run(tmp_path, print)
     assert [str(one) for one in found.problems] == [
         f"checkpoints/step-{last:08d}: model/1.weight is not finite (NaN or infinity)"
@@ -160,8 +179,12 @@ def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_
     with pytest.raises(TrainingError):
         train_here(config_of("stop"), Breaks, tmp_path)
     skipped = tmp_path / "checkpoints" / catalog.folder_name(last)
-    assert f"the checkpoint {skipped} was skipped: model/1.weight is not finite" in messages(tmp_path)
-    resumed = [e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "resume"]
+    assert f"the checkpoint {skipped} was skipped: model/1.weight is not finite" in messages(
+        tmp_path
+    )
+    resumed = [
+        e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "resume"
+    ]
     assert resumed[0]["step"] == bad - 1
 
 
@@ -175,7 +198,9 @@ class BadGradient(Classify):
 
 def test_weights_that_a_gradient_made_nan_are_not_saved(tmp_path: Path) -> None:
     config = replace(config_of("stop", log_every=100), optim=OptimConfig(lr=0.1))
-    with pytest.raises(TrainingError, match=r"^model/0\.weight is not finite, though every loss was") as caught:
+    with pytest.raises(
+        TrainingError, match=r"^model/0\.weight is not finite, though every loss was"
+    ) as caught:
         train_here(config, BadGradient, tmp_path)
     assert caught.value.place.step == 1
     assert catalog.list_steps(tmp_path / "checkpoints") == []
@@ -183,7 +208,9 @@ def test_weights_that_a_gradient_made_nan_are_not_saved(tmp_path: Path) -> None:
 
 def test_where_the_weights_were_nan_before_the_parameter_is_named(tmp_path: Path) -> None:
     config = replace(config_of("stop", log_every=3), checkpoint=CheckpointConfig(every_epochs=0))
-    with pytest.raises(TrainingError, match=r"the parameter 0\.weight was not finite before it") as caught:
+    with pytest.raises(
+        TrainingError, match=r"the parameter 0\.weight was not finite before it"
+    ) as caught:
         train_here(config, BadGradient, tmp_path)
     assert caught.value.place.step == 2
 
@@ -201,7 +228,8 @@ class Overflows(Classify):
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_what_the_loss_scaler_leaves_out_is_no_nan(tmp_path: Path, on_nan: str) -> None:
-    # `deterministic` fills memory that is not set with NaN: SGD's momentum, where its first update is left out.
+    # `deterministic` fills memory that is not set with NaN: SGD's momentum, where its first update
+    # is left out.
     settings = {"precision": "fp16", "deterministic": True, "epochs": 6}
     config = replace(config_of(on_nan, **settings), optim=OptimConfig(lr=1e-36, clip_norm=None))
     train_on(1, config, Overflows, tmp_path)
@@ -229,7 +257,10 @@ class BreaksInHalf(Breaks):
 def test_with_fp16_a_step_counts_that_only_another_rank_saw(tmp_path: Path) -> None:
     train_on(2, config_of("skip", precision="fp16", steps=4), BreaksInHalf, tmp_path)
     [message] = [message for message in messages(tmp_path) if "skipped" in message]
-    assert "were skipped: 1, the first at step 2 (1 since the start): 0 (Fragile) is the first" in message
+    assert (
+        "were skipped: 1, the first at step 2 (1 since the start): 0 (Fragile) is the first"
+        in message
+    )
     assert "[rank 1 on " in message
     assert is_finite(newest(tmp_path))
 

@@ -1,4 +1,5 @@
-"""A loop of the user's own that is killed and resumed by `ddp.checkpoint` is the same run, bit for bit."""
+"""A loop of the user's own that is killed and resumed by `ddp.checkpoint` is the same run, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -46,14 +47,23 @@ def watched_log() -> Iterator[list[str]]:
     messages += [str(call.args[0]) for call in warning.call_args_list]
 
 
-def train_gan(folder: Path, until: int, die_at: int = 0, stream: bool = False, augments: bool = True) -> dict[str, Any]:
-    """Two models, two optimizers, dropout, BatchNorm, noise and micro-batches; saves every second step."""
+def train_gan(
+    folder: Path, until: int, die_at: int = 0, stream: bool = False, augments: bool = True
+) -> dict[str, Any]:
+    """Two models, two optimizers, dropout, BatchNorm, noise and micro-batches; saves every second
+    step."""
     with DDPManager(seed=3, watch=NO_SIDECAR) as ddp:
         jitter = 0.1 if augments else 0.0
         data: Any = OwnPlace(37, jitter=jitter) if stream else Points(37, jitter=jitter)
-        loader = ddp.loader(data, batch_size=8, accumulate=2, compare=not stream, workers=0 if stream else 1)
-        generator = ddp.wrap(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)).double())
-        critic = ddp.wrap(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)).double())
+        loader = ddp.loader(
+            data, batch_size=8, accumulate=2, compare=not stream, workers=0 if stream else 1
+        )
+        generator = ddp.wrap(
+            nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)).double()
+        )
+        critic = ddp.wrap(
+            nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)).double()
+        )
         optimizer_g = torch.optim.Adam(generator.parameters(), lr=0.01)
         optimizer_c = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.9)
         seen = SeenHere()
@@ -77,7 +87,9 @@ def train_gan(folder: Path, until: int, die_at: int = 0, stream: bool = False, a
                     labels = (torch.arange(len(scores)) < len(points)).double()[:, None]
                     (judge(scores, labels) * loader.scale).backward()
                     critic.requires_grad_(False)
-                    fooled = judge(ddp.unwrap(critic)(fake), torch.ones(len(fake), 1, dtype=torch.float64))
+                    fooled = judge(
+                        ddp.unwrap(critic)(fake), torch.ones(len(fake), 1, dtype=torch.float64)
+                    )
                     (fooled * loader.scale).backward()
                     critic.requires_grad_(True)
                 seen.sums.append(float(points.sum()))
@@ -99,7 +111,11 @@ def train_gan(folder: Path, until: int, die_at: int = 0, stream: bool = False, a
         return {
             "started": started,
             "warnings": warnings,
-            "weights": {key: one.tolist() for net in (generator, critic) for key, one in net.state_dict().items()},
+            "weights": {
+                key: one.tolist()
+                for net in (generator, critic)
+                for key, one in net.state_dict().items()
+            },
             "seen": seen.sums,
             "noise": torch.rand(2).tolist(),
         }
@@ -111,11 +127,15 @@ def train_whole_and_killed(folder: Path, stream: bool) -> list[dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("world_size", "stream"), [(1, False), (2, True)])
-def test_a_killed_gan_resumes_bit_identically(tmp_path: Path, world_size: int, stream: bool) -> None:
+def test_a_killed_gan_resumes_bit_identically(
+    tmp_path: Path, world_size: int, stream: bool
+) -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(world_size, train_gan, tmp_path / "killed", 9, 7, stream)
     assert set(caught.value.errors.values()) == {"the process ended without a word"}
-    for rank, (one, other) in enumerate(run_ranks(world_size, train_whole_and_killed, tmp_path, stream)):
+    for rank, (one, other) in enumerate(
+        run_ranks(world_size, train_whole_and_killed, tmp_path, stream)
+    ):
         assert one.pop("started") == 0
         assert other.pop("started") in (4, 6), rank  # the save of step 6 may not have been complete
         assert one == other

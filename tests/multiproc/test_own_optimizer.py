@@ -1,4 +1,5 @@
-"""Any torch optimizer, with rates and a schedule of the task's own, keeps what the built-in ones promise."""
+"""Any torch optimizer, with rates and a schedule of the task's own, keeps what the built-in ones
+promise."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from drumline.base.errors import OptimizerMismatchError, UsageError
 from drumline.config.schema import OptimConfig
 from drumline.runs.events import read_events
 from drumline.training.tasks.base import Loss, Metric
-from tests.jobs import Classify, Everything, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
+from tests.jobs import (
+    Classify,
+    Everything,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_each_on,
+    train_here,
+    train_on,
+)
 from tests.multiproc.test_elastic import elastic
 from tests.multiproc.test_on_nan import Breaks
 from tests.multiproc.test_resume import EVERY_STEP, interrupted_at
@@ -23,8 +33,8 @@ from tests.multiproc.test_task_metrics import MedianMargin
 
 
 class Momentum(Optimizer):
-    """As people write their own: one state tensor, plain text and a number beside it, a count of no parameter, and one
-    in each group."""
+    """As people write their own: one state tensor, plain text and a number beside it, a count of no
+    parameter, and one in each group."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "taken": 0})
@@ -46,21 +56,30 @@ class Momentum(Optimizer):
 
 
 class OwnOptimizer(Everything):
-    """Two groups with a rate each, a schedule, a metric that is no sum, and noise that is added on the device."""
+    """Two groups with a rate each, a schedule, a metric that is no sum, and noise that is added on
+    the device."""
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         first, *others = model.parameters()
         assert first.device.type == "cpu"
-        return NAdam([{"params": [first], "lr": 0.05}, {"params": others}], lr=0.01, momentum_decay=0.1)
+        return NAdam(
+            [{"params": [first], "lr": 0.05}, {"params": others}], lr=0.01, momentum_decay=0.1
+        )
 
     def on_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         inputs, targets = batch
-        return (inputs + 0.1 * torch.randn_like(inputs) if self.training else inputs).float(), targets
+        return (
+            inputs + 0.1 * torch.randn_like(inputs) if self.training else inputs
+        ).float(), targets
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         scores = model(batch[0])
         total = nn.functional.cross_entropy(scores, batch[1], reduction="sum")
-        return Loss(total, metrics={"accuracy": (scores.argmax(1) == batch[1]).sum()}, outputs=(scores, batch[1]))
+        return Loss(
+            total,
+            metrics={"accuracy": (scores.argmax(1) == batch[1]).sum()},
+            outputs=(scores, batch[1]),
+        )
 
     def metrics(self) -> dict[str, Metric]:
         return {"margin": MedianMargin()}
@@ -72,7 +91,11 @@ class OwnOptimizer(Everything):
 class OwnClass(OwnOptimizer):
     def optimizer(self, model: nn.Module) -> Optimizer:
         return Momentum(
-            [{"params": [one], "lr": 0.1 / (number + 1)} for number, one in enumerate(model.parameters())], 0.1
+            [
+                {"params": [one], "lr": 0.1 / (number + 1)}
+                for number, one in enumerate(model.parameters())
+            ],
+            0.1,
         )
 
 
@@ -86,7 +109,9 @@ CASES = {"own": (OwnOptimizer, None), "class": (OwnClass, None), "muon": (Everyt
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
     jobs = []
     for name, (task, optim) in CASES.items():
-        config = make_config(dropout=0.3, optim=optim, checkpoint=EVERY_STEP, accumulate=2, batch_size=16, samples=48)
+        config = make_config(
+            dropout=0.3, optim=optim, checkpoint=EVERY_STEP, accumulate=2, batch_size=16, samples=48
+        )
         interrupted_at(4, 2, config, task, tmp_path / name / "killed")
         jobs += [(config, task, tmp_path / name / run) for run in ("whole", "killed")]
     train_each_on(2, *jobs)
@@ -115,12 +140,19 @@ def test_elastic_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> Non
     config = elastic(shards=4, batch_size=16, samples=48, checkpoint=EVERY_STEP)
     for world_size in (1, 2):
         run = [tmp_path / f"{world_size} {name}" for name in ("own", "muon")]
-        train_each_on(world_size, (config, OwnClass, run[0]), (replace(config, optim=MUON), Everything, run[1]))
+        train_each_on(
+            world_size,
+            (config, OwnClass, run[0]),
+            (replace(config, optim=MUON), Everything, run[1]),
+        )
     for name in ("own", "muon"):
         left, right = (newest(tmp_path / f"{world_size} {name}") for world_size in (1, 2))
         for file in ("model", "optimizer"):
             assert left.tensors[file].keys() == right.tensors[file].keys()
-            assert all(torch.equal(one, right.tensors[file][key]) for key, one in left.tensors[file].items())
+            assert all(
+                torch.equal(one, right.tensors[file][key])
+                for key, one in left.tensors[file].items()
+            )
 
 
 class SkipsNaN(Breaks):
@@ -144,13 +176,17 @@ def test_updates_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     steps = {float(one) for name, one in tensors["optimizer"].items() if name.endswith("/step")}
     assert steps == {8.0}  # one update of each epoch was left out
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
-    (warning, *_) = [event["message"] for event in events if "were skipped" in event.get("message", "")]
+    (warning, *_) = [
+        event["message"] for event in events if "were skipped" in event.get("message", "")
+    ]
     assert "0 (Fragile) is the first module with a non-finite output" in warning
 
 
 def test_another_optimizer_of_the_task_does_not_get_the_state(tmp_path: Path) -> None:
     train_here(make_config(steps=2, checkpoint=EVERY_STEP), OwnClass, tmp_path)
-    with pytest.raises(OptimizerMismatchError, match="the optimizer is Momentum in the checkpoint and NAdam here"):
+    with pytest.raises(
+        OptimizerMismatchError, match="the optimizer is Momentum in the checkpoint and NAdam here"
+    ):
         train_here(make_config(steps=4, checkpoint=EVERY_STEP), OwnOptimizer, tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""The engine computes what a hand-written loop computes: with DDP, and on one process with the full batch."""
+"""The engine computes what a hand-written loop computes: with DDP, and on one process with the full
+batch."""
 
 from __future__ import annotations
 
@@ -23,10 +24,21 @@ from drumline.training.manager import DDPManager
 from drumline.training.run import train
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Task
-from tests.jobs import NO_SIDECAR, Classify, Normalised, WeighTokens, make_config, newest, train_each_on, train_here
+from tests.jobs import (
+    NO_SIDECAR,
+    Classify,
+    Normalised,
+    WeighTokens,
+    make_config,
+    newest,
+    train_each_on,
+    train_here,
+)
 from tests.ranks import run_ranks
 
-OPTIM = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="constant", clip_norm=0.5)
+OPTIM = OptimConfig(
+    lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="constant", clip_norm=0.5
+)
 
 
 def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tensor]:
@@ -38,7 +50,10 @@ def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tens
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.SGD(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": others}], lr=0.1, momentum=0.9, nesterov=True
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others}],
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
     )
     length = len(data)
     batch_size = config.train.batch_size
@@ -66,11 +81,18 @@ def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> N
             config = make_config(accumulate=accumulate, optim=OPTIM)
             seed_shared(config.train.seed)
             run = root / task.__name__ / str(accumulate)
-            train(RunRequest(f"accumulate {accumulate}", config, run, False, ()), task, ddp, Progress())
+            train(
+                RunRequest(f"accumulate {accumulate}", config, run, False, ()),
+                task,
+                ddp,
+                Progress(),
+            )
 
 
 @pytest.mark.parametrize("world_size", [3, pytest.param(4, marks=pytest.mark.soak)])
-def test_any_world_trains_like_one_process_on_the_full_batch(tmp_path: Path, world_size: int) -> None:
+def test_any_world_trains_like_one_process_on_the_full_batch(
+    tmp_path: Path, world_size: int
+) -> None:
     # 37 and 23 samples in batches of 8: the last one of an epoch is uneven, and too small
     # for 4 ranks of 4 micro-batches.
     tasks = (Classify, WeighTokens)
@@ -101,7 +123,9 @@ def hand_written_ddp(config: Config, epochs: int, batch_size: int) -> dict[str, 
                 optimizer.zero_grad()
                 functional.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
-        return {name: tensor.numpy(force=True) for name, tensor in model.module.state_dict().items()}
+        return {
+            name: tensor.numpy(force=True) for name, tensor in model.module.state_dict().items()
+        }
 
 
 def engine_and_by_hand(config: Config, run: Path) -> dict[str, np.ndarray]:
@@ -110,7 +134,8 @@ def engine_and_by_hand(config: Config, run: Path) -> dict[str, np.ndarray]:
 
 
 def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path) -> None:
-    """With BatchNorm, on batches that divide evenly: the one case in which the usual loop is right."""
+    """With BatchNorm, on batches that divide evenly: the one case in which the usual loop is
+    right."""
     optim = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0, schedule="constant")
     config = make_config(samples=32, optim=optim)
     expected = run_ranks(2, engine_and_by_hand, config, tmp_path)[0]
@@ -127,7 +152,9 @@ def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path) -> None:
         for task in tasks:
             run = tmp_path / str(world_size) / task.__name__
             shutil.copytree(tmp_path / "start" / task.__name__ / "checkpoints", run / "checkpoints")
-        results.update(run_ranks(world_size, evaluate_again, config, tasks, tmp_path / str(world_size)))
+        results.update(
+            run_ranks(world_size, evaluate_again, config, tasks, tmp_path / str(world_size))
+        )
     assert len(results) == 1, results
 
 

@@ -1,4 +1,5 @@
-"""A profile names a planted bottleneck first, on gloo; `make soak-profile` has the others, and what changes bring."""
+"""A profile names a planted bottleneck first, on gloo; `make soak-profile` has the others, and what
+changes bring."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.planted_jobs import SlowData
 def test_a_slow_dataset_is_named_first(tmp_path: Path) -> None:
     """That a slow rank is named is shown by test_step_profiler.py."""
     config = make_config(batch_size=64, steps=9)
-    config = replace(config, log=replace(config.log, profile="3:8"), task={"load_s": 0.01, "passes": 8})
+    config = replace(
+        config, log=replace(config.log, profile="3:8"), task={"load_s": 0.01, "passes": 8}
+    )
     train_on(2, replace(config, dist=replace(config.dist, threads=1)), SlowData, tmp_path)
     result = analyse(tmp_path)
     found = advise(result)

@@ -1,4 +1,5 @@
-"""Predictions over a dataset: in the order of the samples, the same bytes on any number of ranks."""
+"""Predictions over a dataset: in the order of the samples, the same bytes on any number of
+ranks."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def expected(run: Path, inputs: Tensor, tmp_path: Path) -> Tensor:
 
 @pytest.mark.world_size(4)
 @pytest.mark.parametrize(
-    ("task", "ending", "world_size"), [(Predicted, ".jsonl", 2), (Predicted, ".npy", 4), (Streamed, ".jsonl", 3)]
+    ("task", "ending", "world_size"),
+    [(Predicted, ".jsonl", 2), (Predicted, ".npy", 4), (Streamed, ".jsonl", 3)],
 )
 def test_the_same_bytes_on_any_number_of_ranks(
     trained: Path, tmp_path: Path, task: type[Task], ending: str, world_size: int
@@ -121,8 +123,15 @@ def test_the_same_bytes_on_any_number_of_ranks(
     """29 samples in 8 batches of 4, and 13 in 4: some ranks have fewer batches than others."""
     by_hand = expected(trained, Points(29 if task is Predicted else 13).inputs, tmp_path)
     alone = predict_here(trained, task, None, ending)
-    assert run_ranks(world_size, predict_here, trained, task, None, ending) == [alone, *[b""] * (world_size - 1)]
-    rows = np.load(io.BytesIO(alone)) if ending == ".npy" else np.array(list(map(json.loads, alone.splitlines())))
+    assert run_ranks(world_size, predict_here, trained, task, None, ending) == [
+        alone,
+        *[b""] * (world_size - 1),
+    ]
+    rows = (
+        np.load(io.BytesIO(alone))
+        if ending == ".npy"
+        else np.array(list(map(json.loads, alone.splitlines())))
+    )
     assert rows.dtype == np.float64
     assert rows.shape == tuple(by_hand.shape)
     assert np.abs(rows - by_hand.numpy()).max() < 1e-12
@@ -172,7 +181,10 @@ def test_data_of_ones_own(
         inputs = torch.from_numpy(np.arange(len(lines))[:, np.newaxis] * np.ones((1, 6)))
         assert len(lines) == (5 if data == str(tmp_path) else 7)
         assert (
-            np.abs(np.array(list(map(json.loads, lines))) - expected(trained, inputs, tmp_path).numpy()).max() < 1e-12
+            np.abs(
+                np.array(list(map(json.loads, lines))) - expected(trained, inputs, tmp_path).numpy()
+            ).max()
+            < 1e-12
         )
     assert caplog.messages == []
     with pytest.raises(UsageError, match=r"there is no file or folder nowhere \(looked in "):
@@ -188,7 +200,10 @@ def test_a_task_without_one_evaluation_set_needs_data(trained: Path) -> None:
         def eval_data(self) -> Any:
             return None
 
-    with pytest.raises(UsageError, match=r"Several.eval_data\(\) gives several evaluation sets\n  try: name a dataset"):
+    with pytest.raises(
+        UsageError,
+        match=r"Several.eval_data\(\) gives several evaluation sets\n  try: name a dataset",
+    ):
         prediction_data(task_of(trained, Several), None)
     with pytest.raises(UsageError, match=r"NoSet.eval_data\(\) gives no evaluation data"):
         prediction_data(task_of(trained, NoSet), None)
@@ -203,42 +218,62 @@ def test_rows_of_what_a_task_may_predict() -> None:
     ]
     assert rows_of((scores[:, 0], np.array([5, 6])), 2) == [[0.0, 5], [2.0, 6]]
     assert rows_of([torch.tensor([1]), np.float32(2)], 2) == [[1], 2.0]
-    boxes = [{"boxes": torch.ones(1, 2), "score": np.float32(0.5)}, {"boxes": torch.ones(0, 2), "score": 1}]
+    boxes = [
+        {"boxes": torch.ones(1, 2), "score": np.float32(0.5)},
+        {"boxes": torch.ones(0, 2), "score": 1},
+    ]
     assert rows_of(boxes, 2) == [{"boxes": [[1.0, 1.0]], "score": 0.5}, {"boxes": [], "score": 1}]
     assert as_lines_of_json(torch.tensor([1.0, float("nan")]), 2) == b'1.0\n"nan"\n'
-    with pytest.raises(UsageError, match=r"predict\(\) returned a Tensor of shape \[2, 2\] for a batch of 3 samples"):
+    with pytest.raises(
+        UsageError,
+        match=r"predict\(\) returned a Tensor of shape \[2, 2\] for a batch of 3 samples",
+    ):
         rows_of(scores, 3)
     with pytest.raises(UsageError, match=r"predict\(\) returned a dict for a batch of 3 samples"):
         rows_of({}, 3)
     with pytest.raises(
-        UsageError, match=r"predict\(\) returned a str for a batch of 3 samples\n  try: return a tensor"
+        UsageError,
+        match=r"predict\(\) returned a str for a batch of 3 samples\n  try: return a tensor",
     ):
         rows_of("abc", 3)
 
 
 def test_an_array_is_one_array() -> None:
     file = io.BytesIO()
-    parts = [as_array(torch.ones(2, 3).bfloat16(), 2), as_array(np.zeros((1, 3), dtype=np.float32), 1)]
+    parts = [
+        as_array(torch.ones(2, 3).bfloat16(), 2),
+        as_array(np.zeros((1, 3), dtype=np.float32), 1),
+    ]
     write_array(file, iter(parts))
     found = np.load(io.BytesIO(file.getvalue()), allow_pickle=False)
     assert found.tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
     turned = as_array(torch.arange(6.0).reshape(3, 2).t(), 2)
-    with pytest.raises(UsageError, match=r"predictions of float32 \[3\] are followed by float32 \[2\], and a \.npy"):
+    with pytest.raises(
+        UsageError, match=r"predictions of float32 \[3\] are followed by float32 \[2\], and a \.npy"
+    ):
         write_array(io.BytesIO(), iter([turned, as_array(torch.ones(1, 2), 1)]))
     file = io.BytesIO()
     write_array(file, iter([turned]))
     assert np.load(io.BytesIO(file.getvalue())).tolist() == [[0, 2, 4], [1, 3, 5]]
-    with pytest.raises(UsageError, match=r"predict\(\) returned a list, and a \.npy file holds one array"):
+    with pytest.raises(
+        UsageError, match=r"predict\(\) returned a list, and a \.npy file holds one array"
+    ):
         as_array([1, 2], 2)
 
 
-def test_refused_commands(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_commands(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     there = tmp_path / "there.npy"
     there.write_text("mine")
     for words, text in {
         (): "no RUN was given",
         (str(trained), "--to", str(there)): "there.npy exists already",
-        (str(trained), "--to", "a.csv"): "a.csv ends neither in .jsonl nor in .npy\n  try: give --to a.jsonl",
+        (
+            str(trained),
+            "--to",
+            "a.csv",
+        ): "a.csv ends neither in .jsonl nor in .npy\n  try: give --to a.jsonl",
         (str(trained), "a", "b"): "'b': unexpected argument",
     }.items():
         assert main(["predict", *words]) == 2

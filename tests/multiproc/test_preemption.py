@@ -1,4 +1,5 @@
-"""A run that is preempted by a signal saves, its ranks exit together, and resumed it is the same run."""
+"""A run that is preempted by a signal saves, its ranks exit together, and resumed it is the same
+run."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, cli
 
 
 def config(*, workers: int = 0) -> Config:
-    """Dropout, augmentation, BatchNorm, a schedule, several buckets: whatever could differ in the last bit."""
+    """Dropout, augmentation, BatchNorm, a schedule, several buckets: whatever could differ in the
+    last bit."""
     made = make_config(
         dropout=0.3,
         augment=True,
@@ -48,11 +50,16 @@ def config(*, workers: int = 0) -> Config:
         checkpoint=CheckpointConfig(every_epochs=0),
         eval_every_epochs=3,
     )
-    return replace(made, dist=DistConfig(bucket_cap_mb=0.0005, start_timeout_s=60, train_timeout_s=30))
+    return replace(
+        made, dist=DistConfig(bucket_cap_mb=0.0005, start_timeout_s=60, train_timeout_s=30)
+    )
 
 
-def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: Path) -> tuple[int, int, bool]:
-    """Train as one rank, and send these ranks a signal at that point; how and where it ended, whether reported."""
+def told(
+    where: str, ranks: tuple[int, ...], number: int, config: Config, run: Path
+) -> tuple[int, int, bool]:
+    """Train as one rank, and send these ranks a signal at that point; how and where it ended,
+    whether reported."""
     preemption = Preemption()
     progress = Progress()
     sent = []
@@ -87,7 +94,9 @@ def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: P
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption)
+    code = engine.train(
+        RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption
+    )
     preemption.close()
     ddp.cleanup()
     return code, progress.step, bool(sent)
@@ -118,11 +127,18 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
     ],
 )
 def test_preempted_and_resumed_is_the_same_run(
-    tmp_path: Path, whole_runs: WholeRuns, world_size: int, where: str, ranks: tuple[int, ...], number: int
+    tmp_path: Path,
+    whole_runs: WholeRuns,
+    world_size: int,
+    where: str,
+    ranks: tuple[int, ...],
+    number: int,
 ) -> None:
     workers = 1 if where == "step" else 0
     run = tmp_path / "told"
-    beside_a_sidecar = replace(config(workers=workers), watch=WatchConfig())  # which has signals of its own for a rank
+    beside_a_sidecar = replace(
+        config(workers=workers), watch=WatchConfig()
+    )  # which has signals of its own for a rank
     ends = run_ranks(world_size, told, where, ranks, number, beside_a_sidecar, run)
     assert [end[0] for end in ends] == [ExitCode.PREEMPTED] * world_size
     (step,) = {end[1] for end in ends}
@@ -135,7 +151,11 @@ def test_preempted_and_resumed_is_the_same_run(
     assert catalog.newest_valid(run / "checkpoints").path == (saved if step else None)
     for rank in range(world_size):
         last = list(read_events(run / "events" / f"rank-{rank:05d}.jsonl"))[-1]
-        assert (last["kind"], last["step"], last["about_rank"]) == ("preempted", step, marker["rank"])
+        assert (last["kind"], last["step"], last["about_rank"]) == (
+            "preempted",
+            step,
+            marker["rank"],
+        )
 
     train_on(world_size, config(), Everything, run)
     assert digest(run, with_rng=True) == whole_runs(world_size)
@@ -143,15 +163,17 @@ def test_preempted_and_resumed_is_the_same_run(
 
 
 def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, list[bool]]:
-    """No save is done before the next is asked for, but that with which the run leaves. Also: whether one was being
-    written, each time that one was asked for."""
+    """No save is done before the next is asked for, but that with which the run leaves. Also:
+    whether one was being written, each time that one was asked for."""
     write = store.write
     prepare = Saver.prepare
     asked_for = 0.0
     writing = []
 
     def write_late(root: Path, step: int, **content: Any) -> Path:
-        deadline = time.monotonic() + 8  # if the run leaves at the step of this save, no other is asked for
+        deadline = (
+            time.monotonic() + 8
+        )  # if the run leaves at the step of this save, no other is asked for
         while asked_for <= step and time.monotonic() < deadline:
             time.sleep(0.01)
         return write(root, step, **content)
@@ -170,7 +192,9 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
 
 @pytest.mark.soak
 def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(tmp_path: Path) -> None:
-    saves = replace(config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50))
+    saves = replace(
+        config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50)
+    )
     [(code, step, writing)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)
     assert code == ExitCode.PREEMPTED
     assert writing == [False, *[True] * (len(writing) - 1)]
@@ -196,7 +220,9 @@ def signalled_twice(config: Config, run: Path) -> None:
     preemption.join(ddp, progress)
     if ddp.rank == 1:
         shared = ddp._connection.store
-        while shared is not None and not shared.check(["never"]):  # until rank 0, which runs the store, is gone
+        while shared is not None and not shared.check(
+            ["never"]
+        ):  # until rank 0, which runs the store, is gone
             time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)  # counts as the same signal: a launcher that passes it on

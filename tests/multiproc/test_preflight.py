@@ -1,4 +1,5 @@
-"""What ranks compare before the first step, on real ranks: the value of each is in the error, on all of them."""
+"""What ranks compare before the first step, on real ranks: the value of each is in the error, on
+all of them."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def refused(ddp: DDPManager, folder: Path) -> str:
 
 
 def with_other_settings(folder: Path) -> str:
-    settings = {"optim": {"lr": on_rank_1(0.2, 0.1)}, "loss": nn.CrossEntropyLoss(), "where": object()}
+    settings = {
+        "optim": {"lr": on_rank_1(0.2, 0.1)},
+        "loss": nn.CrossEntropyLoss(),
+        "where": object(),
+    }
     return refused(DDPManager(settings=settings), folder)
 
 
@@ -64,7 +69,9 @@ def with_other_code(folder: Path) -> str:
     return refused(DDPManager(), folder)
 
 
-def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp_path: Path) -> None:
+def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "shm").mkdir()
     texts = []
     for differ in (with_other_settings, with_other_versions, with_other_code):
@@ -80,16 +87,23 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     assert lines[0] == "ranks differ in 3 things:"
     assert lines[1].startswith(f"  - torch's version: rank 0 ({HOST}): ")
     assert lines[1].endswith(f"; rank 1 ({HOST}): 2.11.0")
-    assert lines[2] == f"  - the variable TORCH_DISTRIBUTED_DEBUG: rank 0 ({HOST}): OFF; rank 1 ({HOST}): DETAIL"
+    assert (
+        lines[2]
+        == f"  - the variable TORCH_DISTRIBUTED_DEBUG: rank 0 ({HOST}): OFF; rank 1 ({HOST}): DETAIL"
+    )
     assert lines[3] == f"  - the seed: rank 0 ({HOST}): 7; rank 1 ({HOST}): 8"
-    assert "try: install the same versions on every node; set the same environment variables on" in lines[4]
+    assert (
+        "try: install the same versions on every node; set the same environment variables on"
+        in lines[4]
+    )
     assert code.startswith(f"ranks differ in the code of a_module_of_ours: rank 0 ({HOST}): ")
     assert "try: use the same code on every node: the same commit" in code
     assert list((tmp_path / "shm").iterdir()) == [], "the watch folder is removed"
 
 
 def run_alike(folder: Path) -> list[str]:
-    """What may differ: where the code lies, what rank 0 alone has loaded, a variable of no weight."""
+    """What may differ: where the code lies, what rank 0 alone has loaded, a variable of no
+    weight."""
     load_own_module(folder, "a_module_of_ours", "size = 1")
     if os.environ["RANK"] == "0":
         load_own_module(folder, "for_rank_0_alone", "size = 2")
@@ -106,7 +120,9 @@ def run_alike(folder: Path) -> list[str]:
         texts.append(str(caught.value))
         ddp.loader(TensorDataset(torch.ones(lengths, 2)), batch_size=4, compare=False)
         ddp.loader(TensorDataset(torch.ones(10, 2)), batch_size=4)
-    with DDPManager(device="cpu", settings={"limit": float("nan")}) as ddp:  # once more, in the same process
+    with DDPManager(
+        device="cpu", settings={"limit": float("nan")}
+    ) as ddp:  # once more, in the same process
         ddp.barrier()
     return texts
 
@@ -117,20 +133,32 @@ def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: 
     training, evaluation, content = first
     assert training.startswith(f"ranks differ in the training data: rank 0 ({HOST}): 10 samples, ")
     assert f"; rank 1 ({HOST}): 11 samples, " in training
-    assert "try: give every rank the same dataset; if they are meant to differ, loader(..., compare=F" in training
+    assert (
+        "try: give every rank the same dataset; if they are meant to differ, loader(..., compare=F"
+        in training
+    )
     assert evaluation.startswith("ranks differ in the evaluation data: ")
     assert content.count("10 samples") == 2
 
 
 def meet(topology: Topology, *, timeout_s: float = 20.0) -> Any:
     store = open_store(topology, timeout_s=timeout_s)
-    return join_rendezvous(store, topology, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+    return join_rendezvous(
+        store, topology, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s
+    )
 
 
 def meet_again(agent_port: int) -> str:
-    """Three starts in the store of an agent that outlives them; in the last, rank 0 does not come."""
-    environment = {**os.environ, "MASTER_PORT": str(agent_port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    environment["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]  # agents of one job count restarts apart
+    """Three starts in the store of an agent that outlives them; in the last, rank 0 does not
+    come."""
+    environment = {
+        **os.environ,
+        "MASTER_PORT": str(agent_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    environment["TORCHELASTIC_RESTART_COUNT"] = os.environ[
+        "RANK"
+    ]  # agents of one job count restarts apart
     topology = topology_from(environment)
     assert topology is not None
     for start in range(2):
@@ -170,8 +198,17 @@ class Elsewhere(Topology):
 
 def come_twice(agent_port: int) -> str:
     rank = int(os.environ["RANK"])
-    shared = {"world_size": 2, "master_addr": "127.0.0.1", "master_port": agent_port, "agent_hosts_store": True}
-    others = {0: Topology(rank=0, **shared), 1: Topology(rank=1, **shared), 2: Elsewhere(rank=1, **shared)}
+    shared = {
+        "world_size": 2,
+        "master_addr": "127.0.0.1",
+        "master_port": agent_port,
+        "agent_hosts_store": True,
+    }
+    others = {
+        0: Topology(rank=0, **shared),
+        1: Topology(rank=1, **shared),
+        2: Elsewhere(rank=1, **shared),
+    }
     if rank == 2:
         watch = open_store(others[2], timeout_s=20)
         while not watch.check(["rendezvous"]) or not watch.check(
@@ -196,14 +233,19 @@ def test_a_first_rank_that_never_joins_is_named(capfd: pytest.CaptureFixture[str
         "rank 0 (node 0), which opens the rendezvous, did not start within 0.5 s\n"
         "  try: look at rank 0's own output; raise --dist.start_timeout_s if it is only slow"
     )
-    assert f"drumline: rank 2 on {HOST} waits for rank 0 (node 0) (0 s of 0.5 s)\n" in capfd.readouterr().err
+    assert (
+        f"drumline: rank 2 on {HOST} waits for rank 0 (node 0) (0 s of 0.5 s)\n"
+        in capfd.readouterr().err
+    )
     del agent
 
 
 def lead_twice(agent_port: int) -> str:
     """Two first ranks; each has a second that never comes, so both wait."""
     topology = Elsewhere if os.environ["RANK"] == "1" else Topology
-    one = topology(world_size=2, master_addr="127.0.0.1", master_port=agent_port, agent_hosts_store=True)
+    one = topology(
+        world_size=2, master_addr="127.0.0.1", master_port=agent_port, agent_hosts_store=True
+    )
     store = open_store(one, timeout_s=20)
     while os.environ["RANK"] == "1" and not store.check(["rendezvous"]):
         time.sleep(0.01)
@@ -215,7 +257,10 @@ def lead_twice(agent_port: int) -> str:
 def test_two_first_ranks_are_named() -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    assert f"there are two ranks 0: one on node-c, and this one on {HOST}\n" in run_ranks(2, lead_twice, port)[0]
+    assert (
+        f"there are two ranks 0: one on node-c, and this one on {HOST}\n"
+        in run_ranks(2, lead_twice, port)[0]
+    )
     del agent
 
 
@@ -223,7 +268,9 @@ def meet_with_another_size() -> str:
     given = topology_from(os.environ)
     assert given is not None
     size = on_rank_1(3, 2)
-    topology = Topology(rank=given.rank, world_size=size, master_addr="127.0.0.1", master_port=given.master_port)
+    topology = Topology(
+        rank=given.rank, world_size=size, master_addr="127.0.0.1", master_port=given.master_port
+    )
     try:
         meeting = meet(topology)
     except PreflightError as error:

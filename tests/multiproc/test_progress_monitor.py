@@ -10,7 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor, num_collectives
+from drumline.rank.watched.progress_monitor import (
+    AFTER_PATIENCE_S,
+    ProgressMonitor,
+    num_collectives,
+)
 from drumline.watch.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
 from tests.ranks import run_ranks
 
@@ -55,7 +59,9 @@ def test_the_number_moves_with_the_script_and_stands_with_it(tmp_path: Path) -> 
         assert (before, gone) == (None, None)
         assert after - first == 3
         assert {beat.phase for beat in beats} == {Phase.USER}
-        assert beats[0].num_moves < beats[1].num_moves == beats[2].num_moves, "a look that finds nothing new is no move"
+        assert beats[0].num_moves < beats[1].num_moves == beats[2].num_moves, (
+            "a look that finds nothing new is no move"
+        )
         assert beats[1].moved_ns == beats[2].moved_ns > beats[0].moved_ns > 0
     assert results[0][0] == results[1][0], "the same collective has the same number everywhere"
 
@@ -89,7 +95,9 @@ def test_a_look_that_fails_is_no_sign_and_not_the_last(tmp_path: Path) -> None:
             raise RuntimeError("dictionary changed size during iteration")
         return look
 
-    count = ProgressMonitor(HeartbeatWriter(path), sign=sign, also=lambda: {}["gone"], every_s=0.005)
+    count = ProgressMonitor(
+        HeartbeatWriter(path), sign=sign, also=lambda: {}["gone"], every_s=0.005
+    )
     deadline = time.monotonic() + 30
     while (beat := read_heartbeat(path)) is None or beat.num_moves < 3:
         assert time.monotonic() < deadline, beat

@@ -1,4 +1,5 @@
-"""A spot notice on one node: all ranks save and exit as after a signal, and preempted.json has the reason."""
+"""A spot notice on one node: all ranks save and exit as after a signal, and preempted.json has the
+reason."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def ask():
 
 
 def noticed(config: Config, run: Path) -> tuple[int, int]:
-    """Train as one rank; the notice is there from step 5 on. A SIGTERM follows it, which is no second word."""
+    """Train as one rank; the notice is there from step 5 on. A SIGTERM follows it, which is no
+    second word."""
     preemption = Preemption()
     progress = Progress()
     ddp = make_manager(config)
@@ -66,7 +68,9 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption)
+    code = engine.train(
+        RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption
+    )
     preemption.close()
     ddp.cleanup()
     return code, progress.step
@@ -79,7 +83,9 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
     if world_size == 1:
         (tmp_path / "my_own_probe.py").write_text(PROBE.format(folder=str(tmp_path)))
         notice = f"{tmp_path}/my_own_probe.py:ask"
-    config = make_config(steps=2000, checkpoint=CheckpointConfig(every_epochs=0), eval_every_epochs=1000)
+    config = make_config(
+        steps=2000, checkpoint=CheckpointConfig(every_epochs=0), eval_every_epochs=1000
+    )
     config = replace(config, watch=replace(config.watch, notice=notice))
     ends = run_ranks(world_size, noticed, config, run)
     assert {code for code, _ in ends} == {ExitCode.PREEMPTED}
@@ -88,7 +94,9 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
     marker = json.loads((run / "preempted.json").read_text())
     said = f"a notice at {notice}" if world_size == 2 else f"{notice}: a reclaim at noon"
     assert (marker["step"], marker["signal"], marker["rank"]) == (step, said, 0)
-    assert catalog.newest_valid(run / "checkpoints").path == run / "checkpoints" / f"step-{step:08d}"
+    assert (
+        catalog.newest_valid(run / "checkpoints").path == run / "checkpoints" / f"step-{step:08d}"
+    )
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
     assert (events[-1]["kind"], events[-1]["signal"]) == ("preempted", said)
     log = (run / "logs" / "rank-00000.log").read_text()
@@ -97,5 +105,7 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
     assert warnings == (
         []
         if world_size == 2
-        else [f"watch.notice {notice} failed: OSError: no such service; retrying every 0.05 s without another warning"]
+        else [
+            f"watch.notice {notice} failed: OSError: no such service; retrying every 0.05 s without another warning"
+        ]
     )

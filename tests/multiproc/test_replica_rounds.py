@@ -1,4 +1,5 @@
-"""`--dist.sync`: replicas train alone, synchronize in rounds as one would write it down, and resume bit for bit."""
+"""`--dist.sync`: replicas train alone, synchronize in rounds as one would write it down, and resume
+bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ from tests.multiproc.test_resume import die_after
 from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
-SGD = OptimConfig(lr=0.1, momentum=0.9, nesterov=False, schedule="constant", weight_decay=0.0, clip_norm=0.5)
+SGD = OptimConfig(
+    lr=0.1, momentum=0.9, nesterov=False, schedule="constant", weight_decay=0.0, clip_norm=0.5
+)
 ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
 STEPS = 11
 STREAMED = DistConfig(sync="diloco:6", sync_parts=2, sync_overlap=2)
@@ -64,7 +67,9 @@ class Averaged(Everything):
         return [EMA(0.75)]
 
 
-def config_of(dist: DistConfig, *, optim: OptimConfig = SGD, steps: int = STEPS, **settings: Any) -> Config:
+def config_of(
+    dist: DistConfig, *, optim: OptimConfig = SGD, steps: int = STEPS, **settings: Any
+) -> Config:
     return replace(make_config(optim=optim, steps=steps, **settings), dist=dist)
 
 
@@ -86,14 +91,19 @@ def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) ->
         shared = [one.detach().clone() for one in own]
         is_local = config.dist.sync.startswith("local")
         settings = config.dist
-        outer = torch.optim.SGD(shared, lr=settings.outer_lr, momentum=settings.outer_momentum, nesterov=True)
+        outer = torch.optim.SGD(
+            shared, lr=settings.outer_lr, momentum=settings.outer_momentum, nesterov=True
+        )
         if is_local:
             outer = torch.optim.SGD(shared, lr=1.0)
         sent: dict[int, tuple[int, list[Tensor], list[Tensor]]] = {}
 
         def begin(number: int, step: int) -> None:
             begun = [own[index].detach().clone() for index in parts[number]]
-            means = [(shared[index] - one) / ddp.world_size for index, one in zip(parts[number], begun, strict=True)]
+            means = [
+                (shared[index] - one) / ddp.world_size
+                for index, one in zip(parts[number], begun, strict=True)
+            ]
             for mean in means:
                 dist.all_reduce(mean)
             sent[number] = (step, begun, means)
@@ -140,9 +150,13 @@ def test_rounds_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     results = run_ranks(2, each_by_hand, [(config_of(one[0]), *one[1:]) for one in jobs.values()])
     for name, first, second in zip(jobs, *results, strict=True):
         weights = newest(tmp_path / name).tensors["model"]
-        for key, one, other in zip(("0.weight", "0.bias", "3.weight", "3.bias"), first, second, strict=True):
+        for key, one, other in zip(
+            ("0.weight", "0.bias", "3.weight", "3.bias"), first, second, strict=True
+        ):
             trained = weights[key]
-            torch.testing.assert_close(trained, torch.tensor(one, dtype=torch.float64), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                trained, torch.tensor(one, dtype=torch.float64), rtol=0, atol=1e-12
+            )
             assert one == other
 
 
@@ -170,7 +184,9 @@ def test_a_node_trains_as_one_rank_with_its_samples(tmp_path: Path) -> None:
     train_each_on(2, *jobs[:2])
     run_ranks(4, on_nodes, train_each_here, jobs[2:])
     for (_, _, one), (_, _, other) in zip(jobs[:2], jobs[2:], strict=True):
-        for trained, same in zip(*(newest(run).tensors["model"].values() for run in (one, other)), strict=True):
+        for trained, same in zip(
+            *(newest(run).tensors["model"].values() for run in (one, other)), strict=True
+        ):
             torch.testing.assert_close(trained, same, rtol=0, atol=1e-9)
         documents = [newest(run).documents["replicas"]["ranks"] for run in (one, other)]
         assert [bool(document["dict"]) for document in documents[1]] == [True, False, True, False]
@@ -203,18 +219,23 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
     assert catalog.list_steps(tmp_path / "killed" / "checkpoints")[-1] == step
     seldom = config_of(settings, optim=ADAM, **size, eval_every_epochs=0)
     jobs = [(config, Averaged, tmp_path / "killed"), (config, Averaged, tmp_path / "whole")]
-    run_ranks(world_size, *as_rank, train_each_here, [*jobs, (seldom, Averaged, tmp_path / "seldom")])
+    run_ranks(
+        world_size, *as_rank, train_each_here, [*jobs, (seldom, Averaged, tmp_path / "seldom")]
+    )
     whole = newest(tmp_path / "whole")
     assert_same_bits(newest(tmp_path / "killed"), whole)
     for tensor, other in zip(
-        whole.tensors["model"].values(), newest(tmp_path / "seldom").tensors["model"].values(), strict=True
+        whole.tensors["model"].values(),
+        newest(tmp_path / "seldom").tensors["model"].values(),
+        strict=True,
     ):
         assert torch.equal(tensor, other), "saves and evaluations between rounds change nothing"
     assert_shared_weights(tmp_path / "whole", settings)
 
 
 def assert_shared_weights(run: Path, settings: DistConfig) -> None:
-    """A checkpoint has the weights of the last round, which the average follows; ranks have weights of their own."""
+    """A checkpoint has the weights of the last round, which the average follows; ranks have weights
+    of their own."""
     if settings.sync_parts == 1:
         third = saved(run, 3).tensors
         fifth = saved(run, 5).tensors
@@ -336,14 +357,18 @@ def each_summed() -> list[tuple[float, list[float]]]:
 def test_what_is_rounded_trains_nearly_the_same(tmp_path: Path) -> None:
     settings = DistConfig(sync="diloco:4")
     jobs = {wire: replace(settings, outer_dtype=wire) for wire in ("fp32", "bf16", "int8")}
-    train_each_on(2, *((config_of(one, steps=24), Seeded, tmp_path / name) for name, one in jobs.items()))
+    train_each_on(
+        2, *((config_of(one, steps=24), Seeded, tmp_path / name) for name, one in jobs.items())
+    )
     weights = {name: newest(tmp_path / name).tensors["model"] for name in jobs}
     begin = Seeded(config_of(settings)).model().state_dict()
 
     def distance(name: str) -> float:
         exact = weights["fp32"]
         apart = sum(float((weights[name][key] - exact[key]).square().sum()) for key in exact)
-        return (apart / sum(float((begin[key] - exact[key]).square().sum()) for key in exact)) ** 0.5
+        return (
+            apart / sum(float((begin[key] - exact[key]).square().sum()) for key in exact)
+        ) ** 0.5
 
     assert 0 < distance("bf16") < 0.01
     assert 0 < distance("int8") < 0.03
@@ -360,7 +385,10 @@ class Synchronized(Seeded):
 def refusals(run: Path) -> list[str]:
     found = []
     dist = DistConfig(sync="local:8", sync_parts=5)
-    jobs: list[tuple[DistConfig, type[Task]]] = [(dist, Seeded), (replace(dist, sync_parts=1), Synchronized)]
+    jobs: list[tuple[DistConfig, type[Task]]] = [
+        (dist, Seeded),
+        (replace(dist, sync_parts=1), Synchronized),
+    ]
     for settings, task in jobs:
         with pytest.raises(UsageError) as caught:
             train_here(config_of(settings), task, run)
@@ -379,5 +407,9 @@ def test_what_cannot_train_alone_is_refused(tmp_path: Path) -> None:
 
 def test_one_process_is_one_replica(tmp_path: Path) -> None:
     train_here(config_of(DistConfig(sync="diloco:4"), steps=2), Seeded, tmp_path)
-    notes = [one["message"] for one in read_events(tmp_path / "events" / "rank-00000.jsonl") if one["kind"] == "note"]
+    notes = [
+        one["message"]
+        for one in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if one["kind"] == "note"
+    ]
     assert "dist.sync diloco:4 has no effect: there is one replica" in notes

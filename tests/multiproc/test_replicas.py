@@ -1,4 +1,5 @@
-"""The replica comparison: one flipped bit on one rank is found, named, not saved, and repaired if so asked."""
+"""The replica comparison: one flipped bit on one rank is found, named, not saved, and repaired if
+so asked."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Replica:
         self.model = ddp.wrap(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         host = f"node-{ddp.rank}"
-        self.comparison = ReplicaComparison(self.model, self.optimizer, host=host, device=ddp.device, **options)
+        self.comparison = ReplicaComparison(
+            self.model, self.optimizer, host=host, device=ddp.device, **options
+        )
         self.train(2)
 
     def train(self, steps: int) -> None:
@@ -105,7 +108,8 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
 
 
 def differ_otherwise() -> list[str]:
-    """Two ranks with damage of their own; then a rank that lacks a tensor; then buffers that need not agree."""
+    """Two ranks with damage of their own; then a rank that lacks a tensor; then buffers that need
+    not agree."""
     said = []
     with DDPManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp)
@@ -126,10 +130,16 @@ def differ_otherwise() -> list[str]:
 
 def test_other_differences() -> None:
     for two, stopped, broadcast, buffers in run_ranks(4, differ_otherwise):
-        assert "ranks 1, 2 (node-1 and node-2) differ from the other 2 ranks in 0.bias and 1 more tensor" in two
+        assert (
+            "ranks 1, 2 (node-1 and node-2) differ from the other 2 ranks in 0.bias and 1 more tensor"
+            in two
+        )
         assert "this was the first comparison" in two
         for text in (stopped, broadcast):
-            assert "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors" in text
+            assert (
+                "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors"
+                in text
+            )
             assert "; the tensors differ in type or shape, or are missing on some ranks" in text
             assert "try: look for code that differs across ranks" in text
         assert buffers == "all agree"
@@ -187,7 +197,9 @@ class Busy(Normalised):
     """Everything that could make replicas differ, and must not: BatchNorm, dropout."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)).double()
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)
+        ).double()
 
 
 ADAMW = OptimConfig(name="adamw", lr=0.01, schedule="constant", clip_norm=0.5)
@@ -195,13 +207,17 @@ ADAMW = OptimConfig(name="adamw", lr=0.01, schedule="constant", clip_norm=0.5)
 
 def watched(**watch: Any) -> Config:
     checkpoint = CheckpointConfig(every_steps=2, keep_last=100)
-    # The last batch of an epoch has 5 samples for 3 ranks of 2 micro-batches, each of 2 samples otherwise.
-    config = make_config(batch_size=12, samples=41, optim=ADAMW, accumulate=2, checkpoint=checkpoint, augment=True)
+    # The last batch of an epoch has 5 samples for 3 ranks of 2 micro-batches, each of 2 samples
+    # otherwise.
+    config = make_config(
+        batch_size=12, samples=41, optim=ADAMW, accumulate=2, checkpoint=checkpoint, augment=True
+    )
     return replace(config, watch=replace(NO_SIDECAR, **watch))
 
 
 def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[str, list[int]]:
-    """Train while a bit flips on rank 1 after a step; how it ended, and when replicas were compared."""
+    """Train while a bit flips on rank 1 after a step; how it ended, and when replicas were
+    compared."""
     take_step = Loop.take_step
     check = ReplicaComparison.check
     compared: list[int] = []
@@ -238,7 +254,9 @@ def train_damaged_in_turn(config: Config, root: Path) -> list[tuple[str, list[in
 
 
 def test_damage_is_not_saved(tmp_path: Path) -> None:
-    for rank, ends in enumerate(run_ranks(3, train_damaged_in_turn, watched(replicas_every=3), tmp_path)):
+    for rank, ends in enumerate(
+        run_ranks(3, train_damaged_in_turn, watched(replicas_every=3), tmp_path)
+    ):
         for name, (said, compared) in zip(DAMAGED, ends, strict=True):
             assert "the replicas differ at step 4: rank 1 (" in said
             assert f") differs from the other 2 ranks in {name}; all agreed at step 3" in said
@@ -271,12 +289,16 @@ def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(tmp_path: Pat
         for run in ("damaged", "whole")
     }
     assert len(events["damaged"]) == 1
-    assert "all ranks continue with the tensors of rank 0. Test the memory of " in events["damaged"][0]
+    assert (
+        "all ranks continue with the tensors of rank 0. Test the memory of " in events["damaged"][0]
+    )
     assert events["whole"] == []
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
-    for said, compared in run_ranks(2, train_damaged, watched(replicas_every=0), tmp_path, "4.weight", 4):
+    for said, compared in run_ranks(
+        2, train_damaged, watched(replicas_every=0), tmp_path, "4.weight", 4
+    ):
         assert said == "trained to the end"
         assert compared == []
 

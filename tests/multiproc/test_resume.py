@@ -1,4 +1,5 @@
-"""A run that is interrupted and resumed is the same run, bit for bit, and survives what happens to its checkpoints."""
+"""A run that is interrupted and resumed is the same run, bit for bit, and survives what happens to
+its checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
 from drumline.training.tasks.base import Loss, Task
 from tests.hooked_jobs import Hooked, HookedNormalised
-from tests.jobs import Classify, Strided, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
+from tests.jobs import (
+    Classify,
+    Strided,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_each_on,
+    train_here,
+    train_on,
+)
 from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
@@ -32,7 +42,9 @@ ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, cli
 
 def hard_config(**settings: object) -> Config:
     """Dropout, augmentation, accumulation, a schedule, an uneven last batch."""
-    return make_config(dropout=0.3, augment=True, accumulate=2, optim=ADAM, checkpoint=EVERY_STEP, **settings)  # type: ignore[arg-type]
+    return make_config(
+        dropout=0.3, augment=True, accumulate=2, optim=ADAM, checkpoint=EVERY_STEP, **settings
+    )  # type: ignore[arg-type]
 
 
 def die_after(step: int, config: Config, task: type[Task], run: Path) -> None:
@@ -70,7 +82,9 @@ def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int
 ) -> None:
     # BatchNorm needs two samples or more in each of 4 ranks' 2 micro-batches.
-    config = hard_config(workers=workers, batch_size=16 if task is HookedNormalised else 8, epochs=3)
+    config = hard_config(
+        workers=workers, batch_size=16 if task is HookedNormalised else 8, epochs=3
+    )
     interrupted_at(step, world_size, config, task, tmp_path / "killed")
     ends: list[Progress] = run_ranks(world_size, train_whole_and_killed, config, task, tmp_path)
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
@@ -81,7 +95,8 @@ def test_killed_and_resumed_is_bit_identical(
 
 
 def assert_stopped_early(ends: list[Progress], folder: Path) -> None:
-    """All ranks stopped at the second evaluation: the first one, before the kill, is not forgotten."""
+    """All ranks stopped at the second evaluation: the first one, before the kill, is not
+    forgotten."""
     whole = list(read_events(folder / "whole" / "events" / "rank-00000.jsonl"))
     (step,) = {event["step"] for event in whole if event["kind"] == "end"}
     assert [end.step for end in ends] == [step] * len(ends)
@@ -90,21 +105,29 @@ def assert_stopped_early(ends: list[Progress], folder: Path) -> None:
     for run in ("whole", "killed"):
         for rank in range(len(ends)):
             events = list(read_events(folder / run / "events" / f"rank-{rank:05d}.jsonl"))
-            assert events[-1]["stopped"].startswith("loss has not improved in 1 evaluation; the best was ")
+            assert events[-1]["stopped"].startswith(
+                "loss has not improved in 1 evaluation; the best was "
+            )
             samples.append([event["value"] for event in events if event["kind"] == "logged"])
     assert len(samples[0]) == 2
-    assert samples == [samples[0], *[[]] * (len(ends) - 1)] * 2, "rank 0 alone logs, and the same after the kill"
+    assert samples == [samples[0], *[[]] * (len(ends) - 1)] * 2, (
+        "rank 0 alone logs, and the same after the kill"
+    )
 
 
 def assert_average_by_hand(snapshot: store.Snapshot) -> None:
     _, ema, by_hand, _ = snapshot.documents["hooks"]
     assert (ema["name"], by_hand["name"]) == ("EMA", "ByHand")
     tensors = snapshot.tensors["hooks"]
-    averages, expected = (decode_state(one["state"], tensors.__getitem__)["average"] for one in (ema, by_hand))
+    averages, expected = (
+        decode_state(one["state"], tensors.__getitem__)["average"] for one in (ema, by_hand)
+    )
     assert averages.keys() == expected.keys() == snapshot.tensors["model"].keys()
     for name, average in averages.items():
         assert torch.allclose(average, expected[name], rtol=1e-12, atol=1e-14), name
-        assert name.endswith("num_batches_tracked") or not torch.equal(average, snapshot.tensors["model"][name])
+        assert name.endswith("num_batches_tracked") or not torch.equal(
+            average, snapshot.tensors["model"][name]
+        )
 
 
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -117,13 +140,22 @@ def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path) -> None:
-    configs = [replace(hard_config(steps=6), optim=optim) for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))]
+    configs = [
+        replace(hard_config(steps=6), optim=optim)
+        for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))
+    ]
     for config in configs:
         interrupted_at(4, 2, config, Strided, tmp_path / f"killed {config.optim.name}")
-    runs = [(config, Strided, f"{run} {config.optim.name}") for config in configs for run in ("whole", "killed")]
+    runs = [
+        (config, Strided, f"{run} {config.optim.name}")
+        for config in configs
+        for run in ("whole", "killed")
+    ]
     train_each_on(2, *((config, task, tmp_path / run) for config, task, run in runs))
     for config in configs:
-        killed, whole = (newest(tmp_path / f"{run} {config.optim.name}") for run in ("killed", "whole"))
+        killed, whole = (
+            newest(tmp_path / f"{run} {config.optim.name}") for run in ("killed", "whole")
+        )
         assert_same_bits(killed, whole)
 
 
@@ -140,7 +172,9 @@ class MeasuresMore(Classify):
 
 def test_another_layout_of_buckets_is_reported(tmp_path: Path) -> None:
     train_here(make_config(steps=3), Classify, tmp_path)
-    train_here(replace(make_config(steps=4), dist=DistConfig(bucket_cap_mb=1.0)), Classify, tmp_path)
+    train_here(
+        replace(make_config(steps=4), dist=DistConfig(bucket_cap_mb=1.0)), Classify, tmp_path
+    )
     warnings = [
         event["message"]
         for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
@@ -192,7 +226,8 @@ def test_a_run_without_a_complete_checkpoint_does_not_start_over(tmp_path: Path)
     train_here(make_config(epochs=1), Classify, tmp_path)
     (tmp_path / "checkpoints" / "step-00000005" / "model.safetensors").unlink()
     with pytest.raises(
-        CheckpointError, match=r"(?s)none of the 1 checkpoints in .* is complete.*model.safetensors.*--fresh"
+        CheckpointError,
+        match=r"(?s)none of the 1 checkpoints in .* is complete.*model.safetensors.*--fresh",
     ):
         train_here(make_config(epochs=1), Classify, tmp_path)
     assert catalog.list_steps(tmp_path / "checkpoints") == [5]
@@ -205,9 +240,13 @@ def test_a_finished_run_reports_it_and_changes_nothing(tmp_path: Path) -> None:
     assert train_here(config, Classify, tmp_path).step == 5
     assert_same_bits(newest(tmp_path), before)
     notes = [
-        event["message"] for event in read_events(tmp_path / "events" / "rank-00000.jsonl") if event["kind"] == "note"
+        event["message"]
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] == "note"
     ]
-    assert notes == ["this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"]
+    assert notes == [
+        "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
+    ]
 
 
 def test_more_epochs_continue_and_a_changed_setting_is_reported(tmp_path: Path) -> None:
@@ -229,7 +268,11 @@ def test_fresh_moves_the_earlier_run_aside(tmp_path: Path) -> None:
     (aside,) = [path for path in tmp_path.iterdir() if path != run]
     assert aside.name.startswith("run.before-")
     assert_same_bits(newest(aside), newest(run))
-    assert not [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "resume"]
+    assert not [
+        event
+        for event in read_events(run / "events" / "rank-00000.jsonl")
+        if event["kind"] == "resume"
+    ]
 
 
 def test_the_logged_losses_are_those_of_the_whole_run(tmp_path: Path) -> None:

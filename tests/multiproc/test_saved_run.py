@@ -1,4 +1,5 @@
-"""A checkpoint is evaluated as the run did it, on any number of ranks, and its model can be loaded."""
+"""A checkpoint is evaluated as the run did it, on any number of ranks, and its model can be
+loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Pictures(drumline.Hook):
 
 
 class Averaged(Everything):
-    """Evaluates with an average of the weights, so that an evaluation of the weights themselves would differ."""
+    """Evaluates with an average of the weights, so that an evaluation of the weights themselves
+    would differ."""
 
     def hooks(self) -> list[drumline.Hook]:
         return [drumline.EarlyStopping("loss"), drumline.EMA(0.8), Pictures()]
@@ -49,7 +51,10 @@ class Elsewhere(Averaged):
 
 
 def evaluate_here(run: Path, which: str | int, data: str | None = None) -> dict[str, Any]:
-    few = [Setting("train.batch_size", 1, "test"), Setting("optim.name", "nowhere:Optimizer", "test")]
+    few = [
+        Setting("train.batch_size", 1, "test"),
+        Setting("optim.name", "nowhere:Optimizer", "test"),
+    ]
     saved = open_run(run, which, task=Elsewhere, given=check_layer(few))
     ddp = make_manager(saved.config)
     ddp.setup()
@@ -70,7 +75,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluations(run: Path) -> dict[int, dict[str, float]]:
     found = read_events(run / "events" / "rank-00000.jsonl")
     return {
-        one["step"]: {name: one[name] for name in ("loss", "accuracy")} for one in found if one["kind"] == "evaluation"
+        one["step"]: {name: one[name] for name in ("loss", "accuracy")}
+        for one in found
+        if one["kind"] == "evaluation"
     }
 
 
@@ -109,7 +116,9 @@ def test_the_model_is_loaded_and_nothing_of_the_caller_is_changed(trained: Path)
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     average = newest(trained).tensors[HOOKS_FILE]
-    for name, value in drumline.load(trained, "last", ema=True, task=Everything).state_dict().items():
+    for name, value in (
+        drumline.load(trained, "last", ema=True, task=Everything).state_dict().items()
+    ):
         assert torch.equal(value, average[f"1/average/{name}"])
     assert not torch.equal(average["1/average/0.weight"], weights["0.weight"])
 
@@ -140,13 +149,20 @@ def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
     assert find_checkpoint(trained, "last").name == catalog.folder_name(steps[-1])
     assert find_checkpoint(trained, str(steps[0])).name == catalog.folder_name(steps[0])
     listed = ", ".join(map(str, steps))
-    with pytest.raises(UsageError, match=rf"has no checkpoint of step 9999\n  try: choose one of its steps: {listed}"):
+    with pytest.raises(
+        UsageError,
+        match=rf"has no checkpoint of step 9999\n  try: choose one of its steps: {listed}",
+    ):
         find_checkpoint(trained, 9999)
-    with pytest.raises(UsageError, match=r"there is no checkpoint 'newest'\n  try: name it best, last, or by its step"):
+    with pytest.raises(
+        UsageError,
+        match=r"there is no checkpoint 'newest'\n  try: name it best, last, or by its step",
+    ):
         find_checkpoint(trained, "newest")
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     with pytest.raises(
-        CheckpointError, match=r"no complete checkpoint in .*\n  - step-00000003 was skipped: .*\n  try: give"
+        CheckpointError,
+        match=r"no complete checkpoint in .*\n  - step-00000003 was skipped: .*\n  try: give",
     ):
         find_checkpoint(tmp_path, "last")
     damaged = tmp_path / "damaged"
@@ -165,7 +181,9 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
     def changed(path: Path, name: str) -> Any:
         document = read(path, name)
         if name == "progress":
-            document["facts"].pop("best_metric")  # as in version 0.1, or made to have the code imported
+            document["facts"].pop(
+                "best_metric"
+            )  # as in version 0.1, or made to have the code imported
             document["facts"]["task"] = "nowhere:Task"
         return document
 
@@ -176,19 +194,30 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
         open_run(trained, "last")
     assert find_checkpoint(trained, "best") == best, "as the event at the end of the run has it"
     monkeypatch.setattr(RunFolder, "event_file", lambda self, rank: self.path / "nowhere")
-    with pytest.raises(UsageError, match=r"of version 0\.1, which recorded .*\n  try: choose the last \(--which last"):
+    with pytest.raises(
+        UsageError,
+        match=r"of version 0\.1, which recorded .*\n  try: choose the last \(--which last",
+    ):
         find_checkpoint(trained, "best")
 
 
 def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:
     given = check_layer([Setting("train.eval_batch_size", 3, "--train.eval_batch_size")])
     saved = open_run(trained, "last", task=Everything, given=given)
-    assert (saved.config.train.eval_batch_size, saved.config.train.epochs, saved.config.model.dropout) == (3, 3, 0.1)
+    assert (
+        saved.config.train.eval_batch_size,
+        saved.config.train.epochs,
+        saved.config.model.dropout,
+    ) == (3, 3, 0.1)
 
 
-def test_a_checkpoint_that_lacks_a_file_is_named_when_no_other_was_evaluated(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_file_is_named_when_no_other_was_evaluated(
+    tmp_path: Path,
+) -> None:
     """The newest alone was evaluated, and it has lost a part."""
-    config = replace(make_config(epochs=1), checkpoint=CheckpointConfig(every_steps=2, every_epochs=0))
+    config = replace(
+        make_config(epochs=1), checkpoint=CheckpointConfig(every_steps=2, every_epochs=0)
+    )
     train_here(config, Classify, tmp_path)
     (find_checkpoint(tmp_path, "best") / "model.safetensors").unlink()
     with pytest.raises(UsageError) as caught:
@@ -207,7 +236,8 @@ def test_without_evaluation_there_is_no_best(tmp_path: Path) -> None:
 
     train_here(make_config(epochs=1), NoEvaluation, tmp_path)
     with pytest.raises(
-        UsageError, match=r"was evaluated for 'accuracy', so none is the best\n  try: choose the last \(--which last"
+        UsageError,
+        match=r"was evaluated for 'accuracy', so none is the best\n  try: choose the last \(--which last",
     ):
         find_checkpoint(tmp_path, "best")
     saved = open_run(tmp_path, "last", task=NoEvaluation)

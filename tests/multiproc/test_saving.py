@@ -29,7 +29,9 @@ def train_until_the_disk_is_full(config: Config, run: Path) -> str:
     return "trained to the end"
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk: Callable[..., Path]) -> None:
+def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
+    small_disk: Callable[..., Path],
+) -> None:
     run = small_disk("size=1m") / "run"
     config = make_config(epochs=100, checkpoint=CheckpointConfig(every_steps=1, keep_last=500))
     message, other = run_ranks(2, train_until_the_disk_is_full, config, run)
@@ -47,7 +49,9 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk:
     resumed_at = catalog.verify(found.path).step
     assert resumed_at > 2
     assert train_on(2, make_config(steps=resumed_at + 1), Classify, run).step == resumed_at + 1
-    resumes = [e["step"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "resume"]
+    resumes = [
+        e["step"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "resume"
+    ]
     assert resumes == [resumed_at]
 
 
@@ -74,12 +78,18 @@ def test_a_checkpoint_loads_into_a_plain_model_of_ones_own(tmp_path: Path) -> No
 
 def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
     train_here(make_config(epochs=1), Classify, tmp_path)
-    with pytest.raises(CheckpointError, match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]"):
-        load_checkpoint(tmp_path, nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 2)))
+    with pytest.raises(
+        CheckpointError, match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]"
+    ):
+        load_checkpoint(
+            tmp_path, nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 2))
+        )
 
 
 def test_old_checkpoints_go_and_the_best_stays(tmp_path: Path) -> None:
-    config = make_config(epochs=6, checkpoint=CheckpointConfig(every_epochs=1, keep_last=2, keep_best=1))
+    config = make_config(
+        epochs=6, checkpoint=CheckpointConfig(every_epochs=1, keep_last=2, keep_best=1)
+    )
     train_here(config, Classify, tmp_path)
     steps = catalog.list_steps(tmp_path / "checkpoints")
     assert steps[-2:] == [25, 30]

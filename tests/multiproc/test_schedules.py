@@ -1,4 +1,5 @@
-"""A slice of the soak: random schedules of kills and resumes end with the bits of an uninterrupted run."""
+"""A slice of the soak: random schedules of kills and resumes end with the bits of an uninterrupted
+run."""
 
 from __future__ import annotations
 
@@ -11,16 +12,20 @@ from tests.jobs import Everything
 from tests.schedules import CUTS, References, make_schedule, run_schedule
 from tests.stream_jobs import EverythingStream
 
-# Every phase of a run has its turn, three of them in each schedule. These have few ranks, and one has workers, which
-# take seconds to start in every rank of every leg; the soak has hundreds.
+# Every phase of a run has its turn, three of them in each schedule. These have few ranks, and one
+# has workers, which take seconds to start in every rank of every leg; the soak has hundreds.
 SLICE = [28152, 343, 3684, 91]
 LEGS = 4
 
 
-@pytest.mark.parametrize("number", [SLICE[0], *(pytest.param(number, marks=pytest.mark.soak) for number in SLICE[1:])])
+@pytest.mark.parametrize(
+    "number", [SLICE[0], *(pytest.param(number, marks=pytest.mark.soak) for number in SLICE[1:])]
+)
 def test_killed_and_resumed_it_trains_the_same_bits(tmp_path: Path, number: int) -> None:
     schedule = make_schedule(number, legs=LEGS)
-    assert run_schedule(schedule, tmp_path / "run") == References(tmp_path).digest_for(schedule), schedule
+    assert run_schedule(schedule, tmp_path / "run") == References(tmp_path).digest_for(schedule), (
+        schedule
+    )
 
 
 def test_the_slice_has_some_of_everything() -> None:

@@ -1,4 +1,5 @@
-"""`drumline launch --watch` finds in what ranks of a script differ, without the script's help; and nothing else."""
+"""`drumline launch --watch` finds in what ranks of a script differ, without the script's help; and
+nothing else."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ while go_on:
             break
 dist.destroy_process_group()
 """
-# What healthy scripts do: two models with an optimizer each, gradients of several batches, an evaluation on rank 0, a
-# seed of each rank, a loader of uneven lengths, sharded parameters, ranks that train alone for a while.
+# What healthy scripts do: two models with an optimizer each, gradients of several batches, an
+# evaluation on rank 0, a seed of each rank, a loader of uneven lengths, sharded parameters, ranks
+# that train alone for a while.
 HEALTHY = """
 import contextlib, sys
 import torch, torch.distributed as dist
@@ -130,23 +132,51 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("warm")
 def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
-    """In a job on two nodes: another learning rate, dataset, variable and script, and one ten times slower."""
+    """In a job on two nodes: another learning rate, dataset, variable and script, and one ten times
+    slower."""
     master = f"127.0.0.1:{free_port()}"
     nodes = []
     for rank in range(2):
         (tmp_path / f"{rank}").mkdir()
         (tmp_path / f"{rank}" / "train.py").write_text(FAULTY + "# edited\n" * rank)
-        place = ["--nodes", "2", "--node-rank", f"{rank}", "--master", master, "--procs", "1", "--watch"]
-        own = ["--lr", f"0.{rank + 1}", "--samples", f"{400 + 400 * rank}", "--node-rank", f"{rank}"]
+        place = [
+            "--nodes",
+            "2",
+            "--node-rank",
+            f"{rank}",
+            "--master",
+            master,
+            "--procs",
+            "1",
+            "--watch",
+        ]
+        own = [
+            "--lr",
+            f"0.{rank + 1}",
+            "--samples",
+            f"{400 + 400 * rank}",
+            "--node-rank",
+            f"{rank}",
+        ]
         variables = {"TORCH_DISTRIBUTED_DEBUG": "INFO"} if rank else {}
         nodes.append(start(*place, "train.py", *own, cwd=tmp_path / f"{rank}", **variables))
     ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
     found = events(tmp_path / "0")
-    assert sorted(one["kind"] for one in found) == ["difference", "difference", "difference", "straggler"], found
+    assert sorted(one["kind"] for one in found) == [
+        "difference",
+        "difference",
+        "difference",
+        "straggler",
+    ], found
     assert events(tmp_path / "1") == []
     [facts] = [one["message"] for one in found if "the argument" in one["message"]]
-    for what in ("argument --lr", "argument --samples", "variable TORCH_DISTRIBUTED_DEBUG", "code of train.py"):
+    for what in (
+        "argument --lr",
+        "argument --samples",
+        "variable TORCH_DISTRIBUTED_DEBUG",
+        "code of train.py",
+    ):
         assert f"the {what}: " in facts
     assert "node-rank" not in facts
     [length] = [one["message"] for one in found if "DataLoader" in one["message"]]

@@ -1,4 +1,5 @@
-"""What a rank reports of its DDP modules is bounded, is written when it has changed, and never fails the script."""
+"""What a rank reports of its DDP modules is bounded, is written when it has changed, and never
+fails the script."""
 
 from __future__ import annotations
 
@@ -51,8 +52,13 @@ def work(folder: Path) -> list[list[str]]:
     living = [build() for _ in range(MAX_MODULES)]
     keys.append(list(written()))
     _train(first, recorder, 101)
-    num_hashes = [sum(len(hashes["tensors"]) for hashes in one["hashes"].values()) for one in written().values()]
-    assert num_hashes[0] == 200 > MAX_HASHES // MAX_MODULES - 200, "two comparisons are more than its part"
+    num_hashes = [
+        sum(len(hashes["tensors"]) for hashes in one["hashes"].values())
+        for one in written().values()
+    ]
+    assert num_hashes[0] == 200 > MAX_HASHES // MAX_MODULES - 200, (
+        "two comparisons are more than its part"
+    )
     # A module that cannot be looked at ends its own observation.
     del first.__dict__["require_backward_grad_sync"]
     recorder.modules.begin_backward()

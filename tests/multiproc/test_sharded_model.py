@@ -1,4 +1,5 @@
-"""A sharded model by itself: how gradients add up, what a resumed rank holds, and which groups it leaves."""
+"""A sharded model by itself: how gradients add up, what a resumed rank holds, and which groups it
+leaves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`--dist.mode zero1|fsdp|hsdp`: trains as ddp does, resumes bit for bit after a kill, and any mode and number of ranks
-resumes from the checkpoints of any other."""
+"""`--dist.mode zero1|fsdp|hsdp`: trains as ddp does, resumes bit for bit after a kill, and any mode
+and number of ranks resumes from the checkpoints of any other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ from drumline.training.models import GPT
 from drumline.training.tasks.base import Loss, Task
 from drumline.training.tasks.hook import Hook
 from tests.hooked_jobs import ByHand
-from tests.jobs import Classify, WeighTokens, assert_same_bits, make_config, newest, train_each_on, train_here, train_on
+from tests.jobs import (
+    Classify,
+    WeighTokens,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_each_on,
+    train_here,
+    train_on,
+)
 from tests.multiproc.test_resume import interrupted_at
 from tests.ranks import RanksFailed, run_ranks
 
@@ -49,8 +58,8 @@ class Residual(nn.Module):
 
 
 class Awkward(nn.Module):
-    """What is hard to shard: 7 rows for 2 or 4 ranks, 2 rows for 4 ranks, several groups, a frozen parameter, a weight
-    with two names, one with a single row."""
+    """What is hard to shard: 7 rows for 2 or 4 ranks, 2 rows for 4 ranks, several groups, a frozen
+    parameter, a weight with two names, one with a single row."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -99,7 +108,9 @@ def config_of(**settings: Any) -> Config:
 
 
 def events_of(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def assert_close(left: store.Snapshot, right: store.Snapshot, **tolerance: float) -> None:
@@ -108,7 +119,10 @@ def assert_close(left: store.Snapshot, right: store.Snapshot, **tolerance: float
         assert left.tensors[file].keys() == right.tensors[file].keys()
         for name, tensor in left.tensors[file].items():
             torch.testing.assert_close(
-                tensor, right.tensors[file][name], msg=lambda text, name=name: f"{name}: {text}", **tolerance
+                tensor,
+                right.tensors[file][name],
+                msg=lambda text, name=name: f"{name}: {text}",
+                **tolerance,
             )
     assert left.documents["model"] == right.documents["model"]
 
@@ -122,9 +136,12 @@ def test_fsdp_and_hsdp_train_as_ddp_does_on_four_ranks(tmp_path: Path) -> None:
     assert_trains_as_ddp(4, ("fsdp", "hsdp"), tmp_path, epochs=1)
 
 
-def assert_trains_as_ddp(world_size: int, modes: Sequence[str], folder: Path, **settings: Any) -> None:
-    """With accumulation, clipping, an uneven last batch and evaluations of 6 batches, on the same samples. Blocks are
-    found by default, by their class, and by their size (a block has 70 parameters)."""
+def assert_trains_as_ddp(
+    world_size: int, modes: Sequence[str], folder: Path, **settings: Any
+) -> None:
+    """With accumulation, clipping, an uneven last batch and evaluations of 6 batches, on the same
+    samples. Blocks are found by default, by their class, and by their size (a block has 70
+    parameters)."""
     config = config_of(accumulate=2, checkpoint=CheckpointConfig(), **settings)
     jobs = {mode: in_mode(mode, config, wrap=WRAP.get(mode)) for mode in ("ddp", *modes)}
     train_each_on(world_size, *((job, NoBuffers, folder / mode) for mode, job in jobs.items()))
@@ -140,18 +157,24 @@ def assert_trains_as_ddp(world_size: int, modes: Sequence[str], folder: Path, **
             ("evaluation", "loss"),
             ("evaluation", "accuracy"),
         ):
-            ours, theirs = ([event[name] for event in events_of(one, kind)] for one in (run, folder / "ddp"))
+            ours, theirs = (
+                [event[name] for event in events_of(one, kind)] for one in (run, folder / "ddp")
+            )
             assert theirs
             assert ours == pytest.approx(theirs, rel=1e-9), f"{kind} {name} of {mode}"
         ours, theirs = (flops_per_sample(one) for one in (run, folder / "ddp"))
         assert ours == pytest.approx(theirs, rel=1e-6), "of the whole model, and not of a shard"
         (last,) = {event["path"] for event in events_of(run, "checkpoint")[-1:]}
         written = {path.name for path in Path(last).glob("*-part-*")}
-        assert len({name.rpartition("-")[2] for name in written}) == (2 if mode == "hsdp" else world_size)
+        assert len({name.rpartition("-")[2] for name in written}) == (
+            2 if mode == "hsdp" else world_size
+        )
 
 
 def flops_per_sample(run: Path) -> list[float]:
-    found = [event["tflop_per_s"] / event["samples_per_s"] * 1e12 for event in events_of(run, "train")]
+    found = [
+        event["tflop_per_s"] / event["samples_per_s"] * 1e12 for event in events_of(run, "train")
+    ]
     assert found
     assert min(found) > 0
     return found
@@ -168,7 +191,9 @@ class Branching(Awkward):
             block.norm = nn.LayerNorm(7)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(self.extra(inputs) if torch.distributed.get_rank() in self.users else inputs)
+        return super().forward(
+            self.extra(inputs) if torch.distributed.get_rank() in self.users else inputs
+        )
 
 
 class UsedByNone(Shardable):
@@ -185,7 +210,9 @@ class UsedByOne(UsedByNone):
 def unused_in_modes(config: Config, folder: Path) -> str:
     """Returns the error of the job whose ranks use different parameters."""
     for mode in MODES[:3]:
-        train_here(in_mode(mode, config, find_unused_parameters=True), UsedByOne, folder / f"one-{mode}")
+        train_here(
+            in_mode(mode, config, find_unused_parameters=True), UsedByOne, folder / f"one-{mode}"
+        )
     train_here(in_mode("fsdp", config), UsedByNone, folder / "none")
     with pytest.raises(UsageError) as caught:
         train_here(in_mode("fsdp", config), UsedByOne, folder / "refused")
@@ -199,27 +226,40 @@ def test_parameters_that_not_all_ranks_use_are_named_before_the_first_step(tmp_p
     """As in ddp they need `find_unused_parameters`; those that no rank uses need nothing."""
     optim = replace(ADAM, weight_decay=0.0)
     for what in run_ranks(2, unused_in_modes, config_of(steps=3, optim=optim), tmp_path):
-        assert what.startswith("the parameters that the loss does not use differ across ranks: "), what
+        assert what.startswith("the parameters that the loss does not use differ across ranks: "), (
+            what
+        )
         assert "extra.bias and extra.weight" in what
     assert not list((tmp_path / "refused" / "checkpoints").glob("*"))
     for mode in MODES[1:3]:
-        assert_close(newest(tmp_path / f"one-{mode}"), newest(tmp_path / "one-ddp"), rtol=1e-9, atol=1e-10)
+        assert_close(
+            newest(tmp_path / f"one-{mode}"), newest(tmp_path / "one-ddp"), rtol=1e-9, atol=1e-10
+        )
     notes = [event["message"] for event in events_of(tmp_path / "none", "note")]
-    expected = "the loss does not use these parameters, which are not trained: extra.weight and extra.bias"
+    expected = (
+        "the loss does not use these parameters, which are not trained: extra.weight and extra.bias"
+    )
     assert notes.count(expected) == 1, notes
 
 
 def assert_resumes(world_size: int, mode: str, folder: Path) -> None:
     """With BatchNorm, dropout, augmentation, accumulation and an average of the weights."""
-    config = in_mode(mode, config_of(accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36))
+    config = in_mode(
+        mode,
+        config_of(accumulate=2, dropout=0.3, augment=True, epochs=2, batch_size=18, samples=36),
+    )
     interrupted_at(2, world_size, config, Averaged, folder / "killed")
     run_ranks(world_size, whole_and_killed, config, Averaged, folder)
     killed = newest(folder / "killed")
     whole = newest(folder / "whole")
     assert_same_bits(killed, whole)
     assert [event["step"] for event in events_of(folder / "killed", "resume")] == [2]
-    averages = decode_state(killed.documents["hooks"][1]["state"], killed.tensors["hooks"].__getitem__)["average"]
-    by_hand = decode_state(killed.documents["hooks"][2]["state"], killed.tensors["hooks"].__getitem__)["average"]
+    averages = decode_state(
+        killed.documents["hooks"][1]["state"], killed.tensors["hooks"].__getitem__
+    )["average"]
+    by_hand = decode_state(
+        killed.documents["hooks"][2]["state"], killed.tensors["hooks"].__getitem__
+    )["average"]
     assert averages.keys() == killed.tensors["model"].keys()
     for name, average in averages.items():
         assert torch.allclose(average, by_hand[name], rtol=1e-12, atol=1e-14), name
@@ -231,12 +271,15 @@ def whole_and_killed(config: Config, task: type[Task], folder: Path) -> None:
 
 
 def test_any_mode_and_world_resumes_from_any_other(tmp_path: Path) -> None:
-    assert_legs_train_on([("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 1)], tmp_path)
+    assert_legs_train_on(
+        [("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 1)], tmp_path
+    )
 
 
 def assert_legs_train_on(legs: Sequence[tuple[str, int]], folder: Path) -> None:
-    """Each leg takes two steps from where the last one stopped. A leg that lost a shard, or an optimizer's state, would
-    be far away from the run that was never stopped: clipped steps of AdamW are long."""
+    """Each leg takes two steps from where the last one stopped. A leg that lost a shard, or an
+    optimizer's state, would be far away from the run that was never stopped: clipped steps of AdamW
+    are long."""
     config = config_of(steps=2 * len(legs))
     for number, (mode, world_size) in enumerate(legs, 1):
         leg = replace(config, train=replace(config.train, steps=2 * number))
@@ -270,10 +313,18 @@ def test_a_gpt_trains_as_with_ddp_in_each_precision(tmp_path: Path) -> None:
     assert_gpt_trains(tmp_path, fp32=("fsdp",), bf16=("zero1",), policy="every:2")
 
 
-def assert_gpt_trains(folder: Path, *, fp32: Sequence[str], bf16: Sequence[str], policy: bool | str) -> None:
-    """In fp32 built without memory, with activations computed again; in bf16 also gathered and reduced in it."""
+def assert_gpt_trains(
+    folder: Path, *, fp32: Sequence[str], bf16: Sequence[str], policy: bool | str
+) -> None:
+    """In fp32 built without memory, with activations computed again; in bf16 also gathered and
+    reduced in it."""
     saves = CheckpointConfig()
-    settings = {"epochs": 2, "batch_size": 8, "optim": replace(ADAM, clip_norm=1.0), "checkpoint": saves}
+    settings = {
+        "epochs": 2,
+        "batch_size": 8,
+        "optim": replace(ADAM, clip_norm=1.0),
+        "checkpoint": saves,
+    }
     whole = config_of(**settings)
     rounded = config_of(**settings, precision="bf16")
     whole = replace(whole, model=replace(whole.model, activation_checkpointing=policy))
@@ -283,24 +334,33 @@ def assert_gpt_trains(folder: Path, *, fp32: Sequence[str], bf16: Sequence[str],
     train_each_on(2, *((job, Gpt, folder / name) for name, job in jobs.items()))
     for name in jobs:
         expected, found = (
-            [event["loss"] for event in events_of(folder / run, "train")] for run in (f"ddp-{name[-4:]}", name)
+            [event["loss"] for event in events_of(folder / run, "train")]
+            for run in (f"ddp-{name[-4:]}", name)
         )
         assert found == pytest.approx(expected, rel=1e-5 if name.endswith("fp32") else 0.02), name
         notes = [event["message"] for event in events_of(folder / name, "note")]
         assert ("recompute: 2 x Block" in notes) == name.endswith("fp32"), notes
         assert ("shards: 3 x Block" in notes) == (not name.startswith("ddp")), notes
     for mode in bf16:
-        assert newest(folder / f"{mode}-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype is torch.float32
+        assert (
+            newest(folder / f"{mode}-bf16").tensors["model"]["blocks.0.mlp_in.weight"].dtype
+            is torch.float32
+        )
 
 
 def compiled_and_not(config: Config, modes: Sequence[str], folder: Path) -> list[int]:
-    """Train in each mode; how often torch has compiled something. Not by inductor, which takes longer."""
+    """Train in each mode; how often torch has compiled something. Not by inductor, which takes
+    longer."""
     counts = []
     for mode in modes:
         eager = in_mode(mode, config, meta_init=True)
         train_here(eager, Gpt, folder / mode / "eager")
         usual, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
-        train_here(replace(eager, train=replace(eager.train, step="compile")), Gpt, folder / mode / "compile")
+        train_here(
+            replace(eager, train=replace(eager.train, step="compile")),
+            Gpt,
+            folder / mode / "compile",
+        )
         torch.compile = usual
         from torch._dynamo.utils import counters
 
@@ -311,10 +371,14 @@ def compiled_and_not(config: Config, modes: Sequence[str], folder: Path) -> list
 
 
 def assert_compiles(folder: Path, modes: Sequence[str], policy: bool | str) -> None:
-    config = config_of(epochs=2, batch_size=8, optim=replace(ADAM, clip_norm=1.0), checkpoint=CheckpointConfig())
+    config = config_of(
+        epochs=2, batch_size=8, optim=replace(ADAM, clip_norm=1.0), checkpoint=CheckpointConfig()
+    )
     config = replace(config, model=replace(config.model, activation_checkpointing=policy))
     for counts in run_ranks(2, compiled_and_not, config, modes, folder):
-        assert counts[0] in (1, 2, 3), "the three blocks share their graphs; a short batch needs one of its own"
+        assert counts[0] in (1, 2, 3), (
+            "the three blocks share their graphs; a short batch needs one of its own"
+        )
     for mode in modes:
         eager, compiled = (newest(folder / mode / step) for step in ("eager", "compile"))
         for one in (eager, compiled):
@@ -341,7 +405,9 @@ class NotFinite(NoBuffers):
 
 def test_an_update_that_is_not_finite_is_skipped_on_every_rank(tmp_path: Path) -> None:
     config = config_of(steps=5, on_nan="skip", optim=replace(ADAM, clip_norm=None))
-    train_each_on(2, *((in_mode(mode, config), NotFinite, tmp_path / mode) for mode in ("ddp", "fsdp")))
+    train_each_on(
+        2, *((in_mode(mode, config), NotFinite, tmp_path / mode) for mode in ("ddp", "fsdp"))
+    )
     assert_close(newest(tmp_path / "fsdp"), newest(tmp_path / "ddp"), rtol=1e-9, atol=1e-10)
     skipped = [event["message"] for event in events_of(tmp_path / "fsdp", "warning")]
     assert any("skipped: 1, the first at step 3" in message for message in skipped), skipped
@@ -359,7 +425,9 @@ def flip_a_bit(config: Config, run: Path) -> None:
 
     def damaging(self: Loop, step: Any) -> None:
         if self.progress.step == 2 and self.job.ddp.rank == 3:
-            weight = replica_tensors(self.job.model, self.job.optimizer, include_buffers=False)["first.weight"]
+            weight = replica_tensors(self.job.model, self.job.optimizer, include_buffers=False)[
+                "first.weight"
+            ]
             own_part(weight).view(torch.int64)[0, 0] ^= 1
         take_step(self, step)
 
@@ -369,7 +437,9 @@ def flip_a_bit(config: Config, run: Path) -> None:
 
 def test_replicas_of_a_shard_are_compared(tmp_path: Path) -> None:
     config = in_mode("hsdp", config_of(steps=5))
-    with pytest.raises(RanksFailed, match=r"rank 1 .* and rank 3 .* differ in first\.weight, and no majority"):
+    with pytest.raises(
+        RanksFailed, match=r"rank 1 .* and rank 3 .* differ in first\.weight, and no majority"
+    ):
         run_ranks(4, flip_a_bit, config, tmp_path)
 
 
@@ -398,7 +468,11 @@ def refusals(config: Config, run: Path) -> list[str]:
     found = []
     for number, (task, dist) in enumerate(REFUSED):
         with pytest.raises(UsageError) as caught:
-            train_here(replace(config, dist=DistConfig(**{"mode": "fsdp", **dist})), task, run / str(number))
+            train_here(
+                replace(config, dist=DistConfig(**{"mode": "fsdp", **dist})),
+                task,
+                run / str(number),
+            )
         found.append(caught.value.what)
     return found
 

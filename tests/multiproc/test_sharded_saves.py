@@ -1,4 +1,5 @@
-"""Checkpoints of a sharded model, of which every rank writes a part, when one rank is slow, or cannot write at all."""
+"""Checkpoints of a sharded model, of which every rank writes a part, when one rank is slow, or
+cannot write at all."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def slow_on_one_rank(config: Config, folder: Path) -> None:
-    """The same run with saves that each step waits for, then with background saves of which rank 1's part is late: by
-    0.2 s, then until the save after step 2 was due."""
+    """The same run with saves that each step waits for, then with background saves of which rank
+    1's part is late: by 0.2 s, then until the save after step 2 was due."""
     waits = replace(config, checkpoint=replace(EVERY_STEP, background=False))
     train_here(waits, NoBuffers, folder / "waits")
     write_tensors = store.write_tensors
@@ -59,10 +60,16 @@ def slow_on_one_rank(config: Config, folder: Path) -> None:
     # type: ignore[assignment, method-assign]
     store.write_tensors = write_after_two
     Loop.take_step = take
-    train_here(replace(config, checkpoint=replace(EVERY_STEP, when_busy="skip")), NoBuffers, folder / "skips")
+    train_here(
+        replace(config, checkpoint=replace(EVERY_STEP, when_busy="skip")),
+        NoBuffers,
+        folder / "skips",
+    )
 
 
-def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(tmp_path: Path) -> None:
+def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(
+    tmp_path: Path,
+) -> None:
     config = in_mode("fsdp", config_of(steps=4, checkpoint=EVERY_STEP))
     run_ranks(2, slow_on_one_rank, config, tmp_path)
     for step in range(1, 5):
@@ -71,12 +78,17 @@ def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(t
         beside = store.read(tmp_path / "beside" / name)
         waited.documents["progress"].pop("facts"), beside.documents["progress"].pop("facts")
         assert_same_bits(waited, beside)
-    skipped = [event for event in events_of(tmp_path / "skips", "note") if "skipped the save" in event["message"]]
+    skipped = [
+        event
+        for event in events_of(tmp_path / "skips", "note")
+        if "skipped the save" in event["message"]
+    ]
     saved = [event["step"] for event in events_of(tmp_path / "skips", "checkpoint")]
     assert (saved[0], saved[-1]) == (1, 4)
     assert 2 not in saved
     assert len(saved) + len(skipped) == 4
-    # A save that was skipped has left nothing behind, and those that were not are complete on both ranks.
+    # A save that was skipped has left nothing behind, and those that were not are complete on both
+    # ranks.
     found = sorted(path.name for path in (tmp_path / "skips" / "checkpoints").iterdir())
     assert found == [f"step-{step:08d}" for step in saved]
     for folder in found:
@@ -84,7 +96,8 @@ def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(t
 
 
 def cannot_write_after_two_steps(rank: int, config: Config, run: Path) -> str:
-    """Train; after two steps the checkpoints' folder is read-only on one rank, in a mount namespace of its own."""
+    """Train; after two steps the checkpoints' folder is read-only on one rank, in a mount namespace
+    of its own."""
     folder = run / "checkpoints"
     if int(os.environ["RANK"]) == rank:
         mount(_libc.unshare, NEW_MOUNTS)
@@ -112,7 +125,9 @@ def mount(call: Callable[..., int], *arguments: Any) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder read-only for one rank")
-def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
     """As in ddp, where rank 0 writes; here it is rank 1."""
     config = in_mode("fsdp", config_of(steps=50, checkpoint=replace(EVERY_STEP, background=False)))
     (tmp_path / "checkpoints").mkdir()
@@ -127,7 +142,9 @@ def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(tmp
     assert found.path is not None
     assert (found.path.name, found.skipped) == ("step-00000002", [])
     train_on(2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path)
-    train_on(2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path / "whole")
+    train_on(
+        2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path / "whole"
+    )
     resumed = newest(tmp_path)
     whole = newest(tmp_path / "whole")
     for one in (resumed, whole):

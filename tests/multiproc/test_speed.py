@@ -45,23 +45,30 @@ class Named(WeighTokens):
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def test_exposed_communication_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
     """Also where only the last micro-batch is synchronized. Elastic steps do not use DDP."""
     config = make_config(steps=14, batch_size=8, accumulate=2)
     elastic = make_config(steps=6, batch_size=8, exact="elastic", shards=2)
-    train_each_on(2, (config, SlowRank, tmp_path / "slow"), (elastic, Classify, tmp_path / "elastic"))
+    train_each_on(
+        2, (config, SlowRank, tmp_path / "slow"), (elastic, Classify, tmp_path / "elastic")
+    )
     trained = events(tmp_path / "slow", "train")
     [end] = events(tmp_path / "slow", "end")
     for event in [*trained, end]:
         assert event["data_share"] + (event["communication_share"] or 0.0) <= 1.0
     shares = [event["communication_share"] for event in trained]
-    # Rank 0 waits nearly all the time, rank 1 never: on a loaded machine both take longer to compute.
+    # Rank 0 waits nearly all the time, rank 1 never: on a loaded machine both take longer to
+    # compute.
     assert 0.05 < shares[-1] < 0.65
     assert 0.05 < end["communication_share"] < 0.65
-    assert {event["communication_share"] for event in events(tmp_path / "elastic", "train")} == {None}
+    assert {event["communication_share"] for event in events(tmp_path / "elastic", "train")} == {
+        None
+    }
 
 
 class BeginsLoop(Hook):
@@ -102,7 +109,8 @@ def test_tokens_flops_and_pauses_are_in_the_events(tmp_path: Path) -> None:
     [end] = events(tmp_path, "end")
     per_sample = {round(event["tokens_per_s"] / event["samples_per_s"], 6) for event in trained}
     assert len(per_sample) == 2, "as many as there are log intervals"
-    # A token: 5 x 11 weights, forward and two gradients, less the one that the embedding has no inputs for.
+    # A token: 5 x 11 weights, forward and two gradients, less the one that the embedding has no
+    # inputs for.
     for event in [*trained, end]:
         assert event["tflop_per_s"] / event["tokens_per_s"] == pytest.approx(3 * 2 * 5 * 11 / 1e12)
         assert (event["mfu"], event["communication_share"]) == (None, None)
@@ -125,7 +133,9 @@ class RefusesTwoInTraining(RefusesTwo):
         return super().loss(model, batch) if self.training else Classify.loss(self, model, batch)
 
 
-def test_a_loss_that_fails_for_two_samples_is_counted_in_evaluation_mode_or_not_at_all(tmp_path: Path) -> None:
+def test_a_loss_that_fails_for_two_samples_is_counted_in_evaluation_mode_or_not_at_all(
+    tmp_path: Path,
+) -> None:
     config = make_config(steps=2, samples=16)
     train_here(config, RefusesTwoInTraining, tmp_path / "evaluation")
     assert events(tmp_path / "evaluation", "end")[0]["tflop_per_s"] > 0

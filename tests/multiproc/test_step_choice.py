@@ -29,7 +29,11 @@ def kinds(*settings: tuple[str, str | None]) -> list[str]:
         job = build_job(config, Classify(config), ddp)
         for step, chosen in settings:
             try:
-                found.append(type(make_step(replace(job, step=step), make_config(step=step), chosen=chosen)).__name__)
+                found.append(
+                    type(
+                        make_step(replace(job, step=step), make_config(step=step), chosen=chosen)
+                    ).__name__
+                )
             except UsageError as error:
                 found.append(str(error))
     return found
@@ -74,12 +78,17 @@ def train_with_too_little_memory(config: Config, run: Path) -> None:
     train_here(config, Classify, run)
 
 
-def test_a_kind_that_runs_out_of_memory_on_one_rank_is_left_out_on_all_at_the_next_start(tmp_path: Path) -> None:
+def test_a_kind_that_runs_out_of_memory_on_one_rank_is_left_out_on_all_at_the_next_start(
+    tmp_path: Path,
+) -> None:
     config = make_config(step="auto", steps=5)
     record = tmp_path / "step-trial.txt"
     with pytest.raises(RanksFailed) as caught:
         run_ranks(2, train_with_too_little_memory, config, tmp_path)
-    assert "TrialError: out of memory while --train.step auto tried compile: CUDA out of" in caught.value.errors[1]
+    assert (
+        "TrialError: out of memory while --train.step auto tried compile: CUDA out of"
+        in caught.value.errors[1]
+    )
     assert record.read_text() == "compile"
     run_ranks(2, train_with_too_little_memory, config, tmp_path)
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
@@ -89,4 +98,6 @@ def test_a_kind_that_runs_out_of_memory_on_one_rank_is_left_out_on_all_at_the_ne
         "steps run as eager, the fastest here; time per step relative to it: eager 1.00",
     ]
     assert newest(tmp_path).documents["progress"]["facts"]["step"] == "eager"
-    assert record.read_text().split() == ["compile"], "a third start before the first checkpoint needs it, too"
+    assert record.read_text().split() == ["compile"], (
+        "a third start before the first checkpoint needs it, too"
+    )

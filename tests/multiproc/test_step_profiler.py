@@ -18,11 +18,13 @@ from tests.jobs import Classify, make_config, train_on
 
 
 class SlowOnRank1(Classify):
-    """Rank 1 takes 200 ms longer in each step, much more than a busy machine does to rank 0; the gradients are in two
-    buckets."""
+    """Rank 1 takes 200 ms longer in each step, much more than a busy machine does to rank 0; the
+    gradients are in two buckets."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 300), *(nn.Linear(300, 300) for _ in range(3)), nn.Linear(300, 2)).double()
+        return nn.Sequential(
+            nn.Linear(6, 300), *(nn.Linear(300, 300) for _ in range(3)), nn.Linear(300, 2)
+        ).double()
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         if dist.get_rank() == 1:
@@ -31,12 +33,22 @@ class SlowOnRank1(Classify):
 
 
 def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
-    """Steps 5 to 9, of which the first and the last, after which the run evaluates, are left out."""
+    """Steps 5 to 9, of which the first and the last, after which the run evaluates, are left
+    out."""
     config = make_config(batch_size=8, samples=48, steps=10)
-    config = replace(config, log=replace(config.log, profile="5:10"), dist=replace(config.dist, bucket_cap_mb=0.7))
+    config = replace(
+        config,
+        log=replace(config.log, profile="5:10"),
+        dist=replace(config.dist, bucket_cap_mb=0.7),
+    )
     train_on(2, config, SlowOnRank1, tmp_path)
     result = analyse(tmp_path)
-    assert (result.world_size, result.backend, result.device, result.num_steps) == (2, "gloo", "cpu", 3)
+    assert (result.world_size, result.backend, result.device, result.num_steps) == (
+        2,
+        "gloo",
+        "cpu",
+        3,
+    )
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
     assert [one.critical_steps for one in result.ranks] == [0, 3]
     assert headline(result).startswith("rank 1 is slow: the others wait")

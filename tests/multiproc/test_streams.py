@@ -1,4 +1,5 @@
-"""Whole runs on streams: the same training on any world, bit-identical after a kill, refused where that cannot be."""
+"""Whole runs on streams: the same training on any world, bit-identical after a kill, refused where
+that cannot be."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 
 def hard_config(**settings: Any) -> Config:
-    """Dropout, augmentation, accumulation, a schedule, and 37 samples in batches of 8: an uneven last batch."""
+    """Dropout, augmentation, accumulation, a schedule, and 37 samples in batches of 8: an uneven
+    last batch."""
     return make_config(
         **{
             "dropout": 0.3, "augment": True, "accumulate": 2, "optim": ADAM, "checkpoint": EVERY_STEP, "steps": 12,
@@ -34,7 +36,9 @@ def hard_config(**settings: Any) -> Config:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+    return [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind
+    ]
 
 
 def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_path: Path) -> None:
@@ -47,9 +51,13 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
             interrupted_at(7, worlds[0], config, ClassifyStream, run)
         train_on(worlds[-1], config, ClassifyStream, run)
         weights.append(newest(run).tensors["model"])
-        evaluations.append([(event["samples"], event["step"]) for event in events(run, "evaluation")])
+        evaluations.append(
+            [(event["samples"], event["step"]) for event in events(run, "evaluation")]
+        )
         losses = [event["loss"] for event in events(run, "evaluation")]
-        assert losses == pytest.approx([event["loss"] for event in events(tmp_path / "1", "evaluation")])
+        assert losses == pytest.approx(
+            [event["loss"] for event in events(tmp_path / "1", "evaluation")]
+        )
     for other in weights[1:]:
         for name, tensor in weights[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-9)
@@ -82,7 +90,10 @@ def test_a_resumable_stream_is_refused_on_another_world(tmp_path: Path) -> None:
             train_on(now, hard_config(), ClassifyOwn, tmp_path)
         assert len(caught.value.errors) == now  # every rank reports it, none waits
         for text in caught.value.errors.values():
-            assert f"the state of the stream OwnPlace was saved on 2 ranks, now there are {now}" in text
+            assert (
+                f"the state of the stream OwnPlace was saved on 2 ranks, now there are {now}"
+                in text
+            )
             assert "try: resume on 2 ranks, or begin a new run with a map-style dataset" in text
         assert_same_bits(newest(tmp_path), before)
 
@@ -91,7 +102,10 @@ def test_each_rank_has_its_own_state_in_the_checkpoint(tmp_path: Path) -> None:
     train_on(2, hard_config(), ClassifyOwn, tmp_path)
     saved = newest(tmp_path)
     ranks = [dict(document["dict"]) for document in saved.documents["data"]["ranks"]]
-    assert [(rank["rank"], rank["world_size"], rank["position"]) for rank in ranks] == [(0, 2, 96), (1, 2, 96)]
+    assert [(rank["rank"], rank["world_size"], rank["position"]) for rank in ranks] == [
+        (0, 2, 96),
+        (1, 2, 96),
+    ]
     # 48 samples for each, out of 19 and of 18: two rounds, and 10 or 12 samples of the third.
     assert [(rank["round"], rank["taken"]) for rank in ranks] == [(2, 10), (2, 12)]
     counts = [tensor.tolist() for _, tensor in sorted(saved.tensors["data"].items())]
@@ -100,7 +114,9 @@ def test_each_rank_has_its_own_state_in_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(tmp_path: Path) -> None:
     train_here(make_config(steps=3, checkpoint=EVERY_STEP), ClassifyStream, tmp_path)
-    with pytest.raises(CheckpointError, match="is at sample 24, but holds no state of the stream OwnPl"):
+    with pytest.raises(
+        CheckpointError, match="is at sample 24, but holds no state of the stream OwnPl"
+    ):
         train_here(make_config(steps=6, checkpoint=EVERY_STEP), ClassifyOwn, tmp_path)
 
 
@@ -115,7 +131,9 @@ def test_a_plain_stream_that_splits_itself_is_refused(tmp_path: Path) -> None:
         train_on(2, make_config(steps=2), stream_jobs.SplitsItself, tmp_path)
     for text in caught.value.errors.values():
         assert "ranks differ in the next sample of the stream _Split: rank 0" in text
-        assert "let every rank read the same samples in the same order: Drumline splits them" in text
+        assert (
+            "let every rank read the same samples in the same order: Drumline splits them" in text
+        )
 
 
 def logged(config: Config, task: type[Task], run: Path) -> list[str]:
@@ -134,10 +152,16 @@ def test_a_resumable_stream_that_is_the_same_everywhere_is_a_warning(tmp_path: P
     config = make_config(steps=2)
     first, second = run_ranks(2, logged, config, stream_jobs.ForgetsItsRank, tmp_path)
     assert second == []
-    assert any("all 2 ranks read the same next sample of the stream _Same" in line for line in first)
-    assert any("nothing is saved before the end: set --checkpoint.every_steps" in line for line in first)
+    assert any(
+        "all 2 ranks read the same next sample of the stream _Same" in line for line in first
+    )
+    assert any(
+        "nothing is saved before the end: set --checkpoint.every_steps" in line for line in first
+    )
     saved = CheckpointConfig(every_steps=5)
-    assert run_ranks(2, logged, make_config(steps=2, checkpoint=saved), ClassifyOwn, tmp_path / "own") == [[], []]
+    assert run_ranks(
+        2, logged, make_config(steps=2, checkpoint=saved), ClassifyOwn, tmp_path / "own"
+    ) == [[], []]
 
 
 def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> None:
@@ -148,6 +172,8 @@ def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> 
 
 
 def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"state_dict\(\) of the training data/dataset/seen .* it is a set"):
+    with pytest.raises(
+        CheckpointError, match=r"state_dict\(\) of the training data/dataset/seen .* it is a set"
+    ):
         train_here(make_config(steps=2), stream_jobs.KeepsASet, tmp_path)
     assert not catalog.list_steps(tmp_path / "checkpoints")

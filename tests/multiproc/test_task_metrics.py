@@ -1,4 +1,5 @@
-"""Several evaluation sets, and metrics that are no sums: right, and the same number on any number of ranks."""
+"""Several evaluation sets, and metrics that are no sums: right, and the same number on any number
+of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ CLASSES = 2
 
 
 class MedianMargin:
-    """A metric as a user writes it: the median is no sum. It has no state before its first update."""
+    """A metric as a user writes it: the median is no sum. It has no state before its first
+    update."""
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
@@ -71,7 +73,9 @@ class Measured(Classify):
             "auroc": classification.MulticlassAUROC(CLASSES),
             "confusion": classification.MulticlassConfusionMatrix(CLASSES),
             "recall": wrappers.ClasswiseWrapper(
-                classification.MulticlassRecall(CLASSES, average=None), labels=["no", "yes"], prefix="of-"
+                classification.MulticlassRecall(CLASSES, average=None),
+                labels=["no", "yes"],
+                prefix="of-",
             ),
             "margin": MedianMargin(),
             "all": MetricCollection(
@@ -93,7 +97,8 @@ def measured() -> tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]:
         sets = job.task.eval_data()
         with torch.no_grad():
             outputs = {
-                name: [job.model(data.inputs).softmax(1).tolist(), data.targets.tolist()] for name, data in sets.items()
+                name: [job.model(data.inputs).softmax(1).tolist(), data.targets.tolist()]
+                for name, data in sets.items()
             }
         found = evaluate(job), evaluate(job), outputs
         job.close()
@@ -125,7 +130,10 @@ def test_metrics_are_those_of_scikit_learn_on_one_and_three_ranks() -> None:
     for name, both in outputs.items():
         scores, labels = map(torch.tensor, both)
         chosen = scores.argmax(1)
-        assert first[f"{name}/confusion"] == sklearn_metrics.confusion_matrix(labels, chosen, labels=[0, 1]).tolist()
+        assert (
+            first[f"{name}/confusion"]
+            == sklearn_metrics.confusion_matrix(labels, chosen, labels=[0, 1]).tolist()
+        )
         expected = {
             "f1": sklearn_metrics.f1_score(labels, chosen, average="macro"),
             "auroc": sklearn_metrics.roc_auc_score(labels, scores[:, 1]),
@@ -133,8 +141,13 @@ def test_metrics_are_those_of_scikit_learn_on_one_and_three_ranks() -> None:
         }
         recalls = sklearn_metrics.recall_score(labels, chosen, average=None)
         expected |= {"all/f1": expected["f1"], "all/recall": recalls.mean()}
-        expected |= {f"recall/of-{label}": recall for label, recall in zip(("no", "yes"), recalls, strict=True)}
-        assert {key: first[f"{name}/{key}"] for key in expected} == pytest.approx(expected, rel=1e-6)
+        expected |= {
+            f"recall/of-{label}": recall
+            for label, recall in zip(("no", "yes"), recalls, strict=True)
+        }
+        assert {key: first[f"{name}/{key}"] for key in expected} == pytest.approx(
+            expected, rel=1e-6
+        )
         loss = nn.functional.nll_loss(scores.log(), labels)
         assert first[f"{name}/loss"] == pytest.approx(float(loss))
 
@@ -149,7 +162,10 @@ def gathered_here() -> list[list[str]]:
 
 
 def test_only_rank_0_holds_the_states_of_all_ranks() -> None:
-    expected = [[f"{rank}/values", *(float(value) for value in range(rank, 5 + 4 * rank))] for rank in range(3)]
+    expected = [
+        [f"{rank}/values", *(float(value) for value in range(rank, 5 + 4 * rank))]
+        for rank in range(3)
+    ]
     assert run_ranks(3, gathered_here) == [expected, [], []]
 
 
@@ -163,7 +179,8 @@ def test_a_run_evaluates_by_steps_and_keeps_the_best_by_the_metric_of_a_set(tmp_
     assert sum(map(sum, found[0]["plain/confusion"])) == 29
     assert not [event for event in events if event["kind"] == "warning"]
     saved = {
-        step: catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(step)).metrics for step in (5, 10)
+        step: catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(step)).metrics
+        for step in (5, 10)
     }
     assert saved[10]["plain/f1"] == found[-1]["plain/f1"]
     assert not any("confusion" in name for name in saved[10])  # a checkpoint has numbers

@@ -1,4 +1,5 @@
-"""`log.trace`: what two ranks write, that a resume continues the file, and that nothing is written without it."""
+"""`log.trace`: what two ranks write, that a resume continues the file, and that nothing is written
+without it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def lines(run: Path, rank: int, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(tmp_path: Path, accumulate: int) -> None:
+def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(
+    tmp_path: Path, accumulate: int
+) -> None:
     config = traced(epochs=1, accumulate=accumulate)
     train_on(2, config, Normalised, tmp_path)
     train_here(config, Normalised, tmp_path / "alone")
@@ -53,7 +56,9 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(tmp_path: Path
     found = samples(steps)
     assert sorted(position for _, position in found) == list(range(NUM_SAMPLES))
     assert sorted(index for index, _ in found.values()) == list(range(NUM_SAMPLES))
-    assert found == samples([lines(tmp_path / "alone", 0, "step")]), "another world, the same samples"
+    assert found == samples([lines(tmp_path / "alone", 0, "step")]), (
+        "another world, the same samples"
+    )
     names = set(steps[0][0]["tensors"])
     assert {"0.weight", "1.running_mean", "0.weight/exp_avg_sq", "optimizer.json"} <= names
     assert steps[0][0]["tensors"]["0.weight"] != steps[0][1]["tensors"]["0.weight"]
@@ -99,7 +104,9 @@ def test_buffers_that_no_checkpoint_holds_are_listed_apart(tmp_path: Path) -> No
 
 def test_a_full_disk_is_reported(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
     (small_disk("size=4k", "trace") / "filler").write_bytes(bytes(4096))
-    with pytest.raises(TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left") as caught:
+    with pytest.raises(
+        TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left"
+    ) as caught:
         train_here(traced(steps=1), Classify, tmp_path)
     assert "without --log.trace" in str(caught.value)
 
@@ -110,7 +117,9 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
         train_here(traced(steps=1), Classify, tmp_path)
 
 
-def test_without_it_the_step_is_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_the_step_is_the_plain_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = []
     take_step = Loop.take_step
 

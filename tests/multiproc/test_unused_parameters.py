@@ -1,4 +1,5 @@
-"""A batch of one rank leaves out parameters, or a block, after some steps: that rank names them, in every mode."""
+"""A batch of one rank leaves out parameters, or a block, after some steps: that rank names them, in
+every mode."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """`leaves_out`: what a batch may leave out; a layer of a block, a layer outside blocks, or a block."""
+    """`leaves_out`: what a batch may leave out; a layer of a block, a layer outside blocks, or a
+    block."""
 
     def __init__(self, leaves_out: str, *, has_buffers: bool) -> None:
         super().__init__()
@@ -141,7 +143,9 @@ SOAK = pytest.mark.soak
 
 def test_no_restart_is_tried() -> None:
     """The same batch would lead to it."""
-    assert not can_restart(UnusedParametersError("the loss does not use these parameters: a"), has_checkpoint=True)
+    assert not can_restart(
+        UnusedParametersError("the loss does not use these parameters: a"), has_checkpoint=True
+    )
     assert can_restart(TrainingError("the loss has a weight in some batches"), has_checkpoint=True)
 
 
@@ -174,7 +178,9 @@ def test_parameters_that_a_later_step_leaves_out_are_named(
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=SOAK)])
-def test_they_are_named_with_accumulation_and_inside_replicas_too(world_size: int, tmp_path: Path) -> None:
+def test_they_are_named_with_accumulation_and_inside_replicas_too(
+    world_size: int, tmp_path: Path
+) -> None:
     """The micro-batches before have used them, and all ranks of this node are one replica."""
     config = config_in("ddp", sync="diloco:2", sync_within="node")
     config = replace(config, train=replace(config.train, accumulate=2))
@@ -188,9 +194,12 @@ def test_replicas_that_train_alone_may_leave_them_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "world_size"), [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)]
+    ("mode", "world_size"),
+    [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)],
 )
-def test_a_block_that_a_later_step_leaves_out_is_named(mode: str, world_size: int, tmp_path: Path) -> None:
+def test_a_block_that_a_later_step_leaves_out_is_named(
+    mode: str, world_size: int, tmp_path: Path
+) -> None:
     message = message_of(error_of_rank_one(world_size, config_in(mode), WholeBlock, tmp_path))
     assert message == (
         "the loss does not call the block blocks.1, which it called in the first step; with --dist.mode "
@@ -202,9 +211,12 @@ def test_a_block_that_a_later_step_leaves_out_is_named(mode: str, world_size: in
 
 
 @pytest.mark.parametrize(
-    ("mode", "world_size"), [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)]
+    ("mode", "world_size"),
+    [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)],
 )
-def test_it_is_named_where_passes_may_differ_too(mode: str, world_size: int, tmp_path: Path) -> None:
+def test_it_is_named_where_passes_may_differ_too(
+    mode: str, world_size: int, tmp_path: Path
+) -> None:
     """With the setting no rank knows alone that the others call the block."""
     config = config_in(mode, find_unused_parameters=True)
     message = message_of(error_of_rank_one(world_size, config, WholeBlock, tmp_path))
@@ -218,9 +230,12 @@ def test_it_is_named_where_passes_may_differ_too(mode: str, world_size: int, tmp
 
 
 @pytest.mark.parametrize(
-    ("mode", "world_size"), [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)]
+    ("mode", "world_size"),
+    [("fsdp", 2), pytest.param("zero1", 3, marks=SOAK), pytest.param("hsdp", 4, marks=SOAK)],
 )
-def test_all_ranks_may_leave_out_a_block_in_the_same_steps(mode: str, world_size: int, tmp_path: Path) -> None:
+def test_all_ranks_may_leave_out_a_block_in_the_same_steps(
+    mode: str, world_size: int, tmp_path: Path
+) -> None:
     config = config_in(mode, find_unused_parameters=True)
     results = run_ranks(world_size, train_here, config, WholeBlockOnAllRanks, tmp_path)
     assert all(result.step > FIRST_UNUSED for result in results)
@@ -232,20 +247,27 @@ def test_a_block_that_one_rank_never_calls_is_named_before_the_first_step(tmp_pa
         run_ranks(3, train_here, config_in("fsdp"), WholeBlockAtOnce, tmp_path, timeout_s=60)
     for error in caught.value.errors.values():
         assert (
-            "UsageError: ranks call different blocks in the same batch, and with --dist.mode fsdp they gather" in error
+            "UsageError: ranks call different blocks in the same batch, and with --dist.mode fsdp they gather"
+            in error
         )
         assert re.search(r"ranks 0, 2 \(\S+\): blocks\.1; rank 1 \(\S+\): blocks\.2", error), error
         advice = "call the same blocks on every rank (multiply the output by 0 where it is not needed), or use --dist"
         assert f"try: {advice}" in error
 
 
-@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=SOAK), pytest.param("zero1", marks=SOAK)])
+@pytest.mark.parametrize(
+    "mode", ["ddp", pytest.param("fsdp", marks=SOAK), pytest.param("zero1", marks=SOAK)]
+)
 def test_the_setting_that_the_error_names_lets_the_run_continue(mode: str, tmp_path: Path) -> None:
-    results = run_ranks(2, train_here, config_in(mode, find_unused_parameters=True), Branching, tmp_path)
+    results = run_ranks(
+        2, train_here, config_in(mode, find_unused_parameters=True), Branching, tmp_path
+    )
     assert results[0].step == results[1].step > FIRST_UNUSED
 
 
 @pytest.mark.soak
 def test_a_block_that_one_rank_never_calls_trains_as_the_error_says(tmp_path: Path) -> None:
-    results = run_ranks(2, train_here, config_in("ddp", find_unused_parameters=True), WholeBlockAtOnce, tmp_path)
+    results = run_ranks(
+        2, train_here, config_in("ddp", find_unused_parameters=True), WholeBlockAtOnce, tmp_path
+    )
     assert results[0].step == results[1].step > FIRST_UNUSED

@@ -1,4 +1,5 @@
-"""A run that was killed twice and resumed on other numbers of ranks has no problems; any damage is named."""
+"""A run that was killed twice and resumed on other numbers of ranks has no problems; any damage is
+named."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from drumline.training.job.job import Progress
 from tests.jobs import Classify, make_config, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks
 
-CONFIG = make_config(checkpoint=CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0))
+CONFIG = make_config(
+    checkpoint=CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0)
+)
 
 
 def die_at(step: int, when: str, config: Config, run: Path) -> None:
@@ -42,8 +45,8 @@ def die_at(step: int, when: str, config: Config, run: Path) -> None:
 
 @pytest.fixture(scope="module", name="trained")
 def train_through_kills(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """10 steps: 3 ranks, killed after the ledger of step 4 but before its checkpoint; 2 ranks, killed after the save of
-    step 6; then alone to the end."""
+    """10 steps: 3 ranks, killed after the ledger of step 4 but before its checkpoint; 2 ranks,
+    killed after the save of step 6; then alone to the end."""
     run = tmp_path_factory.mktemp("verify") / "run"
     for world_size, step, when in ((3, 4, "before"), (2, 6, "after")):
         with pytest.raises(RanksFailed):
@@ -70,7 +73,9 @@ def test_the_run_has_no_problems(run: Path) -> None:
     assert [str(problem) for problem in report.problems] == []
     checkpoints, samples, events, settings = report.sections
     assert checkpoints.summary.startswith("5 of 5 complete (step 2 ... 10), ")
-    assert samples.summary == ("2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3, 2 and 1 ranks")
+    assert samples.summary == (
+        "2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3, 2 and 1 ranks"
+    )
     assert events.counts["ranks"] == 3
     assert events.counts["attempts"] == 3
     assert settings.counts == {"readable": 2}
@@ -78,7 +83,9 @@ def test_the_run_has_no_problems(run: Path) -> None:
     assert report.job_at_work is None
 
 
-def test_a_run_of_one_rank_that_ends_in_the_middle_of_an_epoch_has_no_problems(tmp_path: Path) -> None:
+def test_a_run_of_one_rank_that_ends_in_the_middle_of_an_epoch_has_no_problems(
+    tmp_path: Path,
+) -> None:
     train_here(make_config(steps=7), Classify, tmp_path)
     report = verify(tmp_path)
     assert report.problems == []
@@ -126,7 +133,8 @@ EVENTS = "events/rank-00001.jsonl"
 ZERO = "events/rank-00000.jsonl"
 
 
-# The ledger: 1 start, 2 steps 1-2, 3 steps 3-4 (void), 4 start, 5 steps 3-4, 6 steps 5-6, 7 start, 8 to 9 the rest.
+# The ledger: 1 start, 2 steps 1-2, 3 steps 3-4 (void), 4 start, 5 steps 3-4, 6 steps 5-6, 7 start,
+# 8 to 9 the rest.
 @pytest.mark.parametrize(
     ("damage", "messages"),
     [
@@ -174,7 +182,8 @@ ZERO = "events/rank-00000.jsonl"
         ),
         (cut_tails(4), ["rank-00000.jsonl, line ", "but the ledger reaches step 10"]),
         (
-            change_lines(EVENTS, lambda lines: lines.__delitem__(slice(4, 6))),  # a `phases` event, and its `train`
+            # a `phases` event, and its `train`
+            change_lines(EVENTS, lambda lines: lines.__delitem__(slice(4, 6))),
             [f"{EVENTS}, line 4: the events stop at step 2, but"],
         ),
         (
@@ -187,7 +196,9 @@ ZERO = "events/rank-00000.jsonl"
         (lambda run: (run / "environment.json").write_text("{}"), ["environment.json: does not list the ranks"]),
     ],
 )  # fmt: skip
-def test_what_is_damaged_is_named(run: Path, damage: Callable[[Path], None], messages: list[str]) -> None:
+def test_what_is_damaged_is_named(
+    run: Path, damage: Callable[[Path], None], messages: list[str]
+) -> None:
     damage(run)
     found = "\n".join(str(problem) for problem in verify(run).problems)
     for message in messages:
@@ -203,7 +214,9 @@ def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(r
     train_here(make_config(epochs=3), Classify, run)
     report = verify(run)
     assert report.problems == []
-    assert report.sections[1].summary.startswith("3 epochs of 37 samples, each exactly once; 15 steps in 4 starts")
+    assert report.sections[1].summary.startswith(
+        "3 epochs of 37 samples, each exactly once; 15 steps in 4 starts"
+    )
 
 
 def test_checkpoints_that_are_gone_are_not_called_none_yet(run: Path) -> None:
@@ -229,9 +242,12 @@ def test_what_else_lies_in_a_checkpoint_is_a_note(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", '{"number":0,"kind":"note","step":0}\n', '{"number":0,"kind":"error","step":0}\n']
+    "content",
+    ["", '{"number":0,"kind":"note","step":0}\n', '{"number":0,"kind":"error","step":0}\n'],
 )
-def test_a_run_that_was_killed_before_it_began_has_no_problems(tmp_path: Path, content: str) -> None:
+def test_a_run_that_was_killed_before_it_began_has_no_problems(
+    tmp_path: Path, content: str
+) -> None:
     RunFolder(tmp_path).make()
     RunFolder(tmp_path).event_file(0).write_text(content)
     report = verify(tmp_path)
@@ -255,7 +271,9 @@ def test_what_a_killed_save_leaves_is_a_note(run: Path) -> None:
 def test_a_checkpoint_that_does_not_say_its_position_is_named(run: Path) -> None:
     from drumline.checkpoint import store
 
-    store.write(run / "checkpoints", 10, tensors={}, documents={"progress": {"step": 10}}, metrics={})
+    store.write(
+        run / "checkpoints", 10, tensors={}, documents={"progress": {"step": 10}}, metrics={}
+    )
     store.write(
         run / "checkpoints",
         8,
@@ -301,4 +319,7 @@ def test_a_ledger_that_cannot_be_written_waits_for_the_next_save(
     run_with_a_blocked_ledger(tmp_path)
     report = verify(tmp_path)
     assert report.problems == []
-    assert "ledger.jsonl could not be written: Is a directory" in (tmp_path / "logs" / "rank-00000.log").read_text()
+    assert (
+        "ledger.jsonl could not be written: Is a directory"
+        in (tmp_path / "logs" / "rank-00000.log").read_text()
+    )

@@ -1,4 +1,5 @@
-"""What is found before the first step: a loss that is a mean, parameters that get no gradient; no bit changes."""
+"""What is found before the first step: a loss that is a mean, parameters that get no gradient; no
+bit changes."""
 
 from __future__ import annotations
 
@@ -111,7 +112,9 @@ class Converted(Classify):
 def test_a_mean_with_its_count_trains_like_the_sum(tmp_path: Path) -> None:
     for task in (Classify, Converted):
         train_here(make_config(accumulate=2), task, tmp_path / task.__name__)
-    ours, theirs = (newest(tmp_path / task.__name__).tensors["model"] for task in (Classify, Converted))
+    ours, theirs = (
+        newest(tmp_path / task.__name__).tensors["model"] for task in (Classify, Converted)
+    )
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name])
 
@@ -177,7 +180,9 @@ class NeedsAllSamples(Classify):
         (NeedsAllSamples, 16),
     ],
 )
-def test_what_is_a_sum_or_not_certain_trains(tmp_path: Path, task: type[Classify], batch_size: int) -> None:
+def test_what_is_a_sum_or_not_certain_trains(
+    tmp_path: Path, task: type[Classify], batch_size: int
+) -> None:
     train_here(make_config(steps=2, batch_size=batch_size, dropout=0.5), task, tmp_path)
 
 
@@ -216,7 +221,9 @@ class Counts(Everything):
         return Loss(loss.total * (1 + 0.1 * self.calls), metrics=loss.metrics)
 
 
-def test_the_run_has_the_same_bits_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_has_the_same_bits_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config(dropout=0.3, augment=True)
     train_here(config, Counts, tmp_path / "with")
     monkeypatch.setattr(engine, "warm_up", nothing)
@@ -252,7 +259,9 @@ class LeavesOut(Classify):
         if not self.leaves_out(model, batch):
             return loss
         scores = functional.linear(model[1](model[0](batch[0])), model[3].weight)
-        return Loss(functional.cross_entropy(scores, batch[1], reduction="sum"), metrics=loss.metrics)
+        return Loss(
+            functional.cross_entropy(scores, batch[1], reduction="sum"), metrics=loss.metrics
+        )
 
 
 class NotInTraining(LeavesOut):
@@ -321,12 +330,18 @@ def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> No
     jobs = [(WithSpare, {}), (NotInTraining, {}), (NotOnRankOne, {}), (Classify, FINDS)]
     refused, refused_too, by_rank, costs = run_ranks(2, outcomes, tmp_path, *jobs)[0]
     assert refused.startswith(SENTENCE)
-    assert "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them" in refused
+    assert (
+        "set --dist.find_unused_parameters, or --dist.static_graph if no batch uses them" in refused
+    )
     assert refused_too.startswith("the loss does not use these parameters: 3.bias\n")
-    assert by_rank.startswith("the parameters that the loss does not use differ across ranks: rank 0 (")
+    assert by_rank.startswith(
+        "the parameters that the loss does not use differ across ranks: rank 0 ("
+    )
     assert "): none; rank 1 (" in by_rank
     assert "): 3.bias\n  try: use them in every batch" in by_rank
-    assert costs.startswith("--dist.find_unused_parameters searches the graph for unused parameters in every step, and")
+    assert costs.startswith(
+        "--dist.find_unused_parameters searches the graph for unused parameters in every step, and"
+    )
 
 
 def test_parameters_that_may_be_unused_are_not_named(tmp_path: Path) -> None:
@@ -340,7 +355,12 @@ def test_parameters_that_may_be_unused_are_not_named(tmp_path: Path) -> None:
 
 def test_one_process_continues(tmp_path: Path) -> None:
     noted, sharded, *others = outcomes(
-        tmp_path, (WithSpare, {}), (WithSpare, {"mode": "fsdp"}), (Frozen, {}), (Reentrant, {}), (Classify, FINDS)
+        tmp_path,
+        (WithSpare, {}),
+        (WithSpare, {"mode": "fsdp"}),
+        (Frozen, {}),
+        (Reentrant, {}),
+        (Classify, FINDS),
     )
     assert noted.startswith(f"{SENTENCE}; on several ranks this stops the run: ")
     assert SENTENCE not in sharded
@@ -381,7 +401,9 @@ class FitsOnlyRecomputed(Perceptrons):
         return super().loss(model, batch)
 
 
-def test_what_recomputation_saves_is_left_open_if_one_rank_cannot_measure_it(tmp_path: Path) -> None:
+def test_what_recomputation_saves_is_left_open_if_one_rank_cannot_measure_it(
+    tmp_path: Path,
+) -> None:
     config = make_config(steps=1)
     model = replace(config.model, activation_checkpointing=True)
     config = replace(config, model=model, dist=DistConfig(wrap=("Linear",)))

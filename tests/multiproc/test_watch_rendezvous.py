@@ -40,7 +40,9 @@ class Rank:
         self.rank = found.rank
         self.store = open_store(replace(found, secret="of the launcher"), timeout_s=30)
 
-    def join(self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None) -> Joined | str:
+    def join(
+        self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None
+    ) -> Joined | str:
         """As `join_group`, without a group."""
         changes = {name: values[self.rank] for name, values in (changed or {}).items()}
         topology = replace(self.topology, **changes)
@@ -57,7 +59,12 @@ class Rank:
                 )
                 if len(joined.nodes) > 1:
                     joined = check_reachability(
-                        joined, topology, os.environ, backend="gloo", deadline=deadline, service=node
+                        joined,
+                        topology,
+                        os.environ,
+                        backend="gloo",
+                        deadline=deadline,
+                        service=node,
                     )
                 options = node.options(joined)
                 if self.rank == options.ranks[0]:
@@ -84,7 +91,12 @@ def facts(met: Joined | str) -> dict[str, Any]:
         port = listener.getsockname()
         listener.close()
     folder = Path(options.folder)
-    return {**vars(options), "folder": folder, "listener": port, "mode": folder.stat().st_mode & 0o777}
+    return {
+        **vars(options),
+        "folder": folder,
+        "listener": port,
+        "mode": folder.stat().st_mode & 0o777,
+    }
 
 
 def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
@@ -107,7 +119,9 @@ def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
 
     found["no local rank 0"] = facts(me.join("no local rank 0", NO_LOCAL_RANK_0))
 
-    found["open folder"] = me.join("open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None)
+    found["open folder"] = me.join(
+        "open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None
+    )
     if me.rank == 2:
         node_watch.sidecar_address = lambda node, addresses: "192.0.2.1"  # an address for examples
     found["no network"] = me.join("no network", TWO_NODES)
@@ -128,15 +142,20 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
 
     one = [found["one node"] for found in four]
     assert all(met == one[0] for met in one)
-    assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), "no port is opened"
+    assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), (
+        "no port is opened"
+    )
     assert (one[0]["ranks"], one[0]["mode"]) == ((0, 1, 2, 3), 0o700)
     assert len(one[0]["secret"]) == 64
     assert one[0]["folder"].name.startswith(watch_folder.PREFIX)
 
     two = [found["two nodes"] for found in four]
-    assert [(met["node"], met["ranks"]) for met in two] == [(0, (0, 1)), (0, (0, 1)), (1, (2, 3)), (1, (2, 3))], (
-        "of one name, and still two nodes"
-    )
+    assert [(met["node"], met["ranks"]) for met in two] == [
+        (0, (0, 1)),
+        (0, (0, 1)),
+        (1, (2, 3)),
+        (1, (2, 3)),
+    ], "of one name, and still two nodes"
     assert [met["listener"] is not None for met in two] == [True, False, True, False]
     assert len({met["secret"] for met in two}) == 1
     assert two[0]["secret"] != one[0]["secret"]
@@ -146,23 +165,42 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert two[3]["peers"][0].port == two[0]["listener"][1]
 
     (secret,) = {found["two nodes"]["secret"] for found in four}
-    assert not {secret, "of the launcher"} & set(str([found["in the store"] for found in four]).split('"'))
+    assert not {secret, "of the launcher"} & set(
+        str([found["in the store"] for found in four]).split('"')
+    )
 
     none = [found["no local rank 0"] for found in four]
-    assert [(met["ranks"], met["mode"]) for met in none] == [((0, 1), 0o700)] * 2 + [((2, 3), 0o700)] * 2
+    assert [(met["ranks"], met["mode"]) for met in none] == [((0, 1), 0o700)] * 2 + [
+        ((2, 3), 0o700)
+    ] * 2
     assert none[0]["folder"] == none[1]["folder"] != none[2]["folder"] == none[3]["folder"]
 
     (said,) = {found["open folder"] for found in four}
-    assert said.startswith(f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}")
+    assert said.startswith(
+        f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}"
+    )
     assert "leave DRUMLINE_WATCH_DIR to the launcher" in said
     (said,) = {found["no network"] for found in four}
-    assert said.startswith(f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}")
-    made = {found[name]["folder"] for found in four for name in ("one node", "two nodes", "no local rank 0")}
+    assert said.startswith(
+        f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}"
+    )
+    made = {
+        found[name]["folder"]
+        for found in four
+        for name in ("one node", "two nodes", "no local rank 0")
+    }
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
 
 
 def test_alone_nothing_is_opened(tmp_path: Path) -> None:
-    with NodeWatch(Topology(), WatchConfig(), WatchSettings(folder=tmp_path / "watch"), run=None) as node:
+    with NodeWatch(
+        Topology(), WatchConfig(), WatchSettings(folder=tmp_path / "watch"), run=None
+    ) as node:
         options = node.options(None)
-    assert (options.folder, options.peers, node.listener, options.ranks) == (str(tmp_path / "watch"), (), None, (0,))
+    assert (options.folder, options.peers, node.listener, options.ranks) == (
+        str(tmp_path / "watch"),
+        (),
+        None,
+        (0,),
+    )
     assert not options.owns_folder

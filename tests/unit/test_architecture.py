@@ -73,7 +73,9 @@ def imported_parts(path: Path) -> set[str]:
 
 
 def reads_environment(path: Path) -> bool:
-    return any(isinstance(node, ast.Attribute) and dotted(node) == "os.environ" for node in nodes(path))
+    return any(
+        isinstance(node, ast.Attribute) and dotted(node) == "os.environ" for node in nodes(path)
+    )
 
 
 def is_module(name: str) -> bool:
@@ -99,14 +101,18 @@ def test_imports_go_one_way() -> None:
 def test_there_are_no_cycles_between_modules() -> None:
     graph = {}
     for path in modules():
-        name = ".".join(("drumline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        name = ".".join(
+            ("drumline", *path.relative_to(PACKAGE).with_suffix("").parts)
+        ).removesuffix(".__init__")
         graph[name] = {
             target
             for node in nodes(path)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drumline.")
             for alias in node.names
             for target in [
-                f"{node.module}.{alias.name}" if is_module(f"{node.module}.{alias.name}") else node.module or ""
+                f"{node.module}.{alias.name}"
+                if is_module(f"{node.module}.{alias.name}")
+                else node.module or ""
             ]
         }
     done: set[str] = set()
@@ -123,7 +129,10 @@ def test_there_are_no_cycles_between_modules() -> None:
 
 
 def test_tools_are_imported_by_the_command_line_alone() -> None:
-    assert {part_of(path) for path in modules() if "tools" in imported_parts(path)} <= {"tools", "cli"}
+    assert {part_of(path) for path in modules() if "tools" in imported_parts(path)} <= {
+        "tools",
+        "cli",
+    }
 
 
 def test_some_parts_never_import_torch() -> None:
@@ -132,7 +141,10 @@ def test_some_parts_never_import_torch() -> None:
         for path in modules()
         if part_of(path) in WITHOUT_TORCH
         for node in nodes(path)
-        if (isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "torch" for alias in node.names))
+        if (
+            isinstance(node, ast.Import)
+            and any(alias.name.partition(".")[0] == "torch" for alias in node.names)
+        )
         or (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch")
     ]
     assert wrong == []
@@ -144,26 +156,44 @@ def test_environment_variables_are_read_where_a_process_begins() -> None:
 
 
 def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:
-    """Else a letter that the locale lacks ends a job, and a file that one node wrote cannot be read on another."""
+    """Else a letter that the locale lacks ends a job, and a file that one node wrote cannot be read
+    on another."""
     calls = [
-        f"{path.relative_to(PACKAGE)}:{call.lineno}" for path in modules() for call in text_calls_without_encoding(path)
+        f"{path.relative_to(PACKAGE)}:{call.lineno}"
+        for path in modules()
+        for call in text_calls_without_encoding(path)
     ]
     assert calls == []
 
 
 def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
     for call in nodes(path):
-        if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
+        if not isinstance(call, ast.Call) or any(
+            keyword.arg == "encoding" for keyword in call.keywords
+        ):
             continue
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        opens_text = name in ("open", "fdopen") and any(set(mode) <= set("rwax+t") for mode in modes)
+        name = (
+            call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        )
+        modes = [
+            one.value
+            for one in call.args
+            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        ]
+        opens_text = name in ("open", "fdopen") and any(
+            set(mode) <= set("rwax+t") for mode in modes
+        )
         runs_text = any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
-        if name in ("read_text", "write_text") or opens_text or (runs_text and name in ("run", "Popen")):
+        if (
+            name in ("read_text", "write_text")
+            or opens_text
+            or (runs_text and name in ("run", "Popen"))
+        ):
             yield call
 
 
-# What leaves a process past Python's streams: prepared bytes of a handler, and the lines of a screen.
+# What leaves a process past Python's streams: prepared bytes of a handler, and the lines of a
+# screen.
 WRITES_TO_FILE_NUMBERS = {"base/startup.py", "launch/ssh/screen.py"}
 
 
@@ -187,7 +217,10 @@ def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
         if is_number and str(path.relative_to(PACKAGE)) in WRITES_TO_FILE_NUMBERS:
             continue
         of_stream = name.startswith("sys.") and name.endswith((".write", ".writelines"))
-        of_others = name.startswith(("traceback.print_", "rich.print", "pprint.")) or name == "logging.getLogger"
+        of_others = (
+            name.startswith(("traceback.print_", "rich.print", "pprint."))
+            or name == "logging.getLogger"
+        )
         of_rich = name.rpartition(".")[2] == "Console"
         is_log = name == "logging.getLogger" and path.name in ("errors.py", "local.py")
         if not is_log and (name == "print" or is_number or of_stream or of_others or of_rich):
@@ -267,7 +300,12 @@ for module in sys.argv[1:]:
 def test_what_starts_a_command_does_not_load_torch() -> None:
     linter = PACKAGE.parent / "packages/drumline-lint"  # this checkout's, installed or not
     environment = {**os.environ, "PYTHONPATH": str(linter)}
-    done = subprocess.run([sys.executable, "-c", IMPORTS_EACH, *LIGHT], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_EACH, *LIGHT],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

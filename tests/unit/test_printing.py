@@ -1,4 +1,5 @@
-"""What is printed: everything visible, one line where one is meant, in whatever encoding the stream has."""
+"""What is printed: everything visible, one line where one is meant, in whatever encoding the stream
+has."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import sys
 import pytest
 
 from drumline.base.errors import DrumlineError, as_list, log
-from drumline.base.terminal import coloured_line, make_console, one_line, paragraph, print_message, show, shown
+from drumline.base.terminal import (
+    coloured_line,
+    make_console,
+    one_line,
+    paragraph,
+    print_message,
+    show,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +64,16 @@ def test_what_rich_draws_is_harmless_before_it_is_laid_out() -> None:
 
 
 def test_a_value_in_an_error_begins_no_line() -> None:
-    error = DrumlineError(as_list("2 things\nnext: x", ["a\n  - b", "c"]), next_step="do\n  try: evil")
+    error = DrumlineError(
+        as_list("2 things\nnext: x", ["a\n  - b", "c"]), next_step="do\n  try: evil"
+    )
     assert error.lines() == [r"2 things\nnext: x", r"- a\n  - b", "- c", r"try: do\n  try: evil"]
     assert str(error) == "\n  ".join(error.lines())
 
 
-def test_a_warning_is_one_line_and_a_traceback_below_it_indented(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_one_line_and_a_traceback_below_it_indented(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log.warning("a\nb\x07")
     log.warning(DrumlineError("full", next_step="free some"))
     try:
@@ -80,7 +93,9 @@ def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
     os.close(ours)  # as `| head` does when it has seen enough
     with os.fdopen(theirs, "wb") as closed:
         command = [sys.executable, "-m", "drumline", *words]
-        ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+        ended = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -95,7 +110,9 @@ def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
         "thread = threading.Thread(target=fail); thread.start(); thread.join()\n"
         "asyncio.run(main())\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert "\x1b" not in ended.stderr
     ours = [line for line in ended.stderr.splitlines() if line.startswith("drumline: ")]
     assert [line.partition("ValueError")[0] for line in ours] == [

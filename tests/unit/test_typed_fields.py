@@ -1,8 +1,10 @@
-"""A program never parses a sentence of ours: what another process or module needs travels as a typed field.
+"""A program never parses a sentence of ours: what another process or module needs travels as a
+typed field.
 
-The package is searched for string matching on message texts: comparisons, `in`, `startswith`, `partition`, patterns
-and the like, with a constant that reads as words, or on a variable that holds a message. What other programs print
-may be matched, where there is nothing else: those texts are listed here, with whose they are.
+The package is searched for string matching on message texts: comparisons, `in`, `startswith`,
+`partition`, patterns and the like, with a constant that reads as words, or on a variable that holds
+a message. What other programs print may be matched, where there is nothing else: those texts are
+listed here, with whose they are.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ METHODS = {
     "compile", "sub", "subn",
 }  # fmt: skip
 WORDS = re.compile(r"[A-Za-z']{2,}[,:;]? [a-z']{2,}|^[A-Za-z ]{3,}: ?$|^[,.;]? ?[Tt]ry: ?$")
-MESSAGE = re.compile(r"\b(messages?|sentence|what|reason|words|said|told|failure|next_step|stderr|error)\b")
+MESSAGE = re.compile(
+    r"\b(messages?|sentence|what|reason|words|said|told|failure|next_step|stderr|error)\b"
+)
 FOREIGN = {
     "does not have a deterministic implementation": "torch",
     "called a synchronizing CUDA operation": "torch",
@@ -53,7 +57,10 @@ FOREIGN = {
     "fatal:": "git",
     "# Written by `drumline launch --slurm`.": "the first line of a file of ours, to know it again",
 }
-FOREIGN_MODULES = {"watch/sidecar/kernel_evidence.py": "the kernel's log", "tools/tune/nccl_log.py": "NCCL's log"}
+FOREIGN_MODULES = {
+    "watch/sidecar/kernel_evidence.py": "the kernel's log",
+    "tools/tune/nccl_log.py": "NCCL's log",
+}
 
 
 def test_no_code_matches_the_words_of_a_message() -> None:
@@ -63,7 +70,9 @@ def test_no_code_matches_the_words_of_a_message() -> None:
         for line, text in matched_words(path.read_text(encoding="utf-8"))
     ]
     ours = [one for one in found if one[2] not in FOREIGN and one[0] not in FOREIGN_MODULES]
-    assert ours == [], "give the other side a typed field; a text of another program goes to FOREIGN"
+    assert ours == [], (
+        "give the other side a typed field; a text of another program goes to FOREIGN"
+    )
     assert sorted(FOREIGN.keys() - {text for _, _, text in found}) == [], "no longer matched"
 
 
@@ -101,7 +110,8 @@ def test_the_search_leaves_alone(code: str) -> None:
 
 
 def matched_words(code: str) -> Iterator[tuple[int, str]]:
-    """Line and text of every constant that something is matched with, and that reads as words of a message."""
+    """Line and text of every constant that something is matched with, and that reads as words of a
+    message."""
     tree = ast.parse(code)
     constants = {
         target.id: node.value
@@ -113,7 +123,10 @@ def matched_words(code: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         for subject, against in matches(node):
             for text in texts(against, constants):
-                is_of_message = bool(MESSAGE.search(ast.unparse(subject))) and len(re.findall("[a-z]", text)) > 3
+                is_of_message = (
+                    bool(MESSAGE.search(ast.unparse(subject)))
+                    and len(re.findall("[a-z]", text)) > 3
+                )
                 if (WORDS.search(text) or is_of_message) and not text.startswith("--"):
                     yield against.lineno, text
 
@@ -121,19 +134,27 @@ def matched_words(code: str) -> Iterator[tuple[int, str]]:
 def matches(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What is matched, and with what."""
     if isinstance(node, ast.Compare):
-        for operator, left, right in zip(node.ops, [node.left, *node.comparators], node.comparators, strict=False):
+        for operator, left, right in zip(
+            node.ops, [node.left, *node.comparators], node.comparators, strict=False
+        ):
             if isinstance(operator, ast.In | ast.NotIn):
                 yield right, left
             elif isinstance(operator, ast.Eq | ast.NotEq):
                 yield left, right
                 yield right, left
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in METHODS
+    ):
         for argument in node.args[:1]:
             yield node.func.value, argument
     elif isinstance(node, ast.GeneratorExp) and isinstance(node.elt, ast.Compare):
         # any(sign in text for sign in SIGNS)
         tested = ast.unparse(node.elt.left)
-        yield from ((node.elt, one.iter) for one in node.generators if ast.unparse(one.target) == tested)
+        yield from (
+            (node.elt, one.iter) for one in node.generators if ast.unparse(one.target) == tested
+        )
     elif isinstance(node, ast.MatchValue):
         yield ast.Name("_"), node.value
 
@@ -145,12 +166,16 @@ def texts(expression: ast.expr, constants: dict[str, ast.expr]) -> Iterator[str]
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         yield expression.value
     elif isinstance(expression, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else "0" for part in expression.values)
+        yield "".join(
+            part.value if isinstance(part, ast.Constant) else "0" for part in expression.values
+        )
     elif isinstance(expression, ast.Tuple | ast.List | ast.Set):
         for element in expression.elts:
             yield from texts(element, constants)
     elif (
-        isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name) and expression.func.id == "frozenset"
+        isinstance(expression, ast.Call)
+        and isinstance(expression.func, ast.Name)
+        and expression.func.id == "frozenset"
     ):
         for argument in expression.args:
             yield from texts(argument, constants)

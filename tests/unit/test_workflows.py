@@ -1,4 +1,5 @@
-"""Actions in workflows, ours and those that docs suggest, are pinned by commit: whoever owns one can move its tags."""
+"""Actions in workflows, ours and those that docs suggest, are pinned by commit: whoever owns one
+can move its tags."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ PINNED = re.compile(r"[\w./-]+@[0-9a-f]{40}")
 
 
 def test_every_action_is_pinned_by_its_commit() -> None:
-    files = [*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")]
-    actions = [action for file in files for action in ACTION.findall(file.read_text(encoding="utf-8"))]
+    files = [
+        *ROOT.glob(".github/workflows/*.yml"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("packages/*/README.md"),
+    ]
+    actions = [
+        action for file in files for action in ACTION.findall(file.read_text(encoding="utf-8"))
+    ]
     assert len(actions) >= 4
     assert [action for action in actions if not PINNED.fullmatch(action)] == []

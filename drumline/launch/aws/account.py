@@ -1,4 +1,5 @@
-"""Calls to AWS: credentials by boto3's own chain, retries and throttling by botocore, every refusal as a sentence."""
+"""Calls to AWS: credentials by boto3's own chain, retries and throttling by botocore, every refusal
+as a sentence."""
 
 from __future__ import annotations
 
@@ -10,9 +11,20 @@ from drumline.base.errors import MissingExtraError, PreflightError, UsageError, 
 from drumline.base.text import without_credentials
 
 # Codes of AWS, by what they mean.
-_NOT_ALLOWED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"}
+_NOT_ALLOWED = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "UnauthorizedOperation",
+    "AuthorizationError",
+}
 _BAD_CREDENTIALS = {
-    *("AuthFailure", "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "RequestExpired"),
+    *(
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "RequestExpired",
+    ),
     *("SignatureDoesNotMatch", "UnrecognizedClientException", "InvalidAccessKeyId"),
 }
 _BUSY = {
@@ -49,21 +61,30 @@ class Account:
             from botocore.config import Config
 
             config = Config(
-                retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}, user_agent_extra="drumline"
+                retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS},
+                user_agent_extra="drumline",
             )
             region = PRICES_REGION if service == "pricing" else self.region
-            self._clients[service] = self._session.client(service, region_name=region, config=config)
+            self._clients[service] = self._session.client(
+                service, region_name=region, config=config
+            )
         return self._clients[service]
 
     def call(self, service: str, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """One request; a refusal is an AwsError."""
-        answer = self._explained(service, operation, lambda client: getattr(client, operation)(**arguments))
+        answer = self._explained(
+            service, operation, lambda client: getattr(client, operation)(**arguments)
+        )
         return dict(answer)
 
     def all(self, service: str, operation: str, what: str, **arguments: Any) -> list[Any]:
         """The items `what` of all pages of an answer."""
         pages = self._explained(
-            service, operation, lambda client: client.get_paginator(operation).paginate(**arguments).build_full_result()
+            service,
+            operation,
+            lambda client: (
+                client.get_paginator(operation).paginate(**arguments).build_full_result()
+            ),
         )
         return list(pages.get(what, ()))
 
@@ -109,13 +130,26 @@ def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
 def _not_sent(error: Exception, service: str, region: str) -> AwsError:
     from botocore import exceptions
 
-    missing = exceptions.NoCredentialsError | exceptions.PartialCredentialsError | exceptions.TokenRetrievalError
-    if isinstance(error, missing | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError):
-        return AwsError(f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login")
+    missing = (
+        exceptions.NoCredentialsError
+        | exceptions.PartialCredentialsError
+        | exceptions.TokenRetrievalError
+    )
+    if isinstance(
+        error, missing | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError
+    ):
+        return AwsError(
+            f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login"
+        )
     if isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
         step = "check the network and a proxy, and run the same command again"
-        return AwsError(f"{service} in {region} is unreachable: {without_credentials(str(error))}", next_step=step)
-    return AwsError(f"{service}: {without_credentials(str(error))}", next_step="correct what it names")
+        return AwsError(
+            f"{service} in {region} is unreachable: {without_credentials(str(error))}",
+            next_step=step,
+        )
+    return AwsError(
+        f"{service}: {without_credentials(str(error))}", next_step="correct what it names"
+    )
 
 
 def connect(region: str | None, profile: str | None) -> Account:
@@ -128,11 +162,17 @@ def connect(region: str | None, profile: str | None) -> Account:
     try:
         session = boto3.Session(profile_name=profile, region_name=region)
     except ProfileNotFound as error:
-        raise UsageError(f"--profile: {error}", next_step="aws configure list-profiles shows them") from error
+        raise UsageError(
+            f"--profile: {error}", next_step="aws configure list-profiles shows them"
+        ) from error
     chosen = session.region_name
     if chosen is None:
         raise UsageError("no region is set", next_step="give --region, such as --region us-east-1")
-    known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
+    known = [
+        name
+        for part in session.get_available_partitions()
+        for name in session.get_available_regions("ec2", part)
+    ]
     if chosen not in known:
         what = f"there is no region {chosen!r}; {did_you_mean(chosen, known)}"
         raise UsageError(what, next_step="correct --region")

@@ -17,7 +17,8 @@ SHARED = "/mnt/shared"
 QUEUE = "train"
 # Small, and x86_64 like most types with GPUs.
 HEAD_NODE = "t3.large"
-# The accelerated types with EFA: docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html. No account is asked for a file.
+# The accelerated types with EFA: docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html. No account
+# is asked for a file.
 EFA_TYPES = re.compile(
     r"(p3dn|p4de?|p5\w*|p6[\w-]*|hpc\w+|trn1n|trn2\w*)\.\w+|trn1\.32xlarge"
     r"|(g4dn|g5|g6|g6e|gr6|g7|g7e)\.(([89]|\d\d)xlarge|metal)"
@@ -47,7 +48,11 @@ def skypilot_text(file: CloudFile) -> str:
     settings = file.settings
     is_multi = file.settings.nodes > 1
     # Only AWS has these instance types, regions and images.
-    places = ["aws", settings.region or "*", settings.zone] if settings.zone else ["aws", settings.region]
+    places = (
+        ["aws", settings.region or "*", settings.zone]
+        if settings.zone
+        else ["aws", settings.region]
+    )
     is_aws = settings.type or settings.region or settings.zone or settings.ami
     resources = {
         "infra": "/".join(place for place in places if place) if is_aws else None,
@@ -57,7 +62,9 @@ def skypilot_text(file: CloudFile) -> str:
         "max_hourly_cost": settings.max_price,
         "disk_size": settings.disk,
         "image_id": settings.ami,
-        "autostop": {"idle_minutes": settings.idle_minutes, "down": True} if settings.idle_minutes else None,
+        "autostop": {"idle_minutes": settings.idle_minutes, "down": True}
+        if settings.idle_minutes
+        else None,
     }
     document = {
         "name": file.name,
@@ -71,9 +78,14 @@ def skypilot_text(file: CloudFile) -> str:
     }
     start = "sky jobs launch" if settings.spot else f"sky launch --cluster {file.name}"
     secret = f' --secret {SECRET_ENV}="$(openssl rand -hex 32)"' if is_multi else ""
-    comments = ["Written by drumline launch --print skypilot. Start it with:", f"  {start}{secret} FILE"]
+    comments = [
+        "Written by drumline launch --print skypilot. Start it with:",
+        f"  {start}{secret} FILE",
+    ]
     if "--checkpoint.mirror" not in {word.partition("=")[0] for word in file.words}:
-        comments.append("The disks are lost with the nodes: --checkpoint.mirror keeps checkpoints in a bucket.")
+        comments.append(
+            "The disks are lost with the nodes: --checkpoint.mirror keeps checkpoints in a bucket."
+        )
     return to_yaml([document], comments=comments)
 
 
@@ -92,8 +104,13 @@ def parallelcluster_text(file: CloudFile) -> str:
         "Name": QUEUE,
         "CapacityType": "SPOT" if settings.spot else "ONDEMAND",
         "JobExclusiveAllocation": True,
-        "Networking": {"SubnetIds": [settings.subnet], "PlacementGroup": {"Enabled": settings.placement_group}},
-        "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": settings.disk, "Encrypted": True}}},
+        "Networking": {
+            "SubnetIds": [settings.subnet],
+            "PlacementGroup": {"Enabled": settings.placement_group},
+        },
+        "ComputeSettings": {
+            "LocalStorage": {"RootVolume": {"Size": settings.disk, "Encrypted": True}}
+        },
         "ComputeResources": [nodes],
     }
     new_volume = {"Encrypted": True, "DeletionPolicy": "Retain"}
@@ -106,7 +123,10 @@ def parallelcluster_text(file: CloudFile) -> str:
         "HeadNode": {
             "InstanceType": HEAD_NODE,
             "Networking": {"SubnetId": settings.subnet},
-            "Ssh": {**({"KeyName": settings.key} if settings.key else {}), "AllowedIps": settings.ssh_from},
+            "Ssh": {
+                **({"KeyName": settings.key} if settings.key else {}),
+                "AllowedIps": settings.ssh_from,
+            },
             "LocalStorage": {"RootVolume": {"Encrypted": True}},
         },
         "Scheduling": {
@@ -114,7 +134,9 @@ def parallelcluster_text(file: CloudFile) -> str:
             "SlurmSettings": {"ScaledownIdletime": settings.idle_minutes or -1},
             "SlurmQueues": [queue],
         },
-        "SharedStorage": [{"Name": "shared", "MountDir": SHARED, "StorageType": "Efs", "EfsSettings": volume}],
+        "SharedStorage": [
+            {"Name": "shared", "MountDir": SHARED, "StorageType": "Efs", "EfsSettings": volume}
+        ],
     }
     python = f"{SHARED}/drumline/bin"
     submit = ["--slurm", "--partition", QUEUE, "--nodes", str(settings.nodes)]
@@ -138,5 +160,7 @@ def missing_for_parallelcluster(settings: ClusterSettings) -> list[str]:
     absent = [f"--{name}" for name, value in needed.items() if not value]
     problems = [f"--print parallelcluster needs {join_names(absent)}"] if absent else []
     if settings.ssh_from is None:
-        problems.append("--ssh-from: is missing; ParallelCluster would open ssh of the head node to the whole internet")
+        problems.append(
+            "--ssh-from: is missing; ParallelCluster would open ssh of the head node to the whole internet"
+        )
     return problems

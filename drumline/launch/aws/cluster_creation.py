@@ -1,4 +1,5 @@
-"""`up`: create the stack with progress; on failure name the resource and the reason, and leave nothing behind."""
+"""`up`: create the stack with progress; on failure name the resource and the reason, and leave
+nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ CANCELLED = "Resource creation cancelled"
 
 
 def bring_up(account: Account, plan: ClusterPlan, progress: stacks.Progress) -> None:
-    """Create the cluster, or follow one that is being created. An existing one gets back the nodes that ended."""
+    """Create the cluster, or follow one that is being created. An existing one gets back the nodes
+    that ended."""
     settings = plan.settings
     cluster = stacks.find_cluster(account, settings)
     if cluster is None:
@@ -43,7 +45,10 @@ def _request(plan: ClusterPlan) -> dict[str, Any]:
     return {
         "StackName": plan.settings.stack,
         "TemplateBody": plan.template(),
-        "Parameters": [{"ParameterKey": name, "ParameterValue": value} for name, value in plan.parameters.items()],
+        "Parameters": [
+            {"ParameterKey": name, "ParameterValue": value}
+            for name, value in plan.parameters.items()
+        ],
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items() if value],
         "Capabilities": ["CAPABILITY_IAM"],
         "OnFailure": "DELETE",
@@ -67,11 +72,15 @@ def _check_same(stack: stacks.Stack, plan: ClusterPlan) -> None:
 
 
 def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Progress) -> None:
-    """Until it is complete. A refused launch of an instance would be retried for ever, so it ends the creation."""
+    """Until it is complete. A refused launch of an instance would be retried for ever, so it ends
+    the creation."""
     step = ""
     while True:
         described = stacks.find_stack(account, stack)
-        if described is None or described["StackStatus"] not in ("CREATE_IN_PROGRESS", "CREATE_COMPLETE"):
+        if described is None or described["StackStatus"] not in (
+            "CREATE_IN_PROGRESS",
+            "CREATE_COMPLETE",
+        ):
             raise _failed_resource(account, plan, {"StackId": stack, **(described or {})}, progress)
         if described["StackStatus"] == "CREATE_COMPLETE":
             return
@@ -83,10 +92,12 @@ def _follow(account: Account, stack: str, plan: ClusterPlan, progress: stacks.Pr
 
 
 def _refused_launch(account: Account, stack: stacks.Stack) -> str:
-    """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier stack of the same
-    name had a group of the same name, whose activities AWS may still list."""
+    """Why AWS could not start an instance of this stack; empty: it has not refused one. An earlier
+    stack of the same name had a group of the same name, whose activities AWS may still list."""
     try:
-        answer = account.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=stack["StackName"])
+        answer = account.call(
+            "autoscaling", "describe_scaling_activities", AutoScalingGroupName=stack["StackName"]
+        )
     except AwsError as refused:
         if refused.code == "ValidationError":  # the group does not exist yet
             return ""
@@ -94,12 +105,15 @@ def _refused_launch(account: Account, stack: stacks.Stack) -> str:
     failed = [
         activity
         for activity in answer["Activities"]
-        if activity["StatusCode"] in ("Failed", "Cancelled") and activity["StartTime"] >= stack["CreationTime"]
+        if activity["StatusCode"] in ("Failed", "Cancelled")
+        and activity["StartTime"] >= stack["CreationTime"]
     ]
     return str(failed[-1].get("StatusMessage") or failed[-1]["Description"]) if failed else ""
 
 
-def _refused_instances(account: Account, plan: ClusterPlan, refusal: str, progress: stacks.Progress) -> AwsError:
+def _refused_instances(
+    account: Account, plan: ClusterPlan, refusal: str, progress: stacks.Progress
+) -> AwsError:
     def remove() -> None:
         take_down(account, plan.settings, progress, delete_data=False)
 
@@ -111,7 +125,9 @@ def _refused_instances(account: Account, plan: ClusterPlan, refusal: str, progre
     )
 
 
-def _failed_resource(account: Account, plan: ClusterPlan, stack: stacks.Stack, progress: stacks.Progress) -> AwsError:
+def _failed_resource(
+    account: Account, plan: ClusterPlan, stack: stacks.Stack, progress: stacks.Progress
+) -> AwsError:
     """The first resource that failed, and why; after AWS has rolled back."""
 
     def remove() -> None:
@@ -127,7 +143,9 @@ def _failed_resource(account: Account, plan: ClusterPlan, stack: stacks.Stack, p
 
 def _cause_of_failure(account: Account, stack: stacks.Stack) -> str:
     try:
-        events = account.all("cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"])
+        events = account.all(
+            "cloudformation", "describe_stack_events", "StackEvents", StackName=stack["StackId"]
+        )
     except AwsError as refused:  # what AWS still has of the stack is to be removed all the same
         return f"for an unknown reason ({refused.what})"
     failed = [event for event in reversed(events) if event["ResourceStatus"].endswith("_FAILED")]
@@ -149,7 +167,8 @@ def _after_removal(what: str, remove: Callable[[], None], *, name: str, next_ste
 
 
 def _refill(account: Account, plan: ClusterPlan) -> None:
-    """Start again what ended when it was idle. After its time limit the group takes no instance any more."""
+    """Start again what ended when it was idle. After its time limit the group takes no instance any
+    more."""
     name = plan.settings.stack
     nodes = plan.settings.nodes
     group = stacks.group_of(account, name)
@@ -159,4 +178,6 @@ def _refill(account: Account, plan: ClusterPlan) -> None:
             next_step=f"drumline aws down --name {plan.settings.name}, then up again: the volume is kept",
         )
     if group["DesiredCapacity"] < nodes:
-        account.call("autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=nodes)
+        account.call(
+            "autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=nodes
+        )

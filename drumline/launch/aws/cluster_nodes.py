@@ -44,7 +44,8 @@ def _named_stacks(account: Account) -> list[Stack]:
 
 
 def nodes_of(account: Account, name: str) -> list[CloudNode]:
-    """Those that run, the oldest first: a node that replaced another is never the first, which has rank 0."""
+    """Those that run, the oldest first: a node that replaced another is never the first, which has
+    rank 0."""
     filters = [
         {"Name": f"tag:{TAG}", "Values": [name]},
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
@@ -94,8 +95,11 @@ def _cluster_lines(account: Account, stack: Stack) -> Iterator[str]:
     yield from (f"  {node.address}  {node.public_address or '-'}  {node.id}" for node in nodes)
 
 
-def ssh_config(account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, profile: str | None) -> str:
-    """For OpenSSH: a node has its private address as its name here too, and is reached by another way."""
+def ssh_config(
+    account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, profile: str | None
+) -> str:
+    """For OpenSSH: a node has its private address as its name here too, and is reached by another
+    way."""
     lines = []
     for node in nodes:
         lines += [f"Host {node.address}", f"  User {USER}", "  StrictHostKeyChecking accept-new"]
@@ -103,8 +107,15 @@ def ssh_config(account: Account, nodes: Sequence[CloudNode], *, by_ssm: bool, pr
         lines.append(f"  HostKeyAlias {node.id}")
         if by_ssm:
             words = ["aws", "ssm", "start-session", "--region", account.region, "--target", node.id]
-            words += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={SSH_PORT}"]
-            lines.append(f"  ProxyCommand {shlex.join([*words, *(['--profile', profile] if profile else [])])}")
+            words += [
+                "--document-name",
+                "AWS-StartSSHSession",
+                "--parameters",
+                f"portNumber={SSH_PORT}",
+            ]
+            lines.append(
+                f"  ProxyCommand {shlex.join([*words, *(['--profile', profile] if profile else [])])}"
+            )
         elif node.public_address:
             lines.append(f"  HostName {node.public_address}")
     return "\n".join([*lines, "Host *", "  Include ~/.ssh/config", ""])

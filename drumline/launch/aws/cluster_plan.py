@@ -1,4 +1,5 @@
-"""The whole change before it is made: every check, the price, and the parameters of the stack. Nothing is touched."""
+"""The whole change before it is made: every check, the price, and the parameters of the stack.
+Nothing is touched."""
 
 from __future__ import annotations
 
@@ -57,25 +58,39 @@ class ClusterPlan:
     notes: tuple[str, ...]
 
     def template(self) -> str:
-        return template_text().replace(MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else "")
+        return template_text().replace(
+            MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else ""
+        )
 
     @property
     def has_cards(self) -> bool:
-        return self.settings.efa is not False and self.hardware.num_efas > 0 and self.hardware.num_cards > 1
+        return (
+            self.settings.efa is not False
+            and self.hardware.num_efas > 0
+            and self.hardware.num_cards > 1
+        )
 
     def lines(self) -> Iterator[str]:
         settings = self.settings
         given = self.parameters
-        gpus = f", {self.hardware.num_gpus} x {self.hardware.gpu} each" if self.hardware.num_gpus else ""
+        gpus = (
+            f", {self.hardware.num_gpus} x {self.hardware.gpu} each"
+            if self.hardware.num_gpus
+            else ""
+        )
         nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
         yield f"cluster {settings.name} in {given['Zone']}: {nodes}{gpus}"
         yield f"image   {given['ImageId']}, encrypted disk of {settings.disk} GiB each"
         yield f"network {_network_words(self)}"
         yield f"volume  {given['VolumeId'] or 'a new encrypted EFS volume'} at /mnt/shared; `down` keeps it"
         idle = f"an instance ends itself after {settings.idle_minutes} idle minutes"
-        yield f"end     {given['EndsAt']} at the latest" + (f"; {idle}" if settings.idle_minutes else "")
+        yield f"end     {given['EndsAt']} at the latest" + (
+            f"; {idle}" if settings.idle_minutes else ""
+        )
         yield from (f"check   {note}" for note in self.notes)
-        yield from (f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour" for cost in self.costs)
+        yield from (
+            f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour" for cost in self.costs
+        )
         yield from (f"price   {line}" for line in prices.total_lines(self.costs, settings.hours))
         month = prices.dollars(self.volume_price)
         yield f"price   beside it traffic, and EFS: {month} for a GB a month, and more for each GB read or written"
@@ -85,17 +100,23 @@ def template_text() -> str:
     """With the programs of the nodes in it, and without network cards."""
     text = TEMPLATE.read_text(encoding="utf-8")
     for mark, path in NODE_SCRIPTS.items():
-        text = text.replace(mark, textwrap.indent(path.read_text(encoding="utf-8"), USER_DATA_INDENT))
+        text = text.replace(
+            mark, textwrap.indent(path.read_text(encoding="utf-8"), USER_DATA_INDENT)
+        )
     return text
 
 
 def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     """Raises at the first check that fails."""
     if not settings.type:
-        raise UsageError("no instance type is set", next_step="give --type, such as --type g6.12xlarge")
+        raise UsageError(
+            "no instance type is set", next_step="give --type, such as --type g6.12xlarge"
+        )
     hardware = find_hardware(account, settings.type)
     if settings.efa and not hardware.num_efas:
-        raise UsageError(f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type")
+        raise UsageError(
+            f"{settings.type} has no EFA", next_step="leave --efa out, or give another --type"
+        )
     stack = find_cluster(account, settings)
     before = parameters_of(stack) if stack else {}
     subnet = _subnet(account, settings.subnet)
@@ -114,7 +135,11 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
     else:
         quota = check_quota(account, hardware, settings.nodes, settings.market)
     install = () if stack else tuple(check_install(settings))
-    price = market.get(zone) if settings.spot else prices.listed_price(account, "instance", instanceType=settings.type)
+    price = (
+        market.get(zone)
+        if settings.spot
+        else prices.listed_price(account, "instance", instanceType=settings.type)
+    )
     _check_ceiling(settings, price)
     image = find_image(account, settings.ami, hardware)
     _check_disk(settings, image)
@@ -134,14 +159,20 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         costs=tuple(_costs(account, settings, parameters, price)),
         volume_price=prices.listed_price(account, "volume"),
         notes=(
-            *(quota, f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not"),
+            *(
+                quota,
+                f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
+            ),
             *install,
         ),
     )
 
 
 def _choose_zone(
-    account: Account, settings: ClusterSettings, named_zone: str | None, spot_prices: Mapping[str, float]
+    account: Account,
+    settings: ClusterSettings,
+    named_zone: str | None,
+    spot_prices: Mapping[str, float],
 ) -> str:
     zones = zones_with(account, settings.type)
     if named_zone is not None:
@@ -156,11 +187,14 @@ def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
 
 
 def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
-    return _has_one_card(settings, hardware) and bool(subnet.get("MapPublicIpOnLaunch", False) if subnet else True)
+    return _has_one_card(settings, hardware) and bool(
+        subnet.get("MapPublicIpOnLaunch", False) if subnet else True
+    )
 
 
 def check_install(settings: ClusterSettings) -> Iterator[str]:
-    """What the nodes get; pip and git are asked from here, before nodes cost money, and run no code of a package."""
+    """What the nodes get; pip and git are asked from here, before nodes cost money, and run no code
+    of a package."""
     if settings.copies_drumline:
         yield f"launch copies this installation to the nodes: drumline {version('drumline')}"
     sources = [word for word in settings.requirements if "git+" in word]
@@ -175,15 +209,26 @@ def _check_packages(requirements: Sequence[str]) -> str:
     wanted = " ".join(requirements)
     if importlib.util.find_spec("pip") is None:
         return f"whether pip can install {wanted} is not known: there is no pip here"
-    flags = ["--dry-run", "--no-deps", "--ignore-installed", "--no-input", "--quiet", "--disable-pip-version-check"]
+    flags = [
+        "--dry-run",
+        "--no-deps",
+        "--ignore-installed",
+        "--no-input",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     # To read the version of a source distribution, pip runs it.
     flags += ["--only-binary", ":all:"]
-    _ask([sys.executable, "-m", "pip", "install", *flags, *requirements], f"pip cannot install {wanted}")
+    _ask(
+        [sys.executable, "-m", "pip", "install", *flags, *requirements],
+        f"pip cannot install {wanted}",
+    )
     return f"pip finds {wanted} from here"
 
 
 def _check_repository(requirement: str) -> str:
-    """Only that it can be reached: git cannot ask for a commit without all of it, and pip would run its code."""
+    """Only that it can be reached: git cannot ask for a commit without all of it, and pip would run
+    its code."""
     address = requirement.partition("git+")[2].rpartition("@")[0]
     if shutil.which("git") is None:
         return f"whether {address} can be reached is not known: there is no git here"
@@ -204,7 +249,9 @@ def _ask(command: Sequence[str], failure: str) -> None:
     )
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines()]
-        reasons = [line for line in lines if line.startswith(("ERROR:", "fatal:"))]  # the second is git's
+        reasons = [
+            line for line in lines if line.startswith(("ERROR:", "fatal:"))
+        ]  # the second is git's
         raise UsageError(
             f"{failure}: {(reasons or [f'exit code {done.returncode}'])[-1]}",
             next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
@@ -242,9 +289,16 @@ def _parameters(
     }
 
 
-def _volume_parameters(account: Account, settings: ClusterSettings, zone: str | None) -> dict[str, str]:
-    """An existing volume has one mount target for each zone; the one of this zone is used if there is one."""
-    kept = [one["FileSystemId"] for one in kept_volumes(account, settings.name) if not one["NumberOfMountTargets"]]
+def _volume_parameters(
+    account: Account, settings: ClusterSettings, zone: str | None
+) -> dict[str, str]:
+    """An existing volume has one mount target for each zone; the one of this zone is used if there
+    is one."""
+    kept = [
+        one["FileSystemId"]
+        for one in kept_volumes(account, settings.name)
+        if not one["NumberOfMountTargets"]
+    ]
     volume = settings.volume or (kept[0] if kept else "")
     found = {"VolumeId": volume, "MountTargetAddress": "", "MountTargetGroup": ""}
     if not volume:
@@ -252,11 +306,15 @@ def _volume_parameters(account: Account, settings: ClusterSettings, zone: str | 
     targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
     here = next((one for one in targets if one.get("AvailabilityZoneName") == zone), None)
     if here is None and targets and not settings.subnet:
-        what = f"{volume} is mounted in the VPC {targets[0]['VpcId']}, and a volume belongs to one VPC"
+        what = (
+            f"{volume} is mounted in the VPC {targets[0]['VpcId']}, and a volume belongs to one VPC"
+        )
         raise UsageError(what, next_step="give a --subnet of that VPC")
     if here is not None:
         target = {"MountTargetId": here["MountTargetId"]}
-        groups = account.call("efs", "describe_mount_target_security_groups", **target)["SecurityGroups"]
+        groups = account.call("efs", "describe_mount_target_security_groups", **target)[
+            "SecurityGroups"
+        ]
         found |= {"MountTargetAddress": here["IpAddress"], "MountTargetGroup": groups[0]}
     return found
 
@@ -272,7 +330,9 @@ def own_network() -> str:
 
 
 def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
-    found = account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"] if subnet else [{}]
+    found = (
+        account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"] if subnet else [{}]
+    )
     return dict(found[0])
 
 
@@ -307,16 +367,21 @@ def _costs(
         yield prices.fixed_cost(instances, price, nodes)
     month = prices.listed_price(account, "disk")
     disk_price = None if month is None else month / prices.HOURS_A_MONTH
-    yield prices.fixed_cost(f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk)
+    yield prices.fixed_cost(
+        f"{nodes} x disk of {settings.disk} GiB", disk_price, nodes * settings.disk
+    )
     if parameters["PublicAddress"] == "true":
-        yield prices.fixed_cost(f"{nodes} x public address", prices.listed_price(account, "address"), nodes)
+        yield prices.fixed_cost(
+            f"{nodes} x public address", prices.listed_price(account, "address"), nodes
+        )
     if parameters["NatGateway"] == "true":
         what = "NAT gateway until `down`, without what passes through it"
         yield prices.fixed_cost(what, prices.listed_price(account, "nat"), ends_with_nodes=False)
 
 
 def _card_lines(hardware: Hardware) -> Iterator[str]:
-    """EFA-only interfaces as AWS recommends: the second on card 0, if that has EFA, and the first on the others."""
+    """EFA-only interfaces as AWS recommends: the second on card 0, if that has EFA, and the first
+    on the others."""
     first = 0 if hardware.num_efas >= hardware.num_cards else 1
     for card in range(first, min(hardware.num_cards, first + hardware.num_efas)):
         yield (
@@ -328,7 +393,11 @@ def _card_lines(hardware: Hardware) -> Iterator[str]:
 def _network_words(plan: ClusterPlan) -> str:
     given = plan.parameters
     where = given["SubnetId"] or "a new VPC"
-    efa = f", EFA on {plural(plan.hardware.num_efas, 'interface')}" if plan.has_cards or given["Efa"] == "true" else ""
+    efa = (
+        f", EFA on {plural(plan.hardware.num_efas, 'interface')}"
+        if plan.has_cards or given["Efa"] == "true"
+        else ""
+    )
     ssh = f"ssh from {given['SshFrom']}" if given["SshFrom"] else "nothing open to the outside"
     through = ", ssh through Session Manager" if plan.settings.ssm else ""
     group = ", a placement group" if plan.settings.placement_group else ""

@@ -1,4 +1,5 @@
-"""What a cluster is: flags of `drumline aws`, or the same names in the section [aws] of a TOML file."""
+"""What a cluster is: flags of `drumline aws`, or the same names in the section [aws] of a TOML
+file."""
 
 from __future__ import annotations
 
@@ -25,20 +26,48 @@ STACK_PREFIX = "drumline-"
 WIDEST_PREFIX = 8
 
 WHERE: FlagTable = {
-    "name": (str, "NAME", "The cluster's name; everything that belongs to it is tagged with it [train]."),
+    "name": (
+        str,
+        "NAME",
+        "The cluster's name; everything that belongs to it is tagged with it [train].",
+    ),
     "region": (str, "REGION", "The region [boto3's own default: AWS_REGION or ~/.aws/config]."),
     "profile": (str, "NAME", "The profile of ~/.aws/config [boto3's own default]."),
-    "config": (str, "FILE", "Read the section [aws] of a TOML file: the same names, with _ for -. Flags override it."),
+    "config": (
+        str,
+        "FILE",
+        "Read the section [aws] of a TOML file: the same names, with _ for -. Flags override it.",
+    ),
 }
 CLUSTER: FlagTable = {
     "type": (str, "TYPE", "The instance type, such as g6.12xlarge or p5.48xlarge."),
     "nodes": (Count, "N", "The number of instances [2]."),
-    "spot": (bool, "", "Spot instances: cheaper, and AWS may take one back with two minutes' notice."),
-    "max-price": (Positive, "USD", "The most that one instance may cost an hour: a higher price is refused."),
-    "zone": (str, "ZONE", "The zone, such as us-east-1a [the first that offers the type; with --spot the cheapest]."),
-    "placement-group": (bool, "", "Close together in the data center: less latency, and less often capacity."),
+    "spot": (
+        bool,
+        "",
+        "Spot instances: cheaper, and AWS may take one back with two minutes' notice.",
+    ),
+    "max-price": (
+        Positive,
+        "USD",
+        "The most that one instance may cost an hour: a higher price is refused.",
+    ),
+    "zone": (
+        str,
+        "ZONE",
+        "The zone, such as us-east-1a [the first that offers the type; with --spot the cheapest].",
+    ),
+    "placement-group": (
+        bool,
+        "",
+        "Close together in the data center: less latency, and less often capacity.",
+    ),
     "efa": (bool, "", "Elastic Fabric Adapter [on for a type that has it]; --no-efa turns it off."),
-    "ami": (str, "AMI", "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04]."),
+    "ami": (
+        str,
+        "AMI",
+        "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04].",
+    ),
     "disk": (Count, "GIB", "The encrypted disk of each instance [150]."),
     "install": (
         str,
@@ -48,13 +77,25 @@ CLUSTER: FlagTable = {
 }
 REACH: FlagTable = {
     "key": (str, "NAME", "The EC2 key pair for ssh; launch needs one."),
-    "ssh-from": (str, "me | CIDR", "Open ssh for this machine's public address, or for a network [closed]."),
-    "ssm": (bool, "", "ssh through Session Manager, with no open port; needs the session-manager-plugin here."),
+    "ssh-from": (
+        str,
+        "me | CIDR",
+        "Open ssh for this machine's public address, or for a network [closed].",
+    ),
+    "ssm": (
+        bool,
+        "",
+        "ssh through Session Manager, with no open port; needs the session-manager-plugin here.",
+    ),
     "subnet": (str, "SUBNET", "An existing subnet, with a way to the internet [a new VPC]."),
     "volume": (str, "FS", "An existing EFS volume [a new one, or the one that this cluster kept]."),
 }
 ENDS: FlagTable = {
-    "hours": (Positive, "H", "All instances end after this long, whatever runs [24]. AWS keeps this limit."),
+    "hours": (
+        Positive,
+        "H",
+        "All instances end after this long, whatever runs [24]. AWS keeps this limit.",
+    ),
     "idle-minutes": (
         CountOrZero,
         "MIN",
@@ -106,12 +147,18 @@ class ClusterSettings:
         return "spot" if self.spot else "on-demand"
 
 
-def settings_from(given: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False) -> ClusterSettings:
-    """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get this folder before they
-    install anything."""
+def settings_from(
+    given: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False
+) -> ClusterSettings:
+    """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get
+    this folder before they install anything."""
     values = _from_file(Path(given["config"]), problems) if "config" in given else {}
     names = {field.name for field in fields(ClusterSettings)}
-    values |= {name.replace("-", "_"): value for name, value in given.items() if name.replace("-", "_") in names}
+    values |= {
+        name.replace("-", "_"): value
+        for name, value in given.items()
+        if name.replace("-", "_") in names
+    }
     settings = ClusterSettings(**values)
     problems += _wrong_settings(settings)
     if settings.install is not None:
@@ -119,7 +166,9 @@ def settings_from(given: Mapping[str, Any], problems: list[str], *, copies_folde
     return settings
 
 
-def account_and_settings(given: Mapping[str, Any], problems: list[str], verb: str) -> tuple[Account, ClusterSettings]:
+def account_and_settings(
+    given: Mapping[str, Any], problems: list[str], verb: str
+) -> tuple[Account, ClusterSettings]:
     """Raises if there is a problem, also one that was found before."""
     settings = settings_from(given, problems)
     if problems:
@@ -137,7 +186,9 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(section, dict):
         problems.append(f"{path}: there is no section [{CLUSTER_SECTION}]")
         return {}
-    known = {name.replace("-", "_"): kind for name, (kind, *_) in SETTINGS.items() if name != "config"}
+    known = {
+        name.replace("-", "_"): kind for name, (kind, *_) in SETTINGS.items() if name != "config"
+    }
     values = {}
     for name, value in section.items():
         try:

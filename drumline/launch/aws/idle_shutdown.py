@@ -1,7 +1,8 @@
-"""Runs on each node every minute, by a timer of systemd: a node that is idle for long enough ends itself.
+"""Runs on each node every minute, by a timer of systemd: a node that is idle for long enough ends
+itself.
 
-Its Auto Scaling group shrinks with it, so that no other instance takes its place. Part of the user data, so it has
-nothing of drumline, which a node may not have yet.
+Its Auto Scaling group shrinks with it, so that no other instance takes its place. Part of the user
+data, so it has nothing of drumline, which a node may not have yet.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def is_busy() -> bool:
     program = shutil.which("nvidia-smi")
     if program is None:
         return False
-    done = subprocess.run([program, *QUERY], capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = subprocess.run(
+        [program, *QUERY], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     return any(float(line) >= BUSY_GPU_PERCENT for line in done.stdout.split() if line.isdigit())
 
 
@@ -48,7 +51,9 @@ def end_instance(instance: str, region: str) -> None:
     import boto3
 
     group = boto3.client("autoscaling", region_name=region)
-    group.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
+    group.terminate_instance_in_auto_scaling_group(
+        InstanceId=instance, ShouldDecrementDesiredCapacity=True
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ PINNED = re.compile(
     rf"|(?:{_NAME}@)?https?://[^@#]+\.whl"
 )
 """A whole word: pip takes `drumline~=0.1,==0.1.0` too, and asks an index for it."""
-# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, .[train], or file:///...
+# A wheel or a folder of this machine, as pip takes it: dist/mine-1.0-py3-none-any.whl, .[train], or
+# file:///...
 LOCAL = re.compile(r"(\.{0,2}/.*|\.{1,2}|[^:]*\.whl)(\[.*\])?|.*\bfile:.*")
 NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?(@|==)")
 
@@ -31,7 +32,8 @@ def copies_drumline(install: str | None) -> bool:
 
 
 def node_requirements(install: str | None) -> list[str]:
-    """What pip gets on a node; if drumline is copied to it, what that needs from a package index."""
+    """What pip gets on a node; if drumline is copied to it, what that needs from a package
+    index."""
     words = (install or "").split()
     packages = [word for word in words if word != THIS_INSTALLATION]
     if not copies_drumline(install):
@@ -41,18 +43,25 @@ def node_requirements(install: str | None) -> list[str]:
 
 
 def name_of(word: str) -> str | None:
-    """The distribution that a requirement names, by itself or by the name of a wheel; or that a folder holds."""
+    """The distribution that a requirement names, by itself or by the name of a wheel; or that a
+    folder holds."""
     if named := NAMED.match(word):
         name = named[1]
     else:
         path = word.partition("[")[0]
-        name = path.rpartition("/")[2].partition("-")[0] if path.endswith(".whl") else _project_name(Path(path))
+        name = (
+            path.rpartition("/")[2].partition("-")[0]
+            if path.endswith(".whl")
+            else _project_name(Path(path))
+        )
     return re.sub(r"[-_.]+", "-", name).lower() if name else None
 
 
 def _project_name(folder: Path) -> str:
     try:
-        project = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode()).get("project", {})
+        project = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode()).get(
+            "project", {}
+        )
     except (OSError, ValueError):
         return ""
     return str(project.get("name", ""))

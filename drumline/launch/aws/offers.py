@@ -1,4 +1,5 @@
-"""What AWS offers of an instance type in a region: its hardware, the zones that have it, the quota, and an image."""
+"""What AWS offers of an instance type in a region: its hardware, the zones that have it, the quota,
+and an image."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from drumline.base.errors import UsageError
 from drumline.base.text import join_names, plural
 from drumline.launch.aws.account import Account, AwsError
 
-# Quotas of running vCPUs by the first letters of a type and the market: docs.aws.amazon.com/ec2/latest/instancetypes
+# Quotas of running vCPUs by the first letters of a type and the market:
+# docs.aws.amazon.com/ec2/latest/instancetypes
 _STANDARD = ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z")
 _QUOTAS: Mapping[tuple[str, str], str] = {
     ("standard", "on-demand"): "L-1216C47A",
@@ -21,7 +23,9 @@ _QUOTAS: Mapping[tuple[str, str], str] = {
     ("p", "spot"): "L-7212CCBC",
     ("p5", "spot"): "L-C4BD4855",
 }
-_DLAMI = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_DLAMI = (
+    "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 # The type of a zone that is not a Local or a Wavelength Zone.
 ORDINARY = "availability-zone"
@@ -44,7 +48,9 @@ class Hardware:
 
 def find_hardware(account: Account, name: str) -> Hardware:
     try:
-        found = account.call("ec2", "describe_instance_types", InstanceTypes=[name])["InstanceTypes"][0]
+        found = account.call("ec2", "describe_instance_types", InstanceTypes=[name])[
+            "InstanceTypes"
+        ][0]
     except AwsError as refused:
         if refused.code not in ("InvalidInstanceType", "InvalidParameterValue"):
             raise
@@ -61,7 +67,9 @@ def find_hardware(account: Account, name: str) -> Hardware:
         num_vcpus=found["VCpuInfo"]["DefaultVCpus"],
         num_gpus=sum(gpu["Count"] for gpu in gpus),
         gpu=gpus[0]["Name"] if gpus else "",
-        num_efas=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", int(network.get("EfaSupported", False))),
+        num_efas=network.get("EfaInfo", {}).get(
+            "MaximumEfaInterfaces", int(network.get("EfaSupported", False))
+        ),
         num_cards=network.get("MaximumNetworkCards", 1),
     )
 
@@ -76,7 +84,8 @@ def zones_with(account: Account, instance_type: str) -> list[str]:
     )
     if not offered:
         raise UsageError(
-            f"{account.region} does not offer {instance_type}", next_step="give another --region or another --type"
+            f"{account.region} does not offer {instance_type}",
+            next_step="give another --region or another --type",
         )
     return sorted(offer["Location"] for offer in offered)
 
@@ -85,7 +94,9 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
     """Raise if the nodes are more than the account may run now; a sentence about the quota."""
     if (code := _quota_code(hardware.name, market)) is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
-    quota = account.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
+    quota = account.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)[
+        "Quota"
+    ]
     used = _used_vcpus(account, code)
     needed = hardware.num_vcpus * num_nodes
     limit = int(quota["Value"])
@@ -140,18 +151,26 @@ def find_image(account: Account, ami: str | None, hardware: Hardware) -> Image:
         ami = str(account.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
     images = account.call("ec2", "describe_images", ImageIds=[ami])["Images"]
     if not images:
-        raise UsageError(f"there is no image {ami} in {account.region}", next_step="correct --ami, or leave it out")
+        raise UsageError(
+            f"there is no image {ami} in {account.region}",
+            next_step="correct --ami, or leave it out",
+        )
     if images[0].get("Architecture", hardware.arch) != hardware.arch:
         what = f"{ami} is for {images[0]['Architecture']}, and {hardware.name} is {hardware.arch}"
         raise UsageError(what, next_step="give an --ami of the same architecture, or leave it out")
     root_device = images[0].get("RootDeviceName") or "/dev/sda1"
-    disks = [disk for disk in images[0].get("BlockDeviceMappings", ()) if disk.get("DeviceName") == root_device]
+    disks = [
+        disk
+        for disk in images[0].get("BlockDeviceMappings", ())
+        if disk.get("DeviceName") == root_device
+    ]
     size_gib = disks[0].get("Ebs", {}).get("VolumeSize", 0) if disks else 0
     return Image(id=ami, root_device=root_device, size_gib=size_gib)
 
 
 def ordinary_zones(account: Account) -> set[str]:
-    """Those of the region itself. Local and Wavelength Zones are elsewhere, cost more, and have no EFS."""
+    """Those of the region itself. Local and Wavelength Zones are elsewhere, cost more, and have no
+    EFS."""
     zones = account.call("ec2", "describe_availability_zones")["AvailabilityZones"]
     return {zone["ZoneName"] for zone in zones if zone.get("ZoneType", ORDINARY) == ORDINARY}
 
@@ -169,5 +188,7 @@ def default_zone(zones: Sequence[str], spot_prices: Mapping[str, float], instanc
 def check_zone(zones: Sequence[str], zone: str, instance_type: str) -> str:
     if zone not in zones:
         what = f"{zone} does not offer {instance_type}; {join_names(zones)} do"
-        raise UsageError(what, next_step="give one of these as --zone (or a subnet in it), or another --type")
+        raise UsageError(
+            what, next_step="give one of these as --zone (or a subnet in it), or another --type"
+        )
     return zone

@@ -1,5 +1,5 @@
-"""Drumline as it is installed here, as wheels for the nodes: no package index has it, and whoever took its names there
-could run code as root on every node."""
+"""Drumline as it is installed here, as wheels for the nodes: no package index has it, and whoever
+took its names there could run code as root on every node."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _build_wheel(distribution: str, package: str) -> Wheel:
 
 
 def _installed(distribution: str) -> importlib.metadata.Distribution:
-    """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the path: what setuptools
-    left there when it built, without the metadata of a wheel."""
+    """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the
+    path: what setuptools left there when it built, without the metadata of a wheel."""
     for installed in importlib.metadata.distributions(name=distribution):
         if (_metadata_folder(installed) / "METADATA").is_file():
             return installed
@@ -106,7 +106,8 @@ def pack(wheels: list[Wheel]) -> bytes:
 
 
 def third_party_requirements() -> list[str]:
-    """What drumline needs from a package index, with the extras of a node: at the versions that are installed here."""
+    """What drumline needs from a package index, with the extras of a node: at the versions that are
+    installed here."""
     requirements = {}
     for distribution in PACKAGES:
         for line in _installed(distribution).requires or ():

@@ -1,4 +1,5 @@
-"""What things cost: on demand from AWS's price list, spot from the current market. What is not found stays unknown."""
+"""What things cost: on demand from AWS's price list, spot from the current market. What is not
+found stays unknown."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class Cost:
         return None if self.highest_price is None else self.highest_price * self.units
 
 
-def fixed_cost(what: str, price: float | None, units: float = 1.0, *, ends_with_nodes: bool = True) -> Cost:
+def fixed_cost(
+    what: str, price: float | None, units: float = 1.0, *, ends_with_nodes: bool = True
+) -> Cost:
     """Of the price list: it stays as it is."""
     return Cost(what, price, units, highest_price=price, ends_with_nodes=ends_with_nodes)
 
@@ -88,12 +91,19 @@ def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
 
 
 def listed_price(account: Account, product: str, **attributes: str) -> float | None:
-    """The highest price of it in the region, in USD for an hour or (of a GB) a month; None: the list has none."""
+    """The highest price of it in the region, in USD for an hour or (of a GB) a month; None: the
+    list has none."""
     service, unit, more = _PRODUCTS[product]
     wanted = {**more, **attributes, "regionCode": account.region}
-    filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
-    products = account.all("pricing", "get_products", "PriceList", ServiceCode=service, Filters=filters)
-    return max((price for one in products for price in _prices(json.loads(one), unit)), default=None)
+    filters = [
+        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
+    ]
+    products = account.all(
+        "pricing", "get_products", "PriceList", ServiceCode=service, Filters=filters
+    )
+    return max(
+        (price for one in products for price in _prices(json.loads(one), unit)), default=None
+    )
 
 
 def _prices(product: Any, unit: str) -> list[float]:

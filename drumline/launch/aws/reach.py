@@ -1,4 +1,5 @@
-"""Whether a planned cluster can work: a way in for ssh, and a way out to packages and AWS. Checked before it costs."""
+"""Whether a planned cluster can work: a way in for ssh, and a way out to packages and AWS. Checked
+before it costs."""
 
 from __future__ import annotations
 
@@ -69,8 +70,11 @@ def check_session_manager(why: str) -> None:
         )
 
 
-def check_way_out(account: Account, settings: ClusterSettings, subnet: Mapping[str, Any], *, is_public: bool) -> None:
-    """The nodes install packages and report to AWS; in an existing subnet, its routes decide whether they can."""
+def check_way_out(
+    account: Account, settings: ClusterSettings, subnet: Mapping[str, Any], *, is_public: bool
+) -> None:
+    """The nodes install packages and report to AWS; in an existing subnet, its routes decide
+    whether they can."""
     if not subnet:
         return
     target = _default_route(account, subnet)
@@ -86,7 +90,9 @@ def check_way_out(account: Account, settings: ClusterSettings, subnet: Mapping[s
             next_step = "give a --subnet whose route is a NAT gateway, or --no-efa, or no --subnet: up makes a VPC"
         else:
             reason = "the subnet gives none (MapPublicIpOnLaunch is off)"
-            next_step = "give a --subnet whose route is a NAT gateway, or one that gives public addresses"
+            next_step = (
+                "give a --subnet whose route is a NAT gateway, or one that gives public addresses"
+            )
         raise UsageError(
             f"the nodes could not reach the internet in {settings.subnet}: its way out is the internet gateway "
             f"{target}, which needs public addresses, and {reason}",
@@ -95,9 +101,13 @@ def check_way_out(account: Account, settings: ClusterSettings, subnet: Mapping[s
 
 
 def _default_route(account: Account, subnet: Mapping[str, Any]) -> str | None:
-    """Where the subnet sends what is for the internet: `igw-...`, or another gateway; None: nowhere."""
+    """Where the subnet sends what is for the internet: `igw-...`, or another gateway; None:
+    nowhere."""
     by_subnet = [{"Name": "association.subnet-id", "Values": [subnet["SubnetId"]]}]
-    main = [{"Name": "vpc-id", "Values": [subnet["VpcId"]]}, {"Name": "association.main", "Values": ["true"]}]
+    main = [
+        {"Name": "vpc-id", "Values": [subnet["VpcId"]]},
+        {"Name": "association.main", "Values": ["true"]},
+    ]
     tables = account.all("ec2", "describe_route_tables", "RouteTables", Filters=by_subnet)
     tables = tables or account.all("ec2", "describe_route_tables", "RouteTables", Filters=main)
     for route in tables[0]["Routes"] if tables else ():

@@ -74,7 +74,9 @@ def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str,
 
 def group_of(account: Account, stack: str) -> Mapping[str, Any]:
     """Its Auto Scaling group, which has the same name."""
-    answer = account.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack])
+    answer = account.call(
+        "autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[stack]
+    )
     groups = answer["AutoScalingGroups"]
     if not groups:
         raise AwsError(
@@ -86,7 +88,11 @@ def group_of(account: Account, stack: str) -> Mapping[str, Any]:
 
 def newest_event(account: Account, stack: str) -> str:
     events = account.call("cloudformation", "describe_stack_events", StackName=stack)["StackEvents"]
-    return f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}" if events else "waiting for AWS"
+    return (
+        f"{events[0]['LogicalResourceId']}: {events[0]['ResourceStatus']}"
+        if events
+        else "waiting for AWS"
+    )
 
 
 def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None:
@@ -104,7 +110,9 @@ def wait_until_deleted(account: Account, stack: str, progress: Progress) -> None
 
 
 def _not_deleted(account: Account, stack: str) -> AwsError:
-    resources = account.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
+    resources = account.all(
+        "cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack
+    )
     left = [
         f"{one['LogicalResourceId']} ({one.get('PhysicalResourceId')}): {one.get('ResourceStatusReason')}"
         for one in resources
@@ -128,7 +136,8 @@ def price_tags(costs: Sequence[Cost]) -> dict[str, str]:
 
 
 def price_words(stack: Stack, now: datetime) -> str:
-    """What the cluster has cost at most since it was made: its nodes until their end, and the rest until now."""
+    """What the cluster has cost at most since it was made: its nodes until their end, and the rest
+    until now."""
     tags = tags_of(stack)
     if NODES_PRICE_TAG not in tags or STACK_PRICE_TAG not in tags:
         return "at an unknown price (a part has no listed price, or is a spot instance without --max-price)"

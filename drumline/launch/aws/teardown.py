@@ -1,4 +1,5 @@
-"""`down`: remove what `up` made, keep a volume with its data unless asked, and prove that nothing billable is left."""
+"""`down`: remove what `up` made, keep a volume with its data unless asked, and prove that nothing
+billable is left."""
 
 from __future__ import annotations
 
@@ -14,12 +15,25 @@ from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.prices import dollars, listed_price
 from drumline.launch.aws.stack import TAG, kept_volumes
 
-# Whatever of these has the cluster's tag is on the bill: operation, list in its answer, id, and states that are free.
+# Whatever of these has the cluster's tag is on the bill: operation, list in its answer, id, and
+# states that are free.
 _BILLED = (
-    ("instance", "describe_instances", "Reservations", "InstanceId", ("terminated", "shutting-down")),
+    (
+        "instance",
+        "describe_instances",
+        "Reservations",
+        "InstanceId",
+        ("terminated", "shutting-down"),
+    ),
     ("disk", "describe_volumes", "Volumes", "VolumeId", ("deleting",)),
     ("address", "describe_addresses", "Addresses", "AllocationId", ()),
-    ("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId", ("deleted", "deleting", "failed")),
+    (
+        "NAT gateway",
+        "describe_nat_gateways",
+        "NatGateways",
+        "NatGatewayId",
+        ("deleted", "deleting", "failed"),
+    ),
 )
 _DELETE_ATTEMPTS = 2
 _LAST_CHECKS = 12
@@ -51,8 +65,8 @@ def take_down(
 def finish_rollback(
     account: Account, settings: ClusterSettings, stack: stacks.Stack, progress: stacks.Progress
 ) -> list[Billed]:
-    """Wait until AWS has deleted a stack that could not be created, and delete a volume that it kept all the same. What
-    is kept; an AwsError names what is still on the bill."""
+    """Wait until AWS has deleted a stack that could not be created, and delete a volume that it
+    kept all the same. What is kept; an AwsError names what is still on the bill."""
     stacks.wait_until_deleted(account, str(stack["StackId"]), progress)
     for volume in kept_volumes(account, settings.name):
         if "CreationTime" in stack and _is_newer(volume, stack):
@@ -66,7 +80,9 @@ def made_by_others(account: Account, settings: ClusterSettings, *, delete_data: 
     removed = [] if stack is None else [(f"the cluster {settings.name}", stack)]
     if delete_data:
         volumes = kept_volumes(account, settings.name)
-        removed += [(f"the volume {volume['FileSystemId']}, with its data,", volume) for volume in volumes]
+        removed += [
+            (f"the volume {volume['FileSystemId']}, with its data,", volume) for volume in volumes
+        ]
     if not removed:
         return []
     identity = account.identity()
@@ -95,7 +111,8 @@ def _is_newer(volume: Mapping[str, Any], stack: stacks.Stack | None) -> bool:
 
 
 def _delete_stack(account: Account, stack: str, progress: stacks.Progress) -> None:
-    """Twice if need be: interfaces of instances that have just ended may still block a security group."""
+    """Twice if need be: interfaces of instances that have just ended may still block a security
+    group."""
     for attempt in range(1, _DELETE_ATTEMPTS + 1):
         account.call("cloudformation", "delete_stack", StackName=stack)
         try:
@@ -143,7 +160,11 @@ def kept_lines(account: Account, settings: ClusterSettings, kept: list[Billed]) 
     for one in kept:
         size = f"{file_size(one.size)}, as EFS last counted" if one.size else "size not counted yet"
         month = listed_price(account, "volume")
-        cost = "whose price is unknown" if month is None else f"which costs {dollars(month)} for a GB a month"
+        cost = (
+            "whose price is unknown"
+            if month is None
+            else f"which costs {dollars(month)} for a GB a month"
+        )
         yield f"kept the volume {one.id} ({size}), {cost}; up uses it again"
         yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"
     things = "no instance, disk, address or NAT gateway"

@@ -1,7 +1,8 @@
-"""torchrun's agent for the ranks of one node: starts them, records which failed first, restarts them if that can help.
+"""torchrun's agent for the ranks of one node: starts them, records which failed first, restarts
+them if that can help.
 
-It does not restart ranks that were preempted (`signalled_agent.py`), and reads the sidecar's diagnosis, which decides
-whether others are restarted.
+It does not restart ranks that were preempted (`signalled_agent.py`), and reads the sidecar's
+diagnosis, which decides whether others are restarted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    LogsSpecs,
+    SignalException,
+    Std,
+)
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
@@ -51,7 +63,8 @@ PROGRESS_S = 2.0
 
 
 class RankFiles(LogsSpecs):
-    """The files of ranks. torch would name them by local rank, and truncate those of an earlier start."""
+    """The files of ranks. torch would name them by local rank, and truncate those of an earlier
+    start."""
 
     def __init__(self, scratch: str, folder: Path | None, first_start: int = 0) -> None:
         super().__init__(scratch, Std.NONE, Std.NONE)
@@ -77,7 +90,9 @@ class RankFiles(LogsSpecs):
 
     def stderr(self, rank: int) -> Path | None:
         """The stderr file of that rank in this start; None: it writes to the screen."""
-        return None if self.folder is None else rank_output(self.folder, rank, self.num_starts - 1)[1]
+        return (
+            None if self.folder is None else rank_output(self.folder, rank, self.num_starts - 1)[1]
+        )
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         start, self.num_starts = self.num_starts, self.num_starts + 1
@@ -85,9 +100,13 @@ class RankFiles(LogsSpecs):
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
             variables.update(self.variables)
-            variables[rank_environment.FAILURE_FILE] = str(self.scratch / f"failure-{rank}-{start}.json")
+            variables[rank_environment.FAILURE_FILE] = str(
+                self.scratch / f"failure-{rank}-{start}.json"
+            )
             variables[rank_environment.SAVED_FILE] = str(self._saved_file(rank, start))
-            error = variables["TORCHELASTIC_ERROR_FILE"] = str(self.scratch / f"error-{rank}-{start}.json")
+            error = variables["TORCHELASTIC_ERROR_FILE"] = str(
+                self.scratch / f"error-{rank}-{start}.json"
+            )
             dest.error_files[local_rank] = error
             # An empty name does not redirect the stream.
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
@@ -106,13 +125,26 @@ class RankFiles(LogsSpecs):
 class NodeAgent(SignalledAgent):
     """Starts the ranks of one node, and restarts them if that can help."""
 
-    def __init__(self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder) -> None:
+    def __init__(
+        self,
+        *,
+        spec: Any,
+        is_task: bool,
+        supervision: Supervision,
+        scratch: str,
+        watch: WatchFolder,
+    ) -> None:
         self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
-        # A supervisor ends this process, too, when the grace period is over: until then it must have reported the end.
-        self.grace_s = supervision.grace_s * (1.0 if supervision.folder is None else SUPERVISED_SHARE)
+        # A supervisor ends this process, too, when the grace period is over: until then it must
+        # have reported the end.
+        self.grace_s = supervision.grace_s * (
+            1.0 if supervision.folder is None else SUPERVISED_SHARE
+        )
         # torch 2.11 always waits 30 s; where the grace period is shorter, the guard kills the rest.
         has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
-        timeout: dict[str, Any] = {"shutdown_timeout": max(1, round(self.grace_s))} if has_timeout else {}
+        timeout: dict[str, Any] = (
+            {"shutdown_timeout": max(1, round(self.grace_s))} if has_timeout else {}
+        )
         super().__init__(spec=spec, logs_specs=self.files, **timeout)
         self.rendezvous = spec.rdzv_handler
         self.is_task = is_task
@@ -121,7 +153,8 @@ class NodeAgent(SignalledAgent):
         self.diagnosis: SidecarDiagnosis | None = None
         """The sidecars' diagnosis of the failure that ended this start."""
         self.failed_first: list[int] = []
-        """Global ranks in the order of their failures, without those that the agent ended itself."""
+        """Global ranks in the order of their failures, without those that the agent ended
+        itself."""
         self._failed = False
         self._failure: FailureRecord | None = None
         """The failure of this start, as its ranks reported it."""
@@ -137,7 +170,9 @@ class NodeAgent(SignalledAgent):
         nodes.reached_step = max(nodes.reached_step, self.watch.furthest_step())
         with nodes.explained():
             while True:
-                nodes.restarts_used = max(nodes.restarts_used, most - max(0, self._remaining_restarts))
+                nodes.restarts_used = max(
+                    nodes.restarts_used, most - max(0, self._remaining_restarts)
+                )
                 # A node may exit while the others wait for it; the rest try once more.
                 with contextlib.suppress(dist.DistStoreError):
                     super()._rendezvous(worker_group)
@@ -180,7 +215,8 @@ class NodeAgent(SignalledAgent):
     def _variables(self) -> dict[str, str]:
         is_remote = self.supervision.folder is not None
         script = self.supervision.script_watch
-        # Not for a restart, and not if the command was given on another machine, which has another clock.
+        # Not for a restart, and not if the command was given on another machine, which has another
+        # clock.
         is_first = self.files.num_starts == 0 and not is_remote
         variables = {
             rank_environment.COMMAND_START: f"{process_start():.2f}" if is_first else "",
@@ -191,7 +227,10 @@ class NodeAgent(SignalledAgent):
             rank_environment.LAUNCH_START: f"{process_start():.2f}",
         }
         if (folder := self.watch.begin(self.files.num_starts)) is not None:
-            variables |= {rank_environment.WATCH_FOLDER: str(folder), **(script.variables() if script else {})}
+            variables |= {
+                rank_environment.WATCH_FOLDER: str(folder),
+                **(script.variables() if script else {}),
+            }
             if self.rendezvous.sidecars:
                 variables[rank_environment.WATCH_NODES] = ",".join(self.rendezvous.sidecars)
         return variables
@@ -204,7 +243,11 @@ class NodeAgent(SignalledAgent):
         most = worker_group.spec.max_restarts
         count = f"restart {most - self._remaining_restarts} of {most}"
         why = count if self._failed else self.rendezvous.restart_reason
-        how = "they resume from the newest checkpoint" if self.is_task else "the script starts from the beginning"
+        how = (
+            "they resume from the newest checkpoint"
+            if self.is_task
+            else "the script starts from the beginning"
+        )
         if isinstance(self.rendezvous, OwnRendezvous):
             how = "they join the other nodes after a round, or resume from the newest checkpoint"
         print_message(f"restarting the ranks ({why}); {how}")
@@ -221,7 +264,9 @@ class NodeAgent(SignalledAgent):
         self._note_exits(worker_group)
         noted_at = time.monotonic()
         if noted_at - self._progress_at > PROGRESS_S:
-            self.rendezvous.reached_step = max(self.rendezvous.reached_step, self.watch.furthest_step())
+            self.rendezvous.reached_step = max(
+                self.rendezvous.reached_step, self.watch.furthest_step()
+            )
             self._report_progress()
         if self.supervision.standby and not self.failed_first and self._remaining_restarts:
             self.supervision.standby.fill()
@@ -232,7 +277,12 @@ class NodeAgent(SignalledAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.SUCCEEDED and self.rendezvous.are_others_running():
             return HEALTHY  # torch asks again, and checks whether another node waits
-        if result.is_failed() and not self.preempt_signal and self.has_saved(result) and self._is_node_waiting():
+        if (
+            result.is_failed()
+            and not self.preempt_signal
+            and self.has_saved(result)
+            and self._is_node_waiting()
+        ):
             self._failed = False
             return HEALTHY  # torch restarts them, because a node waits
         self._failed = result.is_failed()
@@ -248,8 +298,11 @@ class NodeAgent(SignalledAgent):
         rank, first = first_failure(result, None)
         if not self.failed_first:  # it exited between two checks
             self.watch.note_exit(rank, first.exitcode)
-        # Do not wait for the sidecar if ranks were preempted, or have reported an error that a restart cannot fix.
-        is_known = self.preempt_signal or (self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED})
+        # Do not wait for the sidecar if ranks were preempted, or have reported an error that a
+        # restart cannot fix.
+        is_known = self.preempt_signal or (
+            self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED}
+        )
         deadline = noted_at if is_known else noted_at + DIAGNOSIS_S
         self.apply(self.watch.wait_for_diagnosis(deadline), first.exitcode)
         return result
@@ -286,7 +339,8 @@ class NodeAgent(SignalledAgent):
             )
 
     def _count_progress(self, ranks: Iterable[int]) -> None:
-        """A restart counts only against the same step: after progress all of them are left again."""
+        """A restart counts only against the same step: after progress all of them are left
+        again."""
         nodes = self.rendezvous
         records = [record for rank in ranks if (record := self.files.failure(rank)) is not None]
         steps = [record.step for record in records if record.step is not None]
@@ -299,11 +353,15 @@ class NodeAgent(SignalledAgent):
     def _report_progress(self) -> None:
         self._progress_at = time.monotonic()
         nodes = self.rendezvous
-        self.supervision.report("progress", reached_step=nodes.reached_step, counted_step=nodes.counted_step)
+        self.supervision.report(
+            "progress", reached_step=nodes.reached_step, counted_step=nodes.counted_step
+        )
 
     def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
         """The failure records of ranks that have exited. If a restart cannot help, none is left."""
-        records = {rank: record for rank in ranks if (record := self.files.failure(rank)) is not None}
+        records = {
+            rank: record for rank in ranks if (record := self.files.failure(rank)) is not None
+        }
         for record in records.values():
             self._failure = record
             if not record.can_restart or record.repeats(self._failure_before):
@@ -329,20 +387,28 @@ class NodeAgent(SignalledAgent):
         return self.is_task and codes == {ExitCode.PREEMPTED}
 
     def has_reported_save(self) -> bool:
-        return any(self.files.has_saved(worker.global_rank) for worker in self._worker_group.workers)
+        return any(
+            self.files.has_saved(worker.global_rank) for worker in self._worker_group.workers
+        )
 
     def _is_node_waiting(self) -> bool:
-        """Whether the ranks stopped because another agent ended its ranks to let a waiting node join."""
+        """Whether the ranks stopped because another agent ended its ranks to let a waiting node
+        join."""
         with contextlib.suppress(DrumlineError):  # the first node may have left already
             return self.rendezvous.num_nodes_waiting() > 0
         return False
 
     # Ending ranks
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-        """Ranks that do not exit are killed by torch after the grace period: that is reported, here and to the sidecar,
-        which would look for who did it, as for ranks that are killed at once."""
-        is_grace_period = "timeout" in kwargs  # otherwise torch's own limit applies, whatever --grace is
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any
+    ) -> None:
+        """Ranks that do not exit are killed by torch after the grace period: that is reported, here
+        and to the sidecar, which would look for who did it, as for ranks that are killed at
+        once."""
+        is_grace_period = (
+            "timeout" in kwargs
+        )  # otherwise torch's own limit applies, whatever --grace is
         grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
         running = [local_rank for local_rank, code in self.codes().items() if code is None]
         if running:
@@ -354,7 +420,9 @@ class NodeAgent(SignalledAgent):
             return
         codes = self.codes()
         workers = self._worker_group.workers
-        killed = [workers[rank].global_rank for rank in running if codes.get(rank) == -signal.SIGKILL]
+        killed = [
+            workers[rank].global_rank for rank in running if codes.get(rank) == -signal.SIGKILL
+        ]
         if killed:
             whom = "it" if len(killed) == 1 else "them"
             advice = "check the ends of the ranks' logs for what they were doing"
@@ -367,7 +435,8 @@ class NodeAgent(SignalledAgent):
             )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """With SIGTERM, so that ranks save before a node joins. After a lost node they cannot save."""
+        """With SIGTERM, so that ranks save before a node joins. After a lost node they cannot
+        save."""
         if self.is_task and self.rendezvous.has_lost_node:
             self._shutdown(signal.SIGKILL)
         else:
@@ -376,7 +445,8 @@ class NodeAgent(SignalledAgent):
 
 @contextlib.contextmanager
 def _scratch_folder(watch: WatchFolder) -> Iterator[str]:
-    """For files of failures. The guard removes it with the watch folder, also if this process is killed."""
+    """For files of failures. The guard removes it with the watch folder, also if this process is
+    killed."""
     if watch.root is None:
         with tempfile.TemporaryDirectory(prefix="drumline-agent-") as folder:
             yield folder
@@ -389,9 +459,10 @@ def _scratch_folder(watch: WatchFolder) -> Iterator[str]:
 def run_agent(
     node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
 ) -> tuple[RunResult, SidecarDiagnosis | None]:
-    """Run the ranks of this node to their end; raises Preempted, or SignalException when this process must exit."""
-    # torch's knowledge of this machine: which cores are near which GPU. Without files of its own: it would leave a
-    # folder in the temporary directory.
+    """Run the ranks of this node to their end; raises Preempted, or SignalException when this
+    process must exit."""
+    # torch's knowledge of this machine: which cores are near which GPU. Without files of its own:
+    # it would leave a folder in the temporary directory.
     no_files = DefaultLogsSpecs(log_dir=os.devnull)
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs, logs_specs=no_files)
     rendezvous = open_rendezvous(node, supervision.secret, continues=program.continues)
@@ -407,14 +478,21 @@ def run_agent(
         numa_options=config.numa_options,
     )
     with _scratch_folder(watch) as scratch:
-        agent = NodeAgent(spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch)
+        agent = NodeAgent(
+            spec=spec,
+            is_task=program.is_task,
+            supervision=supervision,
+            scratch=scratch,
+            watch=watch,
+        )
         agent._remaining_restarts = max(0, node.max_restarts - node.restarts_used)
         try:
             result: RunResult = agent.run()
             agent.check_preempted(agent.preempt_signal)
         except SignalException as error:
             agent.apply(watch.diagnosis(), -signal.SIGTERM)  # the sidecar's diagnosis so far
-            rendezvous.leave()  # without closing it: this node may join again, and the others continue
+            # without closing it: this node may join again, and the others continue
+            rendezvous.leave()
             agent.check_preempted(error.sigval)
             raise
         except BaseException:
@@ -436,8 +514,11 @@ def run_agent(
     return result, agent.diagnosis
 
 
-def first_failure(result: RunResult, diagnosis: SidecarDiagnosis | None) -> tuple[int, ProcessFailure]:
-    """The rank that the diagnosis blames, if it has failed here; otherwise the earliest failure of this node."""
+def first_failure(
+    result: RunResult, diagnosis: SidecarDiagnosis | None
+) -> tuple[int, ProcessFailure]:
+    """The rank that the diagnosis blames, if it has failed here; otherwise the earliest failure of
+    this node."""
     if diagnosis is not None and diagnosis.rank in result.failures:
         return diagnosis.rank, result.failures[diagnosis.rank]
     return min(result.failures.items(), key=lambda item: item[1].timestamp)

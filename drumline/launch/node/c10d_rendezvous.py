@@ -1,8 +1,10 @@
-"""torch's c10d rendezvous without its unsafe parts: wall clocks, and the pickle that holds its state.
+"""torch's c10d rendezvous without its unsafe parts: wall clocks, and the pickle that holds its
+state.
 
-Each node writes its heartbeat by its own wall clock, and torch compares it with the reader's: with a clock that is 15 s
-off, or that jumps, a living node counts as dead. Here the age of a heartbeat is the time since it last changed. The
-state is JSON under the job's seal: torch itself would unpickle, and so execute, what anyone has written there.
+Each node writes its heartbeat by its own wall clock, and torch compares it with the reader's: with
+a clock that is 15 s off, or that jumps, a living node counts as dead. Here the age of a heartbeat
+is the time since it last changed. The state is JSON under the job's seal: torch itself would
+unpickle, and so execute, what anyone has written there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousInfo,
+    dynamic_rendezvous,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -45,8 +51,9 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "closed": bool,
 }
 
-# With each poll torch records an event and, for its name, reads the source of every frame on the stack: up to 100 ms of
-# CPU time on each waiting node. With several nodes on few cores no poll finished in time, and no node could join.
+# With each poll torch records an event and, for its name, reads the source of every frame on the
+# stack: up to 100 ms of CPU time on each waiting node. With several nodes on few cores no poll
+# finished in time, and no node could join.
 torchs: Any = dynamic_rendezvous
 torchs.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
@@ -60,9 +67,9 @@ def make_c10d_rendezvous(
     secret: str | None,
     count_alive: Callable[[], int],
 ) -> C10dRendezvous:
-    """torch's c10d rendezvous in this store; `address`: this node's, for the others. `keys`: the same store over a
-    separate connection, for what nodes write to each other in a round. `count_alive`: how many nodes will join the
-    next round."""
+    """torch's c10d rendezvous in this store; `address`: this node's, for the others. `keys`: the
+    same store over a separate connection, for what nodes write to each other in a round.
+    `count_alive`: how many nodes will join the next round."""
     node = DynamicRendezvousHandler._node_desc_generator.generate(address)
     backend = SealedBackend(SealedStore(store, secret, "drumline/rendezvous"))
     holder = RendezvousState(backend, settings, node, count_alive)
@@ -70,9 +77,10 @@ def make_c10d_rendezvous(
 
 
 class C10dRendezvous(DynamicRendezvousHandler):
-    """While nodes join, torch polls once a second, which adds up to two seconds to each restart. This one polls more
-    often, depending on the number of nodes. Torch then waits for the address of the round's first node, which is not
-    authenticated; here nodes agree on one with sealed values (node_rendezvous.py)."""
+    """While nodes join, torch polls once a second, which adds up to two seconds to each restart.
+    This one polls more often, depending on the number of nodes. Torch then waits for the address of
+    the round's first node, which is not authenticated; here nodes agree on one with sealed values
+    (node_rendezvous.py)."""
 
     round = 0
     """The last round that this node joined."""
@@ -92,7 +100,9 @@ class C10dRendezvous(DynamicRendezvousHandler):
     def _get_store(self) -> dist.Store:
         """As torch's, but reads the round once, since others may begin the next one at any time."""
         self.round = self._state_holder.state.round
-        return dist.PrefixStore(f"torch.rendezvous.{self._settings.run_id}.{self.round}", self._store)
+        return dist.PrefixStore(
+            f"torch.rendezvous.{self._settings.run_id}.{self.round}", self._store
+        )
 
 
 class _NoAddress:
@@ -120,7 +130,8 @@ class RendezvousState(_BackendRendezvousStateHolder):
         """When the minimum number of nodes was first seen here."""
 
     def _sanitize(self) -> None:
-        """After each exchange with the store: remove dead nodes, and convert times to this host's clock."""
+        """After each exchange with the store: remove dead nodes, and convert times to this host's
+        clock."""
         state = self._state
         now = time.monotonic()
         written = state.last_heartbeats
@@ -129,16 +140,22 @@ class RendezvousState(_BackendRendezvousStateHolder):
             node: seen[node] if node in seen and seen[node][0] == stamp else (stamp, now)
             for node, stamp in written.items()
         }
-        if self._node in self._seen:  # this node was without CPU time, so its heartbeat is late, but it is not dead
+        if (
+            self._node in self._seen
+        ):  # this node was without CPU time, so its heartbeat is late, but it is not dead
             stamp, at = self._seen[self._node]
             late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
             self._seen[self._node] = stamp, max(at, now - late_s)
         wall = datetime.now(UTC)
-        state.last_heartbeats = {node: wall - timedelta(seconds=now - at) for node, (_, at) in self._seen.items()}
-        super()._sanitize()
-        # This node must not write back a change of another's heartbeat; from its own, torch decides when to send one.
         state.last_heartbeats = {
-            node: stamp if node == self._node else written[node] for node, stamp in state.last_heartbeats.items()
+            node: wall - timedelta(seconds=now - at) for node, (_, at) in self._seen.items()
+        }
+        super()._sanitize()
+        # This node must not write back a change of another's heartbeat; from its own, torch decides
+        # when to send one.
+        state.last_heartbeats = {
+            node: stamp if node == self._node else written[node]
+            for node, stamp in state.last_heartbeats.items()
         }
         if state.deadline is None:
             self._last_call = None
@@ -167,7 +184,9 @@ class SealedBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         return self._known(self._put(b"", self._last))
 
-    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
         ours = pickle.loads(state)  # noqa: S301  # written by torch in this process
         mine = encode(ours, self._version + 1)
         found = self._put(token if isinstance(token, bytes) else NOTHING, mine)
@@ -208,7 +227,9 @@ def encode(state: _RendezvousState, version: int = 0) -> bytes:
         "participants": [[*astuple(node), rank] for node, rank in state.participants.items()],
         "wait_list": [astuple(node) for node in sorted(state.wait_list)],
         "redundancy_list": [astuple(node) for node in sorted(state.redundancy_list)],
-        "last_heartbeats": [[*astuple(node), at.isoformat()] for node, at in state.last_heartbeats.items()],
+        "last_heartbeats": [
+            [*astuple(node), at.isoformat()] for node, at in state.last_heartbeats.items()
+        ],
     }
     return json.dumps(fields).encode()
 

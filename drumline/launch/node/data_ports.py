@@ -1,7 +1,9 @@
-"""Checks whether nodes reach each other on arbitrary ports, between their rendezvous and the start of their ranks.
+"""Checks whether nodes reach each other on arbitrary ports, between their rendezvous and the start
+of their ranks.
 
-The ports of ranks are not known in advance. If a firewall allows only the rendezvous port, a script's ranks would wait
-for each other until torch times out. The check takes milliseconds when all ports are open.
+The ports of ranks are not known in advance. If a firewall allows only the rendezvous port, a
+script's ranks would wait for each other until torch times out. The check takes milliseconds when
+all ports are open.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drumline.base.terminal import print_message
-from drumline.net.dial import CLOSED_S, ProbeListener, ProbeTarget, Reason, closed_data_ports, probe_hosts
+from drumline.net.dial import (
+    CLOSED_S,
+    ProbeListener,
+    ProbeTarget,
+    Reason,
+    closed_data_ports,
+    probe_hosts,
+)
 
 RETRY_S = 0.5
 # A late or unexpected reply does not show that the port is closed.
@@ -24,47 +33,70 @@ NodeCard = Mapping[str, Any]
 
 @contextlib.contextmanager
 def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
-    """Listen where the ranks' store will be. Yields what the others need to connect; empty if that fails."""
+    """Listen where the ranks' store will be. Yields what the others need to connect; empty if that
+    fails."""
     listener = None
     with contextlib.suppress(OSError):
         listener = ProbeListener(address)
     try:
-        yield {} if listener is None else {"probe_port": listener.port, "probe_token": listener.token}
+        yield (
+            {} if listener is None else {"probe_port": listener.port, "probe_token": listener.token}
+        )
     finally:
         if listener is not None:
             listener.close()
 
 
-def unreachable_nodes(cards: Sequence[NodeCard], mine: int, *, limit_s: float = CLOSED_S) -> dict[int, str]:
-    """Why this node cannot reach others, by their numbers. A closed port is retried for some time."""
+def unreachable_nodes(
+    cards: Sequence[NodeCard], mine: int, *, limit_s: float = CLOSED_S
+) -> dict[int, str]:
+    """Why this node cannot reach others, by their numbers. A closed port is retried for some
+    time."""
     begun = time.monotonic()
     is_reported = False
-    targets = [one for number, card in enumerate(cards) if number != mine and (one := _target(number, card))]
+    targets = [
+        one
+        for number, card in enumerate(cards)
+        if number != mine and (one := _target(number, card))
+    ]
     while True:
-        failed = {number: why for number, why in probe_hosts(targets).failed.items() if why in CLOSED}
+        failed = {
+            number: why for number, why in probe_hosts(targets).failed.items() if why in CLOSED
+        }
         if not failed or time.monotonic() - begun >= limit_s:
             return failed
         targets = [target for target in targets if target.rank in failed]
         if not is_reported:
             is_reported = True
             hosts = ", ".join(target.host for target in targets)
-            print_message(f"data ports of {hosts} are closed to {cards[mine]['host']}; trying for {limit_s:g} s")
+            print_message(
+                f"data ports of {hosts} are closed to {cards[mine]['host']}; trying for {limit_s:g} s"
+            )
         time.sleep(RETRY_S)
 
 
 def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[str, str]]) -> None:
-    """Raise if a node cannot reach the first, which has the ranks' store; otherwise warn. `unreachable`: by node."""
+    """Raise if a node cannot reach the first, which has the ranks' store; otherwise warn.
+    `unreachable`: by node."""
     first = first_node(cards)
     for target, card in enumerate(cards):
-        reasons = {source: failed[str(target)] for source, failed in enumerate(unreachable) if str(target) in failed}
+        reasons = {
+            source: failed[str(target)]
+            for source, failed in enumerate(unreachable)
+            if str(target) in failed
+        }
         if not reasons:
             continue
         sources = [str(cards[source]["host"]) for source in reasons]
         reason = next(iter(reasons.values()))
-        error = closed_data_ports(sources, card["host"], port=card.get("probe_port", 0), reason=reason)
+        error = closed_data_ports(
+            sources, card["host"], port=card.get("probe_port", 0), reason=reason
+        )
         if target == first:
             raise error
-        print_message(f"warning: {error.what}; ranks that send data there will block. Try: {error.next_step}")
+        print_message(
+            f"warning: {error.what}; ranks that send data there will block. Try: {error.next_step}"
+        )
 
 
 def first_node(cards: Sequence[NodeCard]) -> int:
@@ -73,9 +105,12 @@ def first_node(cards: Sequence[NodeCard]) -> int:
 
 
 def _target(number: int, card: NodeCard) -> ProbeTarget | None:
-    """None if the node does not listen, or its name does not resolve: both are reported elsewhere."""
+    """None if the node does not listen, or its name does not resolve: both are reported
+    elsewhere."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
         found = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
         address = str(found[0][4][0])
-        return ProbeTarget(number, card["host"], "", address, card["probe_port"], card["probe_token"])
+        return ProbeTarget(
+            number, card["host"], "", address, card["probe_port"], card["probe_token"]
+        )
     return None

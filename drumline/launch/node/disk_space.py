@@ -1,4 +1,5 @@
-"""Whether a disk that was full has space for a checkpoint again, for `drumline launch --keep-going`."""
+"""Whether a disk that was full has space for a checkpoint again, for `drumline launch
+--keep-going`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SPACE_POLL_S = 2.0
 
 
 def needed_bytes(run: Path | None) -> int:
-    """Twice the largest checkpoint of the run: a new one is complete before an older one is removed."""
+    """Twice the largest checkpoint of the run: a new one is complete before an older one is
+    removed."""
     sizes = [0]
     with contextlib.suppress(OSError):
         for checkpoint in (run / "checkpoints").iterdir() if run is not None else ():
@@ -29,8 +31,8 @@ def needed_bytes(run: Path | None) -> int:
 
 
 def has_space(folder: Path, size: int) -> bool:
-    """Whether a file of this size can be made there, which counts quotas too. True where that cannot be tried: the run
-    itself then reports why."""
+    """Whether a file of this size can be made there, which counts quotas too. True where that
+    cannot be tried: the run itself then reports why."""
     probe = probe_file(folder)
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -65,7 +67,9 @@ def wait_for_space(folder: Path, size: int) -> None:
     print_message(waiting_sentence(str(folder), size))
     while not has_space(folder, size):
         if notice.is_due():
-            print_message(f"waiting for {file_size(size)} on the disk of {folder}, {notice.waited_s:.0f} s so far")
+            print_message(
+                f"waiting for {file_size(size)} on the disk of {folder}, {notice.waited_s:.0f} s so far"
+            )
         time.sleep(SPACE_POLL_S)
 
 

@@ -1,8 +1,9 @@
 """Ends the processes of a job when its launcher has exited, even by `kill -9`.
 
-All processes of a job have its name in their environment (DRUMLINE_JOB): ranks have their own sessions, and processes
-that they start are found only by that name. Each launcher has a guard: this file, as a process that needs only the
-standard library and `processes.py`, and waits until a pipe that the launcher holds is closed.
+All processes of a job have its name in their environment (DRUMLINE_JOB): ranks have their own
+sessions, and processes that they start are found only by that name. Each launcher has a guard: this
+file, as a process that needs only the standard library and `processes.py`, and waits until a pipe
+that the launcher holds is closed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Guard:
 
     def __init__(self, job: str, grace_s: float, *, folder: str = "") -> None:
         """`folder`: removed with the job."""
-        # Without the environment: if a job runs inside a job, the outer guard must not end the inner one's guard.
+        # Without the environment: if a job runs inside a job, the outer guard must not end the
+        # inner one's guard.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, job, str(grace_s), folder],
             stdin=subprocess.PIPE,
@@ -47,7 +49,8 @@ class Guard:
         )
 
     def close(self, *, has_succeeded: bool) -> None:
-        """Call it when the job is done. Processes that a successful job left running on purpose are not ended."""
+        """Call it when the job is done. Processes that a successful job left running on purpose are
+        not ended."""
         with contextlib.suppress(OSError):
             self._process.communicate(SUCCEEDED if has_succeeded else b"")
 

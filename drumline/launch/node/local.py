@@ -1,8 +1,8 @@
 """Starts the ranks of one machine through torchrun's elastic agent, and reports how they ended.
 
-The machine runs the whole job, or one node of it. When one rank fails, the agent ends the others and restarts all, up
-to the limit. A rank of a task has reported its error itself; here only what it could not report (killed by a signal)
-is added. For a script, its name and exit code are reported.
+The machine runs the whole job, or one node of it. When one rank fails, the agent ends the others
+and restarts all, up to the limit. A rank of a task has reported its error itself; here only what it
+could not report (killed by a signal) is added. For a script, its name and exit code are reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
     use_private_cache()
     # Until there are ranks to pass a signal on to; the guard ends the other processes.
     preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
-    stopped = startup.exit_handler(ExitCode.INTERRUPTED, startup.INTERRUPTED_EARLY if program.is_task else STOPPED)
+    stopped = startup.exit_handler(
+        ExitCode.INTERRUPTED, startup.INTERRUPTED_EARLY if program.is_task else STOPPED
+    )
     startup.set_handler(signal.SIGINT, stopped)
     startup.set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
     startup.set_handler(signal.SIGUSR1, preempted)
@@ -51,7 +53,8 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
         code = _run_guarded(node, program, supervision, watch)
         return code
     finally:
-        # The agent's handlers raise exceptions, which are not needed any more: the guard does the rest.
+        # The agent's handlers raise exceptions, which are not needed any more: the guard does the
+        # rest.
         for number in (signal.SIGTERM, signal.SIGINT):
             startup.set_handler(number, signal.SIG_DFL)
         guard.close(has_succeeded=code == ExitCode.SUCCESS)
@@ -59,14 +62,19 @@ def run_node(node: NodePlan, program: Program, supervision: Supervision) -> int:
 
 
 def exit_between_starts() -> None:
-    """With --keep-going, while a task waits for its next start: a signal ends this process, which has no ranks."""
+    """With --keep-going, while a task waits for its next start: a signal ends this process, which
+    has no ranks."""
     preempted = startup.exit_handler(ExitCode.PREEMPTED, STOPPED_BETWEEN)
-    startup.set_handler(signal.SIGINT, startup.exit_handler(ExitCode.INTERRUPTED, INTERRUPTED_BETWEEN))
+    startup.set_handler(
+        signal.SIGINT, startup.exit_handler(ExitCode.INTERRUPTED, INTERRUPTED_BETWEEN)
+    )
     startup.set_handler(signal.SIGTERM, preempted)
     startup.set_handler(signal.SIGUSR1, preempted)
 
 
-def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, watch: WatchFolder) -> int:
+def _run_guarded(
+    node: NodePlan, program: Program, supervision: Supervision, watch: WatchFolder
+) -> int:
     startup.load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -78,13 +86,19 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or startup.default_procs()
     limit_threads(num_procs)
-    handled = [number.name for number in startup.ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled = [
+        number.name
+        for number in startup.ENDING_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     if len(handled) < len(startup.ENDING_SIGNALS):  # under nohup torch would end with the terminal
         os.environ.setdefault(HANDLED_SIGNALS, ",".join(handled))
     if node.num_nodes > 1:  # from here on the other nodes are informed
         startup.set_handler(signal.SIGINT, signal.default_int_handler)
         startup.set_handler(signal.SIGTERM, signal.SIG_DFL)
-    is_here = supervision.folder is None  # the user sees this output; otherwise the controller reports
+    is_here = (
+        supervision.folder is None
+    )  # the user sees this output; otherwise the controller reports
     try:
         result, diagnosis = run_agent(node, num_procs, program, supervision, watch)
     except Preempted as preempted:
@@ -99,7 +113,9 @@ def _run_guarded(node: NodePlan, program: Program, supervision: Supervision, wat
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
             print_message(
-                startup.interrupted(run, program.words) if program.is_task and program.can_resume else STOPPED
+                startup.interrupted(run, program.words)
+                if program.is_task and program.can_resume
+                else STOPPED
             )
         return ExitCode.INTERRUPTED
     if not result.is_failed():
@@ -127,9 +143,14 @@ def exit_code_of(rank_code: int, *, is_task: bool) -> int:
 
 
 def report_failure(
-    rank: int, code: int, program: Program, diagnosis: SidecarDiagnosis | None, folder: Path | None = None
+    rank: int,
+    code: int,
+    program: Program,
+    diagnosis: SidecarDiagnosis | None,
+    folder: Path | None = None,
 ) -> None:
-    """Print the last message, if the rank could not report its failure. `folder`: of the watch, if there is one."""
+    """Print the last message, if the rank could not report its failure. `folder`: of the watch, if
+    there is one."""
     if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
         if not diagnosis.was_printed:
             print_message(diagnosis.sentence)

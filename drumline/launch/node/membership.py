@@ -1,7 +1,9 @@
-"""Which of a job's nodes are alive: every launcher writes a heartbeat once a second to the first node's store.
+"""Which of a job's nodes are alive: every launcher writes a heartbeat once a second to the first
+node's store.
 
-c10d's own rendezvous has participants, but no names, and waits without a message. Here each node has its NODE_RANK and
-its host: a second node with the same rank is refused, and missing nodes are named.
+c10d's own rendezvous has participants, but no names, and waits without a message. Here each node
+has its NODE_RANK and its host: a second node with the same rank is refused, and missing nodes are
+named.
 """
 
 from __future__ import annotations
@@ -54,18 +56,24 @@ class NodeHeartbeat:
     def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
         """None for anything else: without a secret, anyone can write there."""
         found = document(text, host=str, launcher=str, count=int, state=str)
-        return None if found is None else cls(found["host"], found["launcher"], found["count"], found["state"])
+        return (
+            None
+            if found is None
+            else cls(found["host"], found["launcher"], found["count"], found["state"])
+        )
 
 
 class Membership:
     """One launcher's heartbeat, and its view of all others.
 
-    `store` is a separate connection: heartbeats continue while the rendezvous waits in the other one.
+    `store` is a separate connection: heartbeats continue while the rendezvous waits in the other
+    one.
     """
 
     def __init__(self, store: dist.Store, node: NodePlan, secret: str | None = None) -> None:
         self.secret = secret
-        """The secret that all nodes were given, after `check_job` the one of this launch; None: there is none."""
+        """The secret that all nodes were given, after `check_job` the one of this launch; None:
+        there is none."""
         self.store = SealedStore(store, secret, "drumline/membership")
         self.node = node
         self.mine = NodeHeartbeat(socket.gethostname(), uuid.uuid4().hex)
@@ -79,11 +87,14 @@ class Membership:
         self._waiting: WaitNotice | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._send_heartbeats, name="drumline-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._send_heartbeats, name="drumline-heartbeat", daemon=True
+        )
 
     def check_job(self) -> None:
-        """The first node publishes which job this is, and the others check that it is theirs. A node of another job
-        would make the ranks restart repeatedly, to let in a node that does not belong to them."""
+        """The first node publishes which job this is, and the others check that it is theirs. A
+        node of another job would make the ranks restart repeatedly, to let in a node that does not
+        belong to them."""
         mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
             self._job = self.store, json.dumps(mine)
@@ -118,8 +129,8 @@ class Membership:
         self._seal_launch(found)
 
     def _seal_launch(self, job: Mapping[str, Any]) -> None:
-        """Switch to a secret of this launch: users may give several launches the same one, and values recorded in an
-        earlier launch must not be valid."""
+        """Switch to a secret of this launch: users may give several launches the same one, and
+        values recorded in an earlier launch must not be valid."""
         if self.secret is not None:
             self.secret = derived(self.secret, "launch", job["nonce"])
             self.store = self.store.resealed(self.secret)
@@ -169,10 +180,13 @@ class Membership:
     def read(self) -> None:
         """Read all heartbeats: a few requests to the store, for any number of nodes."""
         numbers = range(self.node.num_nodes)
-        # Which nodes to look for: the list is not sealed, so nodes seen before are looked for as well.
+        # Which nodes to look for: the list is not sealed, so nodes seen before are looked for as
+        # well.
         listed = set(self.store.hint("members").split())
         members = {number for number in numbers if str(number).encode() in listed}
-        keys = {_key(rank): rank for rank in sorted({*members, *self._last} - {self.node.node_rank})}
+        keys = {
+            _key(rank): rank for rank in sorted({*members, *self._last} - {self.node.node_rank})
+        }
         for key, text in self.store.there(list(keys)).items() if keys else ():
             rank = keys[key]
             new = NodeHeartbeat.decode(text)
@@ -180,7 +194,8 @@ class Membership:
                 self._last[rank] = (new, time.monotonic())
 
     def is_alive(self, rank: int, *states: str, within_s: float | None = None) -> bool:
-        """Whether that node's heartbeat has changed recently, and has one of these states if any is given."""
+        """Whether that node's heartbeat has changed recently, and has one of these states if any is
+        given."""
         if rank not in self._last:
             return False
         heartbeat, at = self._last[rank]
@@ -231,8 +246,8 @@ class Membership:
 
     def _send_heartbeats(self) -> None:
         while not self._left.wait(HEARTBEAT_S):
-            # When the store has closed, the thread that waits in it gets the same error, and reports it. Another client
-            # may make one call fail.
+            # When the store has closed, the thread that waits in it gets the same error, and
+            # reports it. Another client may make one call fail.
             with contextlib.suppress(RuntimeError):
                 with self._lock:
                     self._write(self.mine)

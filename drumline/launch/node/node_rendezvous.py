@@ -1,8 +1,9 @@
 """The rendezvous of nodes: torchrun's c10d rendezvous, with the node ranks that the user gave.
 
-c10d numbers nodes by the order of their addresses. A user who sets NODE_RANK on each machine expects rank 0, which
-prints and saves, on node 0: so when all have joined, each publishes its rank, and that number is used. c10d also
-continues with fewer nodes, and waits, without a message; here both are reported.
+c10d numbers nodes by the order of their addresses. A user who sets NODE_RANK on each machine
+expects rank 0, which prints and saves, on node 0: so when all have joined, each publishes its rank,
+and that number is used. c10d also continues with fewer nodes, and waits, without a message; here
+both are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightEr
 from drumline.base.job_secret import SECRET_ENV, derived, new_secret
 from drumline.base.terminal import print_message
 from drumline.launch.node.c10d_rendezvous import C10dRendezvous
-from drumline.launch.node.data_ports import NodeCard, check_data_ports, first_node, open_probe_port, unreachable_nodes
+from drumline.launch.node.data_ports import (
+    NodeCard,
+    check_data_ports,
+    first_node,
+    open_probe_port,
+    unreachable_nodes,
+)
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
@@ -42,7 +49,9 @@ LINGER_S = 5.0
 FIRST_NOTICE_S = 15.0
 # What a node publishes about itself; if it does not listen for probes, there is no port.
 CARD: dict[str, type] = {
-    **dict.fromkeys(("rank", "port", "watch_port", "restarts", "counted_step", "reached_step"), int),
+    **dict.fromkeys(
+        ("rank", "port", "watch_port", "restarts", "counted_step", "reached_step"), int
+    ),
     **dict.fromkeys(("address", "host", "public", "nonce"), str),
 }
 
@@ -50,7 +59,9 @@ CARD: dict[str, type] = {
 class NodeRendezvous(RendezvousHandler):
     """c10d's rendezvous, with nodes in the order of their NODE_RANK."""
 
-    def __init__(self, inner: C10dRendezvous, node: NodePlan, address: str, membership: Membership) -> None:
+    def __init__(
+        self, inner: C10dRendezvous, node: NodePlan, address: str, membership: Membership
+    ) -> None:
         self.inner = inner
         self.node = node
         self.address = address
@@ -65,7 +76,8 @@ class NodeRendezvous(RendezvousHandler):
         self.is_done = False
         """Whether all ranks here have exited with 0, while others still run."""
         self.is_leaving = False
-        """Whether this node's ranks were asked to stop: then nodes that join or leave do not matter."""
+        """Whether this node's ranks were asked to stop: then nodes that join or leave do not
+        matter."""
         self.has_lost_node = False
         """Whether ranks are restarted because a node is lost."""
         self.ranks_secret = ""
@@ -73,7 +85,8 @@ class NodeRendezvous(RendezvousHandler):
         self.sidecars: tuple[str, ...] = ()
         """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
         self.restarts_used = node.restarts_used
-        """How often the job was restarted after a failure on any node, without getting further than `counted_step`."""
+        """How often the job was restarted after a failure on any node, without getting further than
+        `counted_step`."""
         self.counted_step = node.reached_step
         """The furthest step of all nodes when they joined."""
         self.reached_step = node.reached_step
@@ -84,7 +97,8 @@ class NodeRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Never: rank 0 opens a store for each attempt, so that values of an earlier one are not found."""
+        """Never: rank 0 opens a store for each attempt, so that values of an earlier one are not
+        found."""
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -98,7 +112,8 @@ class NodeRendezvous(RendezvousHandler):
         return info
 
     def _join(self) -> RendezvousInfo:
-        """Collective: every participant publishes its card (rank, address, ports), and reads all others'."""
+        """Collective: every participant publishes its card (rank, address, ports), and reads all
+        others'."""
         cards = results = None
         while cards is None or results is None:
             info = self.inner.next_rendezvous()
@@ -106,13 +121,19 @@ class NodeRendezvous(RendezvousHandler):
             store = SealedStore(info.store, self.secret, f"drumline/nodes/{self.inner.round}")
             keys = KeyPair() if self.secret is None else None
             with open_probe_port(own_binding(self.address)) as probe:
-                cards = self._cards(store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()})
+                cards = self._cards(
+                    store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()}
+                )
                 if cards:
                     mine: dict[str, Any] = {"closed": unreachable_nodes(cards, info.rank)}
                     if keys and info.rank == first_node(cards):
-                        # Without a common secret the first node makes one, and encrypts it for each of the others.
+                        # Without a common secret the first node makes one, and encrypts it for each
+                        # of the others.
                         self.ranks_secret = new_secret()
-                        wrapped = [keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards]
+                        wrapped = [
+                            keys.wrap(self.ranks_secret, card["public"], card["nonce"])
+                            for card in cards
+                        ]
                         mine["secrets"] = wrapped
                     results = self._exchange(store, info, "result", mine, closed=dict)
         self._check_data_ports(store, cards, [result["closed"] for result in results])
@@ -123,7 +144,9 @@ class NodeRendezvous(RendezvousHandler):
         self.ranks_secret = self._ranks_secret(cards, results, info.rank, keys)
         self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in in_order)
         self._count_restarts(cards)
-        agents: Any = SealedStore(info.store, derived(self.ranks_secret, "agents"), "drumline/agents")
+        agents: Any = SealedStore(
+            info.store, derived(self.ranks_secret, "agents"), "drumline/agents"
+        )
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
         return RendezvousInfo(agents, node_rank, info.world_size, place)
 
@@ -137,7 +160,11 @@ class NodeRendezvous(RendezvousHandler):
         self.reached_step = self.counted_step
 
     def _ranks_secret(
-        self, cards: Sequence[NodeCard], results: Sequence[NodeCard], number: int, keys: KeyPair | None
+        self,
+        cards: Sequence[NodeCard],
+        results: Sequence[NodeCard],
+        number: int,
+        keys: KeyPair | None,
     ) -> str:
         if keys is None:
             assert self.secret is not None
@@ -157,7 +184,9 @@ class NodeRendezvous(RendezvousHandler):
             next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
         )
 
-    def _cards(self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    def _cards(
+        self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]
+    ) -> list[dict[str, Any]] | None:
         """The cards of all participants; None when one is lost, or two have the same number."""
         rank = self.node.node_rank
         host = self.membership.host(self.node.node_rank)
@@ -171,7 +200,8 @@ class NodeRendezvous(RendezvousHandler):
     def _exchange(
         self, store: SealedStore, info: RendezvousInfo, kind: str, mine: Any, **fields: type
     ) -> list[dict[str, Any]] | None:
-        """Collective: the values of all, by c10d's numbers; None if one is lost before it wrote: then all rejoin."""
+        """Collective: the values of all, by c10d's numbers; None if one is lost before it wrote:
+        then all rejoin."""
         store.set(f"{kind}/{info.rank}", json.dumps(mine))
         keys = [f"{kind}/{number}" for number in range(info.world_size)]
         while (texts := store.peek_all(keys)) is None:
@@ -186,7 +216,9 @@ class NodeRendezvous(RendezvousHandler):
             values.append(value)
         return values
 
-    def _check_data_ports(self, store: SealedStore, cards: Sequence[NodeCard], closed: Sequence[Any]) -> None:
+    def _check_data_ports(
+        self, store: SealedStore, cards: Sequence[NodeCard], closed: Sequence[Any]
+    ) -> None:
         try:
             check_data_ports(cards, closed)
         except PreflightError as error:
@@ -194,7 +226,9 @@ class NodeRendezvous(RendezvousHandler):
             until = time.monotonic() + LINGER_S
             is_first = self.node.node_rank == 0
             while (
-                store.add("closed/known", int(not is_first)) < len(cards) - 1 and is_first and time.monotonic() < until
+                store.add("closed/known", int(not is_first)) < len(cards) - 1
+                and is_first
+                and time.monotonic() < until
             ):
                 time.sleep(POLL_S)
             raise self._error(error.what, error.next_step) from error
@@ -209,7 +243,9 @@ class NodeRendezvous(RendezvousHandler):
     def missing(self) -> list[int]:
         """Nodes that the job continues without."""
         present = self.members.values()
-        return [rank for rank in range(self.node.num_nodes) if rank not in present] if present else []
+        return (
+            [rank for rank in range(self.node.num_nodes) if rank not in present] if present else []
+        )
 
     def warn_of_missing_nodes(self) -> None:
         """At the end, warn if the job ended with fewer nodes."""
@@ -222,7 +258,8 @@ class NodeRendezvous(RendezvousHandler):
         return f"{left} of {all_nodes} nodes, without {self.membership.names(self.missing)}"
 
     def num_nodes_waiting(self) -> int:
-        """Also not 0 when a node is lost: otherwise the ranks would wait for its ranks in the next collective."""
+        """Also not 0 when a node is lost: otherwise the ranks would wait for its ranks in the next
+        collective."""
         if self.is_leaving:
             return 0
         if self.is_done:
@@ -234,12 +271,15 @@ class NodeRendezvous(RendezvousHandler):
                 self.membership.set_state(DONE)
                 raise self._error(failure, "read its output")
             if self.membership.was_replaced:
-                raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
+                raise self._error(
+                    f"another launcher has taken NODE_RANK {self.node.node_rank} from this one"
+                )
             waiting = self.inner.num_nodes_waiting()
             lost = [self.members[number] for number in self._lost(self.members)]
             if lost and self.node.max_restarts == 0 and not self.node.may_shrink:
                 raise self._error(
-                    f"{self._reason(lost)}, and no restart is left", "check what ended it, and start all nodes again"
+                    f"{self._reason(lost)}, and no restart is left",
+                    "check what ended it, and start all nodes again",
                 )
             if waiting or lost:
                 self.restart_reason = self._reason(lost)
@@ -248,15 +288,20 @@ class NodeRendezvous(RendezvousHandler):
 
     def _reason(self, lost: list[int]) -> str:
         self.membership.read()
-        joining = [rank for rank in range(self.node.num_nodes) if self.membership.is_alive(rank, JOINING)]
+        joining = [
+            rank for rank in range(self.node.num_nodes) if self.membership.is_alive(rank, JOINING)
+        ]
         if new := [rank for rank in joining if rank in self.missing]:
             return f"{self.membership.names(new)} joined"
         if gone := [rank for rank in lost if rank not in joining]:
             return f"{self.membership.names(gone)} {'is' if len(gone) == 1 else 'are'} lost"
-        return f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
+        return (
+            f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
+        )
 
     def are_others_running(self) -> bool:
-        """When all ranks here have exited with 0: whether ranks of another node still run, and may restart all."""
+        """When all ranks here have exited with 0: whether ranks of another node still run, and may
+        restart all."""
         if self.is_leaving:
             return False
         with contextlib.suppress(RendezvousError, dist.DistError):
@@ -271,10 +316,13 @@ class NodeRendezvous(RendezvousHandler):
 
     def _report_wait(self, notice: WaitNotice, others: list[int]) -> None:
         if notice.is_due():
-            print_message(f"the ranks here are done; waiting for those of {self.membership.names(others)}")
+            print_message(
+                f"the ranks here are done; waiting for those of {self.membership.names(others)}"
+            )
 
     def wait_for_others(self) -> None:
-        """Collective: ranks exit at different times, and the first node must not close the store too soon."""
+        """Collective: ranks exit at different times, and the first node must not close the store
+        too soon."""
         notice = WaitNotice(first_s=FIRST_NOTICE_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.membership.set_state(DONE)
@@ -294,7 +342,11 @@ class NodeRendezvous(RendezvousHandler):
     def _running_others(self) -> list[int]:
         self.membership.read()
         limit_s = self.node.silence_s
-        return [rank for rank in self._others if self.membership.is_alive(rank, RUNNING, JOINING, within_s=limit_s)]
+        return [
+            rank
+            for rank in self._others
+            if self.membership.is_alive(rank, RUNNING, JOINING, within_s=limit_s)
+        ]
 
     @property
     def _others(self) -> list[int]:
@@ -314,7 +366,11 @@ class NodeRendezvous(RendezvousHandler):
                 "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
             ) from error
         except RendezvousClosedError as error:
-            ended = "another node ended the job" if self.members else "the job is over, or another node ended it"
+            ended = (
+                "another node ended the job"
+                if self.members
+                else "the job is over, or another node ended it"
+            )
             what = f"{ended}; node {node.node_rank} cannot join it"
             with contextlib.suppress(dist.DistError):
                 what = self.membership.failure() or what
@@ -332,7 +388,8 @@ class NodeRendezvous(RendezvousHandler):
         return kind(what, next_step=next_step)
 
     def leave(self) -> None:
-        """Leave without closing the rendezvous. A thread that still uses the store would abort Python's exit."""
+        """Leave without closing the rendezvous. A thread that still uses the store would abort
+        Python's exit."""
         self.membership.leave()
 
     def is_closed(self) -> bool:

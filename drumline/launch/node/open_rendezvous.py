@@ -14,7 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousSettings,
+    RendezvousTimeout,
+)
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived, new_secret
@@ -23,7 +26,15 @@ from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID, NodePlan
-from drumline.net.dial import CLOSED_S, OPEN_RENDEZVOUS, Reason, WaitNotice, explained, explained_closed, wait_for_port
+from drumline.net.dial import (
+    CLOSED_S,
+    OPEN_RENDEZVOUS,
+    Reason,
+    WaitNotice,
+    explained,
+    explained_closed,
+    wait_for_port,
+)
 from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import (
@@ -35,7 +46,8 @@ from drumline.rank.tcp_store import (
 )
 
 STORE_TIMEOUT_S = 30
-# How long a reason may last between hosts that are up; a launcher that refuses connections may still be loading torch.
+# How long a reason may last between hosts that are up; a launcher that refuses connections may
+# still be loading torch.
 LIMITS_S: dict[str, float] = {
     Reason.NO_ANSWER: CLOSED_S,
     Reason.NO_ROUTE: CLOSED_S,
@@ -45,7 +57,8 @@ LIMITS_S: dict[str, float] = {
 
 
 class SingleNodeRendezvous(RendezvousHandler):
-    """For a job on one machine: every attempt gets a new store, which only this machine can reach."""
+    """For a job on one machine: every attempt gets a new store, which only this machine can
+    reach."""
 
     sidecars: tuple[str, ...] = ()
     restart_reason = ""
@@ -58,7 +71,8 @@ class SingleNodeRendezvous(RendezvousHandler):
         self.reached_step = node.reached_step
         self.store: dist.Store | None = None
         self.ranks_secret = ""
-        """The secret of the ranks of the attempt: any user of this machine can reach their store."""
+        """The secret of the ranks of the attempt: any user of this machine can reach their
+        store."""
 
     def get_backend(self) -> str:
         return "single node"
@@ -70,7 +84,9 @@ class SingleNodeRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         self.ranks_secret = new_secret()
         listener, port = listen_for_store(LOOPBACK)
-        self.store = dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        self.store = dist.TCPStore(
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
+        )
         # The agent's own part, too: ranks read their numbers from it.
         agents: Any = SealedStore(self.store, self.ranks_secret, "drumline/agents")
         return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
@@ -104,8 +120,8 @@ class SingleNodeRendezvous(RendezvousHandler):
 
 
 class OwnRendezvous(SingleNodeRendezvous):
-    """For a node whose ranks find those of the others themselves (`--dist.on_lost_node continue`): its launcher never
-    waits for another, and restarts no ranks because of one."""
+    """For a node whose ranks find those of the others themselves (`--dist.on_lost_node continue`):
+    its launcher never waits for another, and restarts no ranks because of one."""
 
     def __init__(self, node: NodePlan, secret: str | None) -> None:
         super().__init__(node)
@@ -117,7 +133,9 @@ class OwnRendezvous(SingleNodeRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         own = super().next_rendezvous()
-        self.ranks_secret = "" if self._secret is None else derived(self._secret, "ranks of nodes that continue")
+        self.ranks_secret = (
+            "" if self._secret is None else derived(self._secret, "ranks of nodes that continue")
+        )
         host, _, port = self.node.endpoint.rpartition(":")
         return RendezvousInfo(own.store, 0, 1, RendezvousStoreInfo(host, int(port)))
 
@@ -125,8 +143,8 @@ class OwnRendezvous(SingleNodeRendezvous):
 def open_rendezvous(
     node: NodePlan, secret: str | None, *, continues: bool = False
 ) -> SingleNodeRendezvous | NodeRendezvous:
-    """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes were given.
-    `continues`: its ranks do not need those of other nodes."""
+    """The rendezvous of this node's job; node 0 runs its store. `secret`: the one that all nodes
+    were given. `continues`: its ranks do not need those of other nodes."""
     if node.num_nodes == 1:
         return SingleNodeRendezvous(node)
     if continues:
@@ -137,7 +155,8 @@ def open_rendezvous(
         are_up = node.job and not node.may_shrink
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
-    # Otherwise c10d would wait, on a node that joins later, for an address that was sent only in an earlier round.
+    # Otherwise c10d would wait, on a node that joins later, for an address that was sent only in an
+    # earlier round.
     os.environ[OWN_STORE_ENV] = "1"
     address = address_of(node)
     host, _, port = node.endpoint.rpartition(":")
@@ -156,7 +175,10 @@ def open_rendezvous(
         RUN_ID,
         node.min_nodes or node.num_nodes,
         node.num_nodes,
-        RendezvousTimeout(join=timedelta(seconds=node.join_timeout_s), last_call=timedelta(seconds=node.last_call_s)),
+        RendezvousTimeout(
+            join=timedelta(seconds=node.join_timeout_s),
+            last_call=timedelta(seconds=node.last_call_s),
+        ),
         keep_alive_interval=timedelta(seconds=max(1, node.silence_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
@@ -175,9 +197,14 @@ def _warn_without_secret(node: NodePlan, secret: str | None) -> None:
 
 
 def wait_for_first_node(
-    endpoint: str, *, timeout_s: float, hosts: tuple[str, str] | None = None, limits: Mapping[str, float] = LIMITS_S
+    endpoint: str,
+    *,
+    timeout_s: float,
+    hosts: tuple[str, str] | None = None,
+    limits: Mapping[str, float] = LIMITS_S,
 ) -> None:
-    """Return when the first node listens. `hosts`: this one and the first, if both are up: then `limits` apply."""
+    """Return when the first node listens. `hosts`: this one and the first, if both are up: then
+    `limits` apply."""
     host, _, port = endpoint.rpartition(":")
     notice = WaitNotice()
     limits = limits if hosts else {}
@@ -221,8 +248,12 @@ def _open_store(node: NodePlan, host: str, *, bound: str | None = None) -> dist.
                 "--port, --master ADDRESS:PORT or MASTER_PORT"
             )
         else:
-            what = f"no store could be opened at {node.endpoint}: {str(error).strip().splitlines()[0]}"
-            next_step = "check what listens there: it must be the launcher of the node with NODE_RANK 0"
+            what = (
+                f"no store could be opened at {node.endpoint}: {str(error).strip().splitlines()[0]}"
+            )
+            next_step = (
+                "check what listens there: it must be the launcher of the node with NODE_RANK 0"
+            )
         raise PreflightError(what, next_step=next_step) from error
 
 

@@ -1,6 +1,7 @@
 """The log files of ranks: their names, their last lines, and new lines for the screen.
 
-A screen is slower than a file: when too much is written, a part is left out on the screen, and a line says how much.
+A screen is slower than a file: when too much is written, a part is left out on the screen, and a
+line says how much.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PROGRESS_EVERY_S = 2.0
 
 
 def rank_output(folder: Path, rank: int, start: int) -> tuple[Path, Path]:
-    """The files of a rank's stdout and stderr: `rank-00003.out`; those of a later start: `rank-00003.restart-1.out`."""
+    """The files of a rank's stdout and stderr: `rank-00003.out`; those of a later start:
+    `rank-00003.restart-1.out`."""
     stem = f"rank-{rank:05d}" + (f".restart-{start}" if start else "")
     return folder / f"{stem}.out", folder / f"{stem}.err"
 
@@ -139,13 +141,16 @@ def last_lines(path: Path) -> list[str]:
 
 
 def failure_time(err: Path | None) -> float:
-    """When a rank that has just exited failed: a process may take long to exit after its last output."""
+    """When a rank that has just exited failed: a process may take long to exit after its last
+    output."""
     now = time.monotonic()
     try:
         ago_s = time.time() - err.stat().st_mtime if err else 0.0
     except OSError:
         return now
-    is_last_word = err is not None and 0 < ago_s < LAST_WORDS_S and any(map(_is_traceback, last_lines(err)))
+    is_last_word = (
+        err is not None and 0 < ago_s < LAST_WORDS_S and any(map(_is_traceback, last_lines(err)))
+    )
     return now - ago_s if is_last_word else now
 
 

@@ -1,5 +1,5 @@
-"""torchrun's agent with our handling of signals: SIGUSR1 is passed on to the ranks (torch passes on SIGTERM), and an
-exception that the main thread dropped is raised again."""
+"""torchrun's agent with our handling of signals: SIGUSR1 is passed on to the ranks (torch passes on
+SIGTERM), and an exception that the main thread dropped is raised again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Preempted(Exception):  # noqa: N818  # no error
 
 
 class SignalledAgent(LocalElasticAgent):
-    """`is_task`: the ranks are ours, so exit code 75 means preempted; in a script it may mean anything."""
+    """`is_task`: the ranks are ours, so exit code 75 means preempted; in a script it may mean
+    anything."""
 
     rendezvous: SingleNodeRendezvous | NodeRendezvous
     is_task: bool
@@ -56,8 +57,9 @@ class SignalledAgent(LocalElasticAgent):
             self._preempt(self.preempt_signal, None)
 
     def _preempt(self, number: int, frame: FrameType | None) -> None:
-        """Ask the ranks to save and exit, without a time limit: the sender has one. A scheduler may have sent the
-        signal to the ranks, too: a script without a handler has nothing to save, or is about to exit."""
+        """Ask the ranks to save and exit, without a time limit: the sender has one. A scheduler may
+        have sent the signal to the ranks, too: a script without a handler has nothing to save, or
+        is about to exit."""
         self.preempt_signal = signal.Signals(number)
         self.rendezvous.is_leaving = True
         for rank in self._handlers().values():
@@ -67,7 +69,8 @@ class SignalledAgent(LocalElasticAgent):
                 rank.proc.send_signal(number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """As torch's own handler; but if the main thread drops the exception, it is raised again."""
+        """As torch's own handler; but if the main thread drops the exception, it is raised
+        again."""
         if self._end_signal is not None:
             if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:  # the guard does the rest
                 signal.signal(number, signal.SIG_DFL)
@@ -82,23 +85,28 @@ class SignalledAgent(LocalElasticAgent):
             raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
     def check_preempted(self, number: int | None) -> None:
-        """After a run: raise Preempted if it has saved, or if all ranks stopped because of this signal."""
+        """After a run: raise Preempted if it has saved, or if all ranks stopped because of this
+        signal."""
         if self.is_task and self.has_reported_save():
             raise Preempted(was_reported=True, was_signalled=number is not None)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
         codes = self.exit_codes()
-        # A task that has not begun has no handler yet, and nothing to save; a script may have something.
+        # A task that has not begun has no handler yet, and nothing to save; a script may have
+        # something.
         allowed = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
         if codes <= allowed and codes != {ExitCode.SUCCESS}:
             raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
 
     def exit_codes(self) -> set[int | None]:
-        """The ranks' exit codes. Python resets signal handlers when it exits: a rank that had a handler for the signal
-        and was killed by it received it a second time, while it was exiting."""
+        """The ranks' exit codes. Python resets signal handlers when it exits: a rank that had a
+        handler for the signal and was killed by it received it a second time, while it was
+        exiting."""
         return {
             ExitCode.PREEMPTED
-            if self.preempt_signal and code == -self.preempt_signal and rank.proc.pid in self._caught_by
+            if self.preempt_signal
+            and code == -self.preempt_signal
+            and rank.proc.pid in self._caught_by
             else code
             for rank in self._handlers().values()
             for code in [rank.proc.poll()]
@@ -116,8 +124,11 @@ class SignalledAgent(LocalElasticAgent):
         """The processes of the ranks, by local rank."""
         return dict(getattr(self._pcontext, "subprocess_handlers", {}))
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-        """After Ctrl-C, a task's rank that has not begun gets SIGTERM: on SIGINT Python would show a traceback."""
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any
+    ) -> None:
+        """After Ctrl-C, a task's rank that has not begun gets SIGTERM: on SIGINT Python would show
+        a traceback."""
         if death_sig == signal.SIGINT and self.is_task:
             for rank in self._handlers().values():
                 if not _catches(rank.proc.pid, signal.SIGTERM):
@@ -126,5 +137,6 @@ class SignalledAgent(LocalElasticAgent):
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for this signal; our ranks have one for SIGTERM after their imports."""
+    """Whether a process has a handler for this signal; our ranks have one for SIGTERM after their
+    imports."""
     return has_signal(read_status(pid), "SigCgt", number)

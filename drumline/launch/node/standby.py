@@ -1,7 +1,7 @@
 """Standby processes that have loaded what a rank needs: restarted ranks begin in one of them.
 
-Loading torch takes seconds, most of a restart. A waiting process costs memory, but no CPU time. It is a child of this
-agent, and gets the environment and output files of the rank when it begins.
+Loading torch takes seconds, most of a restart. A waiting process costs memory, but no CPU time. It
+is a child of this agent, and gets the environment and output files of the rank when it begins.
 """
 
 from __future__ import annotations
@@ -38,15 +38,27 @@ class Standby:
         self._fill_at = time.monotonic() + AFTER_S
 
     def fill(self, *, at_once: bool = False) -> None:
-        """Start one more, if it is time: one by one, so that training ranks keep their cores. `at_once`: all."""
+        """Start one more, if it is time: one by one, so that training ranks keep their cores.
+        `at_once`: all."""
         missing = self._count - len(self._waiting)
-        for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
+        for _ in range(
+            missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))
+        ):
             reading, writing = os.pipe()
             # The program is there for `ps`.
-            words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
+            words = [
+                "-m",
+                "drumline.launch.node.standby",
+                str(reading),
+                self._module,
+                *self._program,
+            ]
             try:
                 process = subprocess.Popen(
-                    [sys.executable, *words], stdin=subprocess.DEVNULL, pass_fds=[reading], start_new_session=True
+                    [sys.executable, *words],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[reading],
+                    start_new_session=True,
                 )
                 self._waiting.append((process, writing))
             except OSError:  # no memory for one more, most likely: the rank starts without
@@ -56,13 +68,18 @@ class Standby:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """In this block, ranks that torch's agent starts begin in standby processes, if there are any."""
+        """In this block, ranks that torch's agent starts begin in standby processes, if there are
+        any."""
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
         cold = SubprocessHandler._popen
 
-        def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            return self._take(args, env, handler._stdout, handler._stderr) or cold(handler, args, env)
+        def start(
+            handler: Any, args: tuple[str, ...], env: dict[str, str]
+        ) -> subprocess.Popen[bytes]:
+            return self._take(args, env, handler._stdout, handler._stderr) or cold(
+                handler, args, env
+            )
 
         SubprocessHandler._popen = start  # type: ignore[method-assign, assignment]
         try:
@@ -74,7 +91,8 @@ class Standby:
     def _take(
         self, args: tuple[str, ...], env: Mapping[str, str], out: Any, err: Any
     ) -> subprocess.Popen[bytes] | None:
-        """None if there is none, or if the rank must be started in another way, such as on chosen cores."""
+        """None if there is none, or if the rank must be started in another way, such as on chosen
+        cores."""
         if args != (sys.executable, *self._program):
             return None
         order = {"env": dict(env), "files": [file.name if file else None for file in (out, err)]}

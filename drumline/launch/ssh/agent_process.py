@@ -1,8 +1,10 @@
-"""A node's agent as a separate process: how the supervisor starts and informs it, and what runs in it.
+"""A node's agent as a separate process: how the supervisor starts and informs it, and what runs in
+it.
 
-The process (`python -m drumline.launch.ssh.agent_process FD SUPERVISOR`) reads from stdin what is to run, loads torch
-while the processes of its ranks do, then reads where the rendezvous is, which is sent when all hosts have answered. It
-writes starts and failures of ranks to the pipe FD, and exits when the supervisor does.
+The process (`python -m drumline.launch.ssh.agent_process FD SUPERVISOR`) reads from stdin what is
+to run, loads torch while the processes of its ranks do, then reads where the rendezvous is, which
+is sent when all hosts have answered. It writes starts and failures of ranks to the pipe FD, and
+exits when the supervisor does.
 """
 
 from __future__ import annotations
@@ -37,13 +39,24 @@ class AgentProcess:
     """Loads torch at once, and runs ranks when `start` is called."""
 
     def __init__(self, spec: Mapping[str, Any], log: Path, *, waits: bool = False) -> None:
-        """`waits`: for the attempt after that of `spec`. It has that one's name, so it does not end with this one."""
+        """`waits`: for the attempt after that of `spec`. It has that one's name, so it does not end
+        with this one."""
         reading, writing = os.pipe()
-        mark = {guard.JOB_ENV: spec["next_job"], RESTARTED: "1"} if waits else {guard.JOB_ENV: spec["job"]}
+        mark = (
+            {guard.JOB_ENV: spec["next_job"], RESTARTED: "1"}
+            if waits
+            else {guard.JOB_ENV: spec["job"]}
+        )
         try:
             with open_append(log) as file:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "drumline.launch.ssh.agent_process", str(writing), str(os.getpid())],
+                    [
+                        sys.executable,
+                        "-m",
+                        "drumline.launch.ssh.agent_process",
+                        str(writing),
+                        str(os.getpid()),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=file,

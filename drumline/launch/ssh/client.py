@@ -19,7 +19,8 @@ ALIVE_INTERVAL_S = 5
 OPTIONS = (
     "BatchMode=yes",  # never ask for a password
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
-    # A cut connection stays open in ssh. Where we send heartbeats of our own (`host_connection.py`), ssh has more time.
+    # A cut connection stays open in ssh. Where we send heartbeats of our own
+    # (`host_connection.py`), ssh has more time.
     f"ServerAliveInterval={ALIVE_INTERVAL_S}",
     "ServerAliveCountMax=5",
     # An existing shared connection may be used; one that we open is not shared, and ends with us.
@@ -35,13 +36,21 @@ OF_SSH = (
         "its name does not resolve here",
         "check the name, and add it to DNS or /etc/hosts: `ssh {host}` must work",
     ),
-    (r"Permission denied", "it rejected the ssh key", "`ssh {host}` must work without a password: ssh-copy-id {host}"),
+    (
+        r"Permission denied",
+        "it rejected the ssh key",
+        "`ssh {host}` must work without a password: ssh-copy-id {host}",
+    ),
     (
         r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key is not the known one",
         "run `ssh {host}` once and check what it asks",
     ),
-    (r"Connection refused", "it refuses ssh connections", "start sshd on {host}, or set its port in ~/.ssh/config"),
+    (
+        r"Connection refused",
+        "it refuses ssh connections",
+        "start sshd on {host}, or set its port in ~/.ssh/config",
+    ),
     (
         r"during banner exchange",
         "its sshd accepts the connection and does not answer: it hangs, or the host is overloaded",
@@ -88,13 +97,17 @@ def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--ssh {text!r} cannot be read: {error}", next_step="close its quotes") from error
+        raise UsageError(
+            f"--ssh {text!r} cannot be read: {error}", next_step="close its quotes"
+        ) from error
     return words or ["ssh"]
 
 
-def ssh_words(client: Sequence[str], host: Host, command: Sequence[str], *, cwd: PurePath) -> list[str]:
-    """The local command that runs a command on that host, in that folder. Secrets go through its stdin: anyone who can
-    list processes can read a command line, on either host."""
+def ssh_words(
+    client: Sequence[str], host: Host, command: Sequence[str], *, cwd: PurePath
+) -> list[str]:
+    """The local command that runs a command on that host, in that folder. Secrets go through its
+    stdin: anyone who can list processes can read a command line, on either host."""
     options = [word for option in OPTIONS for word in ("-o", option)]
     # ssh passes one text to the remote shell, so it is quoted as a whole.
     remote = shlex.join(["env", f"--chdir={cwd}", *command])
@@ -118,14 +131,23 @@ class SshProblem(NamedTuple):
 
 
 def known_problem(
-    host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+    host: str,
+    code: int | None,
+    said: Sequence[str],
+    *,
+    python: str,
+    cwd: str,
+    is_stuck: bool = False,
 ) -> SshProblem | None:
-    """Why a command over ssh failed; None: unknown output. `is_stuck`: it did not start, and was ended."""
+    """Why a command over ssh failed; None: unknown output. `is_stuck`: it did not start, and was
+    ended."""
     place = {"host": host, "python": python, "cwd": cwd}
     known = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
     for pattern, what, step in known:
         if re.search(pattern.replace("{python}", re.escape(python)), "\n".join(said)):
-            return SshProblem(f"{what.format(**place)} ({last_line(said, code)})", step.format(**place))
+            return SshProblem(
+                f"{what.format(**place)} ({last_line(said, code)})", step.format(**place)
+            )
     return None
 
 
@@ -139,12 +161,15 @@ def not_reached(
     """The error for a host on which no supervisor started."""
     what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
     unknown = SshProblem(f"{what} ({last_line(said, code)})", f"check what `ssh {host.name}` says")
-    problem = known_problem(host.name, code, said, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
+    problem = (
+        known_problem(host.name, code, said, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
+    )
     return PreflightError(f"{host.name}: {problem.what}", next_step=problem.next_step)
 
 
 def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:
-    """The error for a host on which ranks ran. The host may be up: only the connection is known to be lost."""
+    """The error for a host on which ranks ran. The host may be up: only the connection is known to
+    be lost."""
     closed = code is None or code < 0 or code == SSH_FAILED
     unknown = "it was closed" if closed else f"its supervisor exited with {code}"
     why = next((line for line in reversed(said) if line.strip()), unknown)

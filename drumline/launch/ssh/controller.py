@@ -1,7 +1,9 @@
-"""One attempt of a job on several hosts: starts a supervisor on each, shows the output of all ranks, ends all of them.
+"""One attempt of a job on several hosts: starts a supervisor on each, shows the output of all
+ranks, ends all of them.
 
-A host that fails or is lost ends the attempt on the others, and so does a signal to this process; `hosts_launcher.py`
-decides whether there is another attempt. If this process is killed or cut off, each supervisor ends its own part.
+A host that fails or is lost ends the attempt on the others, and so does a signal to this process;
+`hosts_launcher.py` decides whether there is another attempt. If this process is killed or cut off,
+each supervisor ends its own part.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from drumline.watch.watch_folder import DIAGNOSIS_S
 SETTLE_S = 1.0
 # The other hosts are told which host sends no frame for this long.
 SILENT_S = HEARTBEAT_S + 1.0
-# When such a host is named on the screen: the sidecars of a watched job do it sooner, with what is blocked.
+# When such a host is named on the screen: the sidecars of a watched job do it sooner, with what is
+# blocked.
 REPORT_S = 3.0
 REPORT_WATCHED_S = 10.0
 # How long after the grace period hosts that do not answer are given up.
@@ -48,7 +51,8 @@ MAX_LOGGING_IN = 10
 RETRY_S = 0.5
 # The pause between two tries to reach a lost host that the job continues without.
 JOIN_AGAIN_S = 5.0
-# Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous failed.
+# Exit codes of an agent after which a restart may help: a signal ended it, or its rendezvous
+# failed.
 RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # Signals that ask a run to save and stop; other signals only end it.
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -59,9 +63,13 @@ class Controller:
         """`before`: the previous attempt; its open connections are used again."""
         self.job = job
         self.screen = screen
-        self.connections: list[HostConnection] = [one for one in before.connections if one.is_open] if before else []
+        self.connections: list[HostConnection] = (
+            [one for one in before.connections if one.is_open] if before else []
+        )
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
-        self.reconnect: Reconnect = Reconnect(job, screen, before.reconnect.last_heard if before else {})
+        self.reconnect: Reconnect = Reconnect(
+            job, screen, before.reconnect.last_heard if before else {}
+        )
         self.lost = ""
         """Why the job is to be restarted on all hosts; empty: it is not."""
         self.has_started = False
@@ -104,19 +112,27 @@ class Controller:
 
     # Reaching the hosts
 
-    def _remote(self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None) -> Remote:
-        """Uses the open connection of the previous attempt, if there is one. `job`: what runs there, if it is not
-        what runs on all."""
+    def _remote(
+        self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None
+    ) -> Remote:
+        """Uses the open connection of the previous attempt, if there is one. `job`: what runs
+        there, if it is not what runs on all."""
         job = job or self.job
-        connection = next((one for one in self.connections if one.host == host and one.ssh_code is None), None)
+        connection = next(
+            (one for one in self.connections if one.host == host and one.ssh_code is None), None
+        )
         if connection is None:
             command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
             # A host that answered before is tried often. ssh uses the first option of a name.
-            hurry = ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
+            hurry = (
+                ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
+            )
             # Our own heartbeats notice a cut before ssh does.
             patience = ["-o", f"ServerAliveCountMax={round(job.lease_s / ALIVE_INTERVAL_S) + 2}"]
             words = ssh_words([*job.client, *hurry, *patience], host, command, cwd=job.cwd)
-            connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s, lease_s=job.lease_s)
+            connection = HostConnection(
+                host, words, self.screen, job.nodes[0].join_timeout_s, lease_s=job.lease_s
+            )
             self.connections.append(connection)
         return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
@@ -138,10 +154,13 @@ class Controller:
             if not await self._may_join_again(remote):
                 return
             search.tries[remote.host] += 1
-            self.remotes[number] = self._joining_again(number, remote, tries=search.tries[remote.host])
+            self.remotes[number] = self._joining_again(
+                number, remote, tries=search.tries[remote.host]
+            )
 
     async def _may_join_again(self, lost: Remote) -> bool:
-        """After a pause, while others continue without this host: whether to try whether it answers again."""
+        """After a pause, while others continue without this host: whether to try whether it answers
+        again."""
         if not self.job.program.continues or lost not in self.dropped:
             return False
         self._check_over()
@@ -150,16 +169,19 @@ class Controller:
         return not self._is_over.is_set()
 
     def _joining_again(self, number: int, lost: Remote, *, tries: int) -> Remote:
-        """Its ranks find the others themselves. Until it answers, the job continues without it as before."""
+        """Its ranks find the others themselves. Until it answers, the job continues without it as
+        before."""
         self.connections.remove(lost.connection)
-        remote = self._remote(number, lost.host, tries=tries, job=self.job.joining_again(lost.num_starts))
+        remote = self._remote(
+            number, lost.host, tries=tries, job=self.job.joining_again(lost.num_starts)
+        )
         remote.num_starts = lost.num_starts
         self.dropped[self.dropped.index(lost)] = remote
         return remote
 
     def _check_over(self) -> None:
-        """The job is over when all hosts but those that are lost have ended their part: nobody waits for these. A host
-        that is tried again has not."""
+        """The job is over when all hosts but those that are lost have ended their part: nobody
+        waits for these. A host that is tried again has not."""
         have_ended = all(remote.code is not None or remote.was_refused for remote in self.remaining)
         if not self.is_ending and not have_ended:
             return
@@ -174,7 +196,9 @@ class Controller:
 
     async def _log_in_and_run(self, remote: Remote) -> None:
         async with self._logging_in:
-            if self.is_ending or (remote in self.dropped and self._is_over.is_set()):  # before its turn came
+            if self.is_ending or (
+                remote in self.dropped and self._is_over.is_set()
+            ):  # before its turn came
                 remote.was_refused = True
                 return
             running = asyncio.create_task(remote.run())
@@ -189,8 +213,13 @@ class Controller:
             self._fail(no_client(self.job.client[0], error))
 
     def _start_all(self) -> None:
-        """Start the ranks, when every host has answered and has ended the processes of earlier attempts."""
-        if self.has_started or self.is_ending or not all(remote.has_begun for remote in self.remaining):
+        """Start the ranks, when every host has answered and has ended the processes of earlier
+        attempts."""
+        if (
+            self.has_started
+            or self.is_ending
+            or not all(remote.has_begun for remote in self.remaining)
+        ):
             return
         self.has_started = True
         nodes = self.job.placed([remote.host for remote in self.remotes])
@@ -216,9 +245,13 @@ class Controller:
         elif kind == "started":
             self._print_diagnosis()  # a restart may take less than SETTLE_S
             self._started(frame["world_size"])
-        elif kind == "ended" and frame.get("was_cut_off") and not self.is_ending and self.may_restart:
+        elif (
+            kind == "ended" and frame.get("was_cut_off") and not self.is_ending and self.may_restart
+        ):
             # Its ranks may have saved when they were ended: that was no preemption.
-            self._restart_all(f"{remote.name} received no heartbeat from this machine for {self.job.lease_s:g} s")
+            self._restart_all(
+                f"{remote.name} received no heartbeat from this machine for {self.job.lease_s:g} s"
+            )
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._agent_failed(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:
@@ -243,12 +276,16 @@ class Controller:
             remote.was_refused = True
             remote.give_up()
         if problems:
-            self.screen.report(f"warning: {remote.name} cannot join again: {'; '.join(problems)}", is_error=True)
+            self.screen.report(
+                f"warning: {remote.name} cannot join again: {'; '.join(problems)}", is_error=True
+            )
         elif frame["kind"] == "hello":
             self.dropped.remove(remote)
             self.screen.report(f"{remote.name} answers again; its ranks join the others")
             nodes = self.job.placed([remote.host for remote in self.remotes])
-            remote.connection.send({"kind": "start", "node": asdict(nodes[self.remotes.index(remote)])})
+            remote.connection.send(
+                {"kind": "start", "node": asdict(nodes[self.remotes.index(remote)])}
+            )
             # Its supervisor is a new one; later it gets the changes.
             remote.connection.send({"kind": "silent", "nodes": self._silent_nodes})
 
@@ -256,17 +293,26 @@ class Controller:
         asyncio.get_running_loop().call_later(seconds, call, *args)
 
     def _started(self, num_ranks: int) -> None:
-        here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
+        here = [
+            remote
+            for remote in self.remaining
+            if remote.is_running and remote.world_size == num_ranks
+        ]
         if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
             names = f" ({', '.join(remote.name for remote in here)})" if self.job.spares else ""
             self.screen.report(f"{num_ranks} ranks run on {plural(len(here), 'host')}{names}")
             self.num_ranks = num_ranks
 
     async def _watch_heartbeats(self) -> None:
-        """Tell all hosts which ones are silent: of two that do not reach each other, this machine may hear one."""
+        """Tell all hosts which ones are silent: of two that do not reach each other, this machine
+        may hear one."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            silent_nodes = [number for number, remote in enumerate(self.remotes) if self._silence_s(remote) > SILENT_S]
+            silent_nodes = [
+                number
+                for number, remote in enumerate(self.remotes)
+                if self._silence_s(remote) > SILENT_S
+            ]
             if silent_nodes != self._silent_nodes:
                 self._silent_nodes = silent_nodes
                 for remote in self.remaining:
@@ -293,7 +339,8 @@ class Controller:
                 self.screen.report(f"{remote.name} sends heartbeats again", is_error=True)
 
     def _when_lost(self) -> str:
-        """When a host without a heartbeat counts as lost, for the other nodes and for this machine."""
+        """When a host without a heartbeat counts as lost, for the other nodes and for this
+        machine."""
         node = self.job.nodes[0]
         if not node.may_shrink:
             return f"it counts as lost after {self.job.lease_s:g} s"
@@ -301,7 +348,8 @@ class Controller:
         return f"{others}, this machine after {self.job.lease_s:g} s"
 
     def _print_diagnosis(self) -> None:
-        """Called before ranks are restarted. Every host reports the same, and one may have printed it."""
+        """Called before ranks are restarted. Every host reports the same, and one may have printed
+        it."""
         sentence, self._to_print = self._to_print, ""
         if sentence and sentence != self._printed:
             self._printed = sentence
@@ -339,7 +387,9 @@ class Controller:
             said = list(connection.stderr) or list(connection.stdout)
             code = connection.ssh_code or 0
             is_stuck = connection.is_stuck
-            error = not_reached(remote.host, code, said, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck)
+            error = not_reached(
+                remote.host, code, said, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck
+            )
             if job.earlier:  # it answered before
                 what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
                 error = TrainingError(what, next_step=error.next_step)
@@ -353,7 +403,11 @@ class Controller:
 
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the other hosts are enough; if so, that is reported."""
-        left = [peer for peer in self.remaining if (peer.is_running or peer.code == 0) and peer is not remote]
+        left = [
+            peer
+            for peer in self.remaining
+            if (peer.is_running or peer.code == 0) and peer is not remote
+        ]
         least = 1 if self.job.program.continues else self.job.min_nodes
         is_needed = remote is self.remotes[0] and not self.job.program.continues
         if least is None or is_needed or self.is_ending or len(left) < least:
@@ -368,12 +422,14 @@ class Controller:
 
     @property
     def reached_step(self) -> int:
-        return max(self.job.nodes[0].reached_step, *(remote.reached_step for remote in self.remotes))
+        return max(
+            self.job.nodes[0].reached_step, *(remote.reached_step for remote in self.remotes)
+        )
 
     @property
     def restarts_left(self) -> int:
-        """As counted by the agents, for all hosts together: those that have seen a failure know whether it can be
-        helped. A host that is lost after progress leaves all of them."""
+        """As counted by the agents, for all hosts together: those that have seen a failure know
+        whether it can be helped. A host that is lost after progress leaves all of them."""
         node = self.job.nodes[0]
         failed = [remote for remote in self.remotes if remote.failures]
         counted_step = max(node.reached_step, *(remote.counted_step for remote in self.remotes))
@@ -386,11 +442,16 @@ class Controller:
     @property
     def may_restart(self) -> bool:
         """Whether another attempt is allowed, and is not known to fail in the same way."""
-        is_last = any(remote.diagnosis is not None and remote.diagnosis.is_final for remote in self.remotes)
-        return self.end_signal is None and not self.problems and not is_last and self.restarts_left > 0
+        is_last = any(
+            remote.diagnosis is not None and remote.diagnosis.is_final for remote in self.remotes
+        )
+        return (
+            self.end_signal is None and not self.problems and not is_last and self.restarts_left > 0
+        )
 
     def _restart_all(self, why: str) -> None:
-        """End this attempt on all hosts at once, before the next. Ranks cannot save without the others."""
+        """End this attempt on all hosts at once, before the next. Ranks cannot save without the
+        others."""
         if why and not self.is_ending and self.may_restart:
             self.lost = why
             self._end(0)
@@ -406,7 +467,9 @@ class Controller:
             return
         self.end_signal = number
         why = f"preempted by {number.name}" if number in PREEMPT_SIGNALS else "interrupted"
-        if any(remote.is_running for remote in self.remotes):  # not in the pause between two attempts
+        if any(
+            remote.is_running for remote in self.remotes
+        ):  # not in the pause between two attempts
             grace = f"they have {self.job.grace_s:g} s; once more to end them at once"
             self.screen.report(f"{why}; ending the ranks ({grace})", is_error=True)
         self._end(self.job.grace_s)

@@ -1,6 +1,8 @@
-"""The connection to one host: an ssh client, frames in both directions, heartbeats, and the offset of its clock.
+"""The connection to one host: an ssh client, frames in both directions, heartbeats, and the offset
+of its clock.
 
-It outlives an attempt of the launch: the supervisor at its other end accepts the next attempt, until its stdin ends.
+It outlives an attempt of the launch: the supervisor at its other end accepts the next attempt,
+until its stdin ends.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from drumline.net.dial import WaitNotice
 from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
 
 HEARTBEAT_S = 0.5
-# If more bytes than this are unsent, the network is cut: heartbeats that wait in a queue do not count.
+# If more bytes than this are unsent, the network is cut: heartbeats that wait in a queue do not
+# count.
 MAX_UNSENT = 1 << 14
 MAX_SHOWN = 1 << 12
 # How long ssh may take to send a last frame.
@@ -33,17 +36,34 @@ LAST_FRAME_S = 0.5
 HANG_UP_S = 2.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
-# What a host may send, with the type of each field; anything else is ignored, since a host may have another version, or
-# be compromised. A list holds the type of its items, a tuple the allowed types.
+# What a host may send, with the type of each field; anything else is ignored, since a host may have
+# another version, or be compromised. A list holds the type of its items, a tuple the allowed types.
 FORMS: dict[str, dict[str, Any]] = {
     "hello": {"protocol": int},
     "refused": {"problems": [[str]]},
     "started": {"ranks": [int], "world_size": int, "start": int, "restarts_left": int},
-    "diagnosis": {"alarm": str, "action": str, "sentence": str, "was_printed": bool, "is_last": bool},
+    "diagnosis": {
+        "alarm": str,
+        "action": str,
+        "sentence": str,
+        "was_printed": bool,
+        "is_last": bool,
+    },
     "progress": {"reached_step": int, "counted_step": int},
     "ended": {"code": int, "last_lines": [str]},
-    "failed": {"rank": int, "code": int, "restarts_left": int, "at": (int, float), "last_lines": [str]},
-    "lines": {"rank": (int, NoneType), "shown_rank": (int, NoneType), "stream": str, "lines": [str]},
+    "failed": {
+        "rank": int,
+        "code": int,
+        "restarts_left": int,
+        "at": (int, float),
+        "last_lines": [str],
+    },
+    "lines": {
+        "rank": (int, NoneType),
+        "shown_rank": (int, NoneType),
+        "stream": str,
+        "lines": [str],
+    },
     "heartbeat": {"number": int, "now": (int, float)},
 }
 MAX_NUMBER = 1 << 53
@@ -56,7 +76,11 @@ def decode_from_host(line: bytes) -> Message | None:
     except FrameError:
         return None
     form = FORMS.get(str(frame.get("kind")))
-    return frame if form and all(name in frame and _fits(frame[name], form[name]) for name in form) else None
+    return (
+        frame
+        if form and all(name in frame and _fits(frame[name], form[name]) for name in form)
+        else None
+    )
 
 
 def _fits(value: Any, form: Any) -> bool:
@@ -64,7 +88,9 @@ def _fits(value: Any, form: Any) -> bool:
         return type(value) is list and all(_fits(item, form[0]) for item in value)
     if isinstance(form, tuple):
         return any(_fits(value, one) for one in form)
-    return type(value) is form and (form not in (int, float) or abs(value) < MAX_NUMBER)  # a NaN is not
+    return type(value) is form and (
+        form not in (int, float) or abs(value) < MAX_NUMBER
+    )  # a NaN is not
 
 
 @dataclass(eq=False)
@@ -96,7 +122,8 @@ class HostConnection:
     _reading: asyncio.Task[None] | None = None
     _heartbeats: dict[int, float] = field(default_factory=dict)
     clock_ahead_s: float = 0.0
-    """How far the host's monotonic clock is ahead of ours, as measured in the shortest round trip."""
+    """How far the host's monotonic clock is ahead of ours, as measured in the shortest round
+    trip."""
     _round_trip_s: float = float("inf")
 
     @property
@@ -162,16 +189,25 @@ class HostConnection:
         number = 0
         notice = WaitNotice()
         while True:
-            if process.stdin is not None and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT:
-                self._heartbeats = {**dict(list(self._heartbeats.items())[-10:]), number: time.monotonic()}
+            if (
+                process.stdin is not None
+                and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT
+            ):
+                self._heartbeats = {
+                    **dict(list(self._heartbeats.items())[-10:]),
+                    number: time.monotonic(),
+                }
                 self.send({"kind": "heartbeat", "number": number})
             number += 1
             await asyncio.sleep(HEARTBEAT_S)
             if not self.heard_at:
-                # ssh limits the time to connect; a remote shell or file system may still block forever.
+                # ssh limits the time to connect; a remote shell or file system may still block
+                # forever.
                 if notice.is_due():
                     waited = f"{notice.waited_s:.0f} s so far"
-                    self.screen.report(f"waiting for {self.host.address} to start, {waited}", is_error=True)
+                    self.screen.report(
+                        f"waiting for {self.host.address} to start, {waited}", is_error=True
+                    )
                 if notice.waited_s > self.start_timeout_s:
                     self.is_stuck = True
                     self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
@@ -198,7 +234,9 @@ class HostConnection:
                 self.clock_ahead_s = frame["now"] - sent - round_trip_s / 2
 
 
-async def _read_lines(stream: asyncio.StreamReader | None, receive: Callable[[bytes], None]) -> None:
+async def _read_lines(
+    stream: asyncio.StreamReader | None, receive: Callable[[bytes], None]
+) -> None:
     """A line that is longer than any frame comes in pieces; the last line need not be complete."""
     assert stream
     lines = LineBuffer(MAX_PIPE_BYTES)

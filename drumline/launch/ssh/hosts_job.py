@@ -1,4 +1,5 @@
-"""What a launch over ssh runs, where, and with which variables; and the next attempt, after a host was lost."""
+"""What a launch over ssh runs, where, and with which variables; and the next attempt, after a host
+was lost."""
 
 from __future__ import annotations
 
@@ -17,9 +18,24 @@ from drumline.launch.ssh.supervisor import PROTOCOL
 
 # Variables that configure communication libraries, and must be the same on all ranks.
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")
-NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "DATASET_DIR")
+NAMES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_ORDER",
+    "DATASET_DIR",
+)
 # What a supervisor gets as it is.
-SENT_FIELDS = ("job", "next_job", "earlier", "grace_s", "lease_s", "secret", "first_start", "standby")
+SENT_FIELDS = (
+    "job",
+    "next_job",
+    "earlier",
+    "grace_s",
+    "lease_s",
+    "secret",
+    "first_start",
+    "standby",
+)
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -39,20 +55,24 @@ class HostsJob:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     grace_s: float
     min_nodes: int | None = None
-    """While this many hosts are left, losing a host other than the first does not end the job; None: all are needed."""
+    """While this many hosts are left, losing a host other than the first does not end the job;
+    None: all are needed."""
     secret: str = field(default_factory=new_secret, repr=False)
     """Shared by the nodes of this attempt."""
     script_watch: ScriptWatch | None = None
     standby: bool = True
     """Whether processes with torch loaded wait for a restart."""
     keep_going: bool = False
-    """Whether the job resumes after a preemption that left its hosts usable, and after a full disk."""
+    """Whether the job resumes after a preemption that left its hosts usable, and after a full
+    disk."""
     full_disks: Mapping[str, str] = field(default_factory=dict)
-    """By the address of a host: the folder whose disk was full; its part begins when there is space again."""
+    """By the address of a host: the folder whose disk was full; its part begins when there is space
+    again."""
     spares: Sequence[Host] = ()
     """Hosts that replace one that does not answer."""
     next_job: str = field(default_factory=new_job)
-    """The name of the next attempt, for processes that wait for it: so they do not count as part of this attempt."""
+    """The name of the next attempt, for processes that wait for it: so they do not count as part of
+    this attempt."""
     earlier: tuple[str, ...] = ()
     """The names of earlier attempts; processes that they left on a host are ended first."""
     first_start: int = 0
@@ -60,9 +80,10 @@ class HostsJob:
 
     @property
     def lease_s(self) -> float:
-        """How long the launcher and a host may receive no heartbeat of each other before the host counts as lost. A
-        job with `--nnodes` continues without a node sooner, which the nodes decide among themselves: a launcher that
-        is cut off for less than `--lost-after` ends none of them."""
+        """How long the launcher and a host may receive no heartbeat of each other before the host
+        counts as lost. A job with `--nnodes` continues without a node sooner, which the nodes
+        decide among themselves: a launcher that is cut off for less than `--lost-after` ends none
+        of them."""
         return float(silence_limit_s(self.nodes[0].lost_after_s))
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
@@ -85,7 +106,8 @@ class HostsJob:
         return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
 
     def joining_again(self, first_start: int) -> HostsJob:
-        """The same attempt for a host that was lost and answers again; what is left there of its ranks is ended."""
+        """The same attempt for a host that was lost and answers again; what is left there of its
+        ranks is ended."""
         return replace(self, earlier=(*self.earlier, self.job), first_start=first_start)
 
     def again(
@@ -128,8 +150,13 @@ def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Ite
 
 
 def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment to add on every host, through ssh's stdin: some variables always, others by `--env`."""
-    chosen = {name: value for name, value in environment.items() if name.startswith(PREFIXES) or name in NAMES}
+    """The environment to add on every host, through ssh's stdin: some variables always, others by
+    `--env`."""
+    chosen = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(PREFIXES) or name in NAMES
+    }
     for word in given:
         name, equals, value = word.partition("=")
         chosen[name] = value if equals else environment[name]

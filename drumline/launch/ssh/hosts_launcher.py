@@ -1,7 +1,9 @@
-"""Runs a job on several hosts from one command: attempt after attempt, then the last lines and the exit code.
+"""Runs a job on several hosts from one command: attempt after attempt, then the last lines and the
+exit code.
 
-The agents of the hosts restart ranks without this process. When an agent, a supervisor or a host is lost, so is the
-rendezvous: then the attempt ends on all hosts, and the next one begins if a restart is left.
+The agents of the hosts restart ranks without this process. When an agent, a supervisor or a host is
+lost, so is the rendezvous: then the attempt ends on all hosts, and the next one begins if a restart
+is left.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
 
 
 def why_to_resume(ended: Controller) -> str:
-    """With --keep-going: why an attempt that ended may be followed by another, on the same hosts; empty: it may not."""
+    """With --keep-going: why an attempt that ended may be followed by another, on the same hosts;
+    empty: it may not."""
     if ended.end_signal is not None or ended.problems or not ended.job.program.is_task:
         return ""
     if all(remote.has_saved for remote in ended.remaining):
@@ -111,7 +114,9 @@ def _resumed(ended: Controller) -> Controller:
 def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:
     left = lost.restarts_left - 1
     is_task = lost.job.program.is_task
-    how = "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"
+    how = (
+        "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"
+    )
     lost.screen.report(
         f"warning: {lost.lost}; restarting all ranks (restart {max_restarts - left} of {max_restarts}), {how}",
         is_error=True,
@@ -145,11 +150,18 @@ def _report_end(controller: Controller) -> int:
     for error in controller.problems:
         what, *more = error.lines()
         screen.report_last(f"error: {what}", *more)
-    # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for no save.
+    # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for
+    # no save.
     have_saved = is_task and all(remote.has_saved for remote in controller.remaining)
     if have_saved and (controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS):
-        by = controller.end_signal.name if controller.end_signal else "a signal or a notice to a rank"
-        screen.report_last(f"preempted by {by}; the ranks have saved: rerun the same command to resume")
+        by = (
+            controller.end_signal.name
+            if controller.end_signal
+            else "a signal or a notice to a rank"
+        )
+        screen.report_last(
+            f"preempted by {by}; the ranks have saved: rerun the same command to resume"
+        )
         return ExitCode.PREEMPTED
     if is_task and controller.end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
         screen.report_last(STOPPED_BETWEEN)
@@ -157,17 +169,29 @@ def _report_end(controller: Controller) -> int:
     if controller.end_signal is not None:
         screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
         return ExitCode.INTERRUPTED
-    diagnoses = [remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None]
+    diagnoses = [
+        remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None
+    ]
     diagnosis = diagnoses[0] if diagnoses else None
-    seen_failures = [failure for remote in controller.remaining for failure in remote.seen_failures()]
+    seen_failures = [
+        failure for remote in controller.remaining for failure in remote.seen_failures()
+    ]
     failures = in_order(seen_failures, blamed=None if diagnosis is None else diagnosis.rank)
     # A rank's own last lines remain the last.
-    if failures and diagnosis is not None and diagnosis.explains_more(failures[0].code, is_task=True):
+    if (
+        failures
+        and diagnosis is not None
+        and diagnosis.explains_more(failures[0].code, is_task=True)
+    ):
         screen.report_last(diagnosis.sentence)
-        return ExitCode.HANG if diagnosis.is_hang else exit_code_of(failures[0].code, is_task=is_task)
+        return (
+            ExitCode.HANG if diagnosis.is_hang else exit_code_of(failures[0].code, is_task=is_task)
+        )
     if failures:
         # A lost host was lost some time after its last frame.
-        heard_at = [remote.connection.heard_at for remote in controller.remaining if remote.code is None]
+        heard_at = [
+            remote.connection.heard_at for remote in controller.remaining if remote.code is None
+        ]
         lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].at
         for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
             screen.report_last(*lines)
@@ -183,23 +207,30 @@ def _report_end(controller: Controller) -> int:
 
 
 def _is_between_starts(controller: Controller) -> bool:
-    """With --keep-going: whether no rank runs, because a disk is full, or because the next attempt has not begun."""
+    """With --keep-going: whether no rank runs, because a disk is full, or because the next attempt
+    has not begun."""
     if not controller.job.keep_going:
         return False
-    return bool(_full_disks(controller)) or (bool(controller.job.earlier) and not controller.has_started)
+    return bool(_full_disks(controller)) or (
+        bool(controller.job.earlier) and not controller.has_started
+    )
 
 
 def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> list[RankFailure]:
-    """Sorted, the first failure first: the rank that a diagnosis blames, then by what ranks of a task report about each
-    other, then by time."""
-    return sorted(failures, key=lambda failure: (failure.rank != blamed, failure.is_follower, failure.at, failure.rank))
+    """Sorted, the first failure first: the rank that a diagnosis blames, then by what ranks of a
+    task report about each other, then by time."""
+    return sorted(
+        failures,
+        key=lambda failure: (failure.rank != blamed, failure.is_follower, failure.at, failure.rank),
+    )
 
 
 def last_messages(
     failures: Sequence[RankFailure], num_ranks: int, *, lost_first: bool = False
 ) -> Iterator[tuple[str, ...]]:
-    """What the user reads last: the first failure with its last lines, and all others in one line. `failures`: the
-    first one first. `lost_first`: a lost host, which was reported already, came first."""
+    """What the user reads last: the first failure with its last lines, and all others in one line.
+    `failures`: the first one first. `lost_first`: a lost host, which was reported already, came
+    first."""
     later = list(failures)
     if not lost_first:
         first = later.pop(0)

@@ -1,4 +1,5 @@
-"""The controller's view of one host in one attempt, and which host is tried next when one is unreachable."""
+"""The controller's view of one host in one attempt, and which host is tried next when one is
+unreachable."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class RankFailure:
 
 @dataclass(eq=False)
 class Remote:
-    """One host's part of an attempt: from the spec that is sent to the frame `ended`, or the end of the connection."""
+    """One host's part of an attempt: from the spec that is sent to the frame `ended`, or the end of
+    the connection."""
 
     connection: HostConnection
     spec: Mapping[str, Any] = field(repr=False)
@@ -104,8 +106,11 @@ class Remote:
 
     @property
     def has_saved(self) -> bool:
-        """Whether its ranks were preempted. An agent that exits long after them is ended by the controller."""
-        return self.code == ExitCode.PREEMPTED or {one.code for one in self.failures} == {int(ExitCode.PREEMPTED)}
+        """Whether its ranks were preempted. An agent that exits long after them is ended by the
+        controller."""
+        return self.code == ExitCode.PREEMPTED or {one.code for one in self.failures} == {
+            int(ExitCode.PREEMPTED)
+        }
 
     async def run(self) -> None:
         """Run it under the supervisor, to the end."""
@@ -125,14 +130,18 @@ class Remote:
             self.connection.hang_up()
 
     def give_up(self) -> None:
-        """Close the connection if the host's part has not ended; otherwise the next attempt uses it."""
+        """Close the connection if the host's part has not ended; otherwise the next attempt uses
+        it."""
         if self.is_running:
             self.connection.hang_up()
 
     def seen_failures(self) -> list[RankFailure]:
-        """The failures, with whether the last lines of each were shown. Call it when all lines have arrived."""
+        """The failures, with whether the last lines of each were shown. Call it when all lines have
+        arrived."""
         return [
-            replace(failure, was_shown=bool(failure.last_lines) and shown.issuperset(failure.last_lines))
+            replace(
+                failure, was_shown=bool(failure.last_lines) and shown.issuperset(failure.last_lines)
+            )
             for failure in self.failures
             for shown in [set(self._shown[failure.rank])]
         ]
@@ -141,20 +150,28 @@ class Remote:
         """How its part of the job ended, when no rank was the cause."""
         how = how_it_ended(self.code or 0)
         if self.end_reason:
-            return f"drumline ended the job on {self.name}: {self.end_reason}", f"try: read the log of {self.name}"
+            return (
+                f"drumline ended the job on {self.name}: {self.end_reason}",
+                f"try: read the log of {self.name}",
+            )
         if self.code is not None and self.code < 0:
             return (
                 f"the launcher's agent on {self.name} was {how}, which ended its ranks",
                 f"try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on {self.name})",
             )
-        return f"the job failed on {self.name} ({how}){':' if self.agent_lines else ''}", *self.agent_lines
+        return (
+            f"the job failed on {self.name} ({how}){':' if self.agent_lines else ''}",
+            *self.agent_lines,
+        )
 
     def _receive(self, frame: Mapping[str, Any]) -> None:
         if frame["kind"] == "lines":
             rank = frame["rank"]
             shown_rank = frame["shown_rank"]
             label = self.name if shown_rank is None else f"{self.name} {shown_rank}"
-            is_all_shown = self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
+            is_all_shown = self.screen.show(
+                label, frame["lines"], is_error=frame["stream"] == "err"
+            )
             if is_all_shown and frame["stream"] != "out":
                 self._shown[rank].extend(frame["lines"])
         else:
@@ -181,7 +198,9 @@ class Remote:
             self.counted_step = frame["counted_step"]
         elif kind == "diagnosis":
             names = [attribute.name for attribute in fields(SidecarDiagnosis)]
-            self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in names if name in frame})
+            self.diagnosis = SidecarDiagnosis(
+                **{name: frame[name] for name in names if name in frame}
+            )
         elif kind == "ended":
             self.code = frame["code"]
             self.agent_lines = frame["last_lines"]
@@ -216,7 +235,8 @@ class Reconnect:
     """The spare and the lost hosts of one attempt."""
 
     def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float]) -> None:
-        """`last_heard`: the lost hosts of the previous attempt, and when their last frame arrived (monotonic)."""
+        """`last_heard`: the lost hosts of the previous attempt, and when their last frame arrived
+        (monotonic)."""
         self.job = job
         self.screen = screen
         self.spares = list(job.spares)
@@ -224,9 +244,12 @@ class Reconnect:
 
     @property
     def surely_ended_s(self) -> float:
-        """After this long without a frame the ranks of a host have ended: its supervisor may receive heartbeats until
-        the controller hangs up, and then gives the ranks their grace period."""
-        return self.job.lease_s + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
+        """After this long without a frame the ranks of a host have ended: its supervisor may
+        receive heartbeats until the controller hangs up, and then gives the ranks their grace
+        period."""
+        return (
+            self.job.lease_s + HEARTBEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
+        )
 
     @property
     def limit_s(self) -> float:
@@ -262,6 +285,8 @@ class Reconnect:
         if self.job.earlier:  # it may be up again when it is needed
             self.spares.append(remote.host)
         if is_first:
-            why = next((line for line in reversed(remote.connection.stderr) if line.strip()), "no answer")
+            why = next(
+                (line for line in reversed(remote.connection.stderr) if line.strip()), "no answer"
+            )
             what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
             self.screen.report(what, is_error=True)

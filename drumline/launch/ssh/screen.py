@@ -1,7 +1,8 @@
-"""One screen for the output of all ranks. A terminal that is paused, or a pipe without a reader, blocks nothing.
+"""One screen for the output of all ranks. A terminal that is paused, or a pipe without a reader,
+blocks nothing.
 
-A separate thread writes the lines. When it cannot keep up, lines are left out and counted; the files on the nodes have
-all of them.
+A separate thread writes the lines. When it cannot keep up, lines are left out and counted; the
+files on the nodes have all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Screen:
     """Used from one thread; lines appear in order."""
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
-        # Without Python's own buffers: these would be flushed again at the exit, and fail if there is no reader.
+        # Without Python's own buffers: these would be flushed again at the exit, and fail if there
+        # is no reader.
         self._fds = {"out": out, "err": err}
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
@@ -44,7 +46,8 @@ class Screen:
         return self._num_dropped == before
 
     def report_last(self, text: str, *more: str) -> None:
-        """Print one of the last messages, on stderr. The job is over: a slow screen may block us now."""
+        """Print one of the last messages, on stderr. The job is over: a slow screen may block us
+        now."""
         self._put_last(("err", paragraph(text, *more)))
 
     def close(self) -> None:
@@ -56,14 +59,17 @@ class Screen:
             self._thread.join(CLOSE_S)
 
     def _put_last(self, item: tuple[str, str] | None) -> None:
-        """For lines that must not be left out: wait for room in the queue, as long as there is a reader."""
+        """For lines that must not be left out: wait for room in the queue, as long as there is a
+        reader."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(item, timeout=CLOSE_S)
 
     def _put(self, stream: str, text: str) -> None:
         try:
             if count := self._num_dropped - self._num_noted:
-                self._waiting.put_nowait(("err", paragraph(f"{count:,} lines are not shown; the logs have them")))
+                self._waiting.put_nowait(
+                    ("err", paragraph(f"{count:,} lines are not shown; the logs have them"))
+                )
                 self._num_noted = self._num_dropped
             self._waiting.put_nowait((stream, text))
         except queue.Full:

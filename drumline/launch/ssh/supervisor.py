@@ -1,8 +1,10 @@
-"""One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
+"""One node's supervisor, started over ssh by the controller: `python -m
+drumline.launch.ssh.supervisor`, without torch.
 
-It reads from stdin what to run, then a heartbeat every few seconds. It starts the node's agent, follows the files that
-the ranks write, and sends what is new as frames on its stdout; then it accepts another attempt, for which a standby
-agent may have loaded torch. When stdin ends, or no heartbeat arrives for a lease, it ends everything that it started.
+It reads from stdin what to run, then a heartbeat every few seconds. It starts the node's agent,
+follows the files that the ranks write, and sends what is new as frames on its stdout; then it
+accepts another attempt, for which a standby agent may have loaded torch. When stdin ends, or no
+heartbeat arrives for a lease, it ends everything that it started.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ PROTOCOL = 6
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))
-# When a lease has expired, ranks cannot save together: most likely they cannot reach each other either.
+# When a lease has expired, ranks cannot save together: most likely they cannot reach each other
+# either.
 LOST_GRACE_S = 3.0
 TICK_S = 0.1
 # How long the last frames may take to reach the controller.
 DRAIN_S = 5.0
-# How long ranks run before an agent for the next attempt begins to load, so that their start is not disturbed.
+# How long ranks run before an agent for the next attempt begins to load, so that their start is not
+# disturbed.
 WARM_AFTER_S = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher that is silent for this long may be cut off; it sends heartbeats twice a second.
@@ -72,8 +76,11 @@ class ControllerLink:
         return {} if self._file is None else {LAUNCHER_LINK: str(self._file)}
 
     def share(self, num_nodes: int) -> None:
-        """Write for the sidecar from which hosts the launcher gets heartbeats, when that changes."""
-        link = LauncherLink(is_cut_off=self.waited_s > SILENT_S, silent_nodes=self.silent_nodes, num_nodes=num_nodes)
+        """Write for the sidecar from which hosts the launcher gets heartbeats, when that
+        changes."""
+        link = LauncherLink(
+            is_cut_off=self.waited_s > SILENT_S, silent_nodes=self.silent_nodes, num_nodes=num_nodes
+        )
         if self._file is not None and link != self._written:
             self._written = link
             with contextlib.suppress(OSError):
@@ -121,7 +128,9 @@ class ControllerLink:
 
 
 class Supervisor:
-    def __init__(self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None) -> None:
+    def __init__(
+        self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None
+    ) -> None:
         self.spec = spec
         self.link = link
         self.out = link.out
@@ -135,12 +144,14 @@ class Supervisor:
         self.rank_files: dict[int, Path] = {}
         """By rank: where its process writes which rank it is now."""
         self.ranks_now: dict[int, int] = {}
-        """The ranks that are others than when they were started, after the group of nodes has changed."""
+        """The ranks that are others than when they were started, after the group of nodes has
+        changed."""
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """The agent for the next attempt."""
         self.end_reason = ""
-        """Why this process ended the attempt by itself; empty: the controller asked for it, or the agent exited."""
+        """Why this process ended the attempt by itself; empty: the controller asked for it, or the
+        agent exited."""
         self.was_cut_off = False
         """Whether the attempt was ended because no heartbeat came from the launcher."""
         self.is_last = False
@@ -159,7 +170,9 @@ class Supervisor:
             # Orphans of the job become our children, and are zombies until they are reaped.
             with contextlib.suppress(ChildProcessError):
                 look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-                while (child := os.waitid(os.P_ALL, 0, look)) is not None and child.si_pid != agent.pid:
+                while (
+                    child := os.waitid(os.P_ALL, 0, look)
+                ) is not None and child.si_pid != agent.pid:
                     os.waitpid(child.si_pid, 0)
             self.link.share(self.spec["node"]["num_nodes"])
             self._send_news()
@@ -172,7 +185,13 @@ class Supervisor:
         code = agent.wait()
         lines = self.error or (last_lines(self.node_log) if code else [])
         self._log(*self.error)
-        self.out.send("ended", code=code, last_lines=lines, was_cut_off=self.was_cut_off, end_reason=self.end_reason)
+        self.out.send(
+            "ended",
+            code=code,
+            last_lines=lines,
+            was_cut_off=self.was_cut_off,
+            end_reason=self.end_reason,
+        )
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
@@ -181,7 +200,8 @@ class Supervisor:
         self.end(self.spec["grace_s"], f"ended by {signal_name(number)}")
 
     def end(self, grace_s: float, why: str = "") -> None:
-        """End all processes of the attempt. The reason is in the node's log: the controller may not know it."""
+        """End all processes of the attempt. The reason is in the node's log: the controller may not
+        know it."""
         if self.ending is None:
             if why:
                 self.end_reason = why
@@ -194,7 +214,8 @@ class Supervisor:
             log.writelines(f"{line}\n" for line in lines)
 
     def _prepare_next(self) -> None:
-        """Load what the next attempt needs: once for each start of ranks, and only if it can be used."""
+        """Load what the next attempt needs: once for each start of ranks, and only if it can be
+        used."""
         if time.monotonic() < self._warm_at or self.ending:
             return
         self._warm_at = float("inf")
@@ -203,7 +224,8 @@ class Supervisor:
                 self.waiting = AgentProcess(self.spec, self.node_log, waits=True)
 
     def _processes(self) -> set[int]:
-        """The processes of this attempt: by its name, and by descent, as a process may have changed its environment."""
+        """The processes of this attempt: by its name, and by descent, as a process may have changed
+        its environment."""
         processes = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
         waiting = self.waiting.process.pid if self.waiting else None
         return processes - {waiting, *descendants(waiting)} if waiting else processes
@@ -253,7 +275,8 @@ class Supervisor:
                 self.out.send("lines", rank=rank, shown_rank=shown_rank, stream=stream, lines=lines)
 
     def _renumber(self) -> None:
-        """Without a lost node the ranks after it have other numbers, and write to the logs of those."""
+        """Without a lost node the ranks after it have other numbers, and write to the logs of
+        those."""
         for rank, path in self.rank_files.items():
             number = read_rank(path)
             if number is None or number == self.ranks_now.get(rank, rank):
@@ -266,11 +289,15 @@ class Supervisor:
 
     def _follow(self, ranks: list[int], start: int) -> None:
         self._send_lines(is_last=True)  # of an earlier start
-        self.followers = {key: follower for key, follower in self.followers.items() if key[0] is None}
+        self.followers = {
+            key: follower for key, follower in self.followers.items() if key[0] is None
+        }
         self.ranks_now = {}
         self.rank_files = {rank: rank_file(self.logs, rank, start) for rank in ranks}
         for rank in ranks:
-            for stream, path in zip(("out", "err"), rank_output(self.logs, rank, start), strict=True):
+            for stream, path in zip(
+                ("out", "err"), rank_output(self.logs, rank, start), strict=True
+            ):
                 self.followers[rank, stream] = LogFollower(path)
             for path in self._task_log(rank):
                 self.followers[rank, "log"] = LogFollower(path, from_end=True)
@@ -289,11 +316,15 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
     try:
         make_own_folder(Path(spec["logs"]), follow_links=True)
     except OSError as error:
-        yield f"the log folder {spec['logs']} cannot be made: {error.strerror}", "choose another with --logs"
+        yield (
+            f"the log folder {spec['logs']} cannot be made: {error.strerror}",
+            "choose another with --logs",
+        )
 
 
 def await_space(spec: dict[str, Any], link: ControllerLink) -> bool:
-    """Wait until the disk that was full has space again, where there was one; False: the launcher is gone."""
+    """Wait until the disk that was full has space again, where there was one; False: the launcher
+    is gone."""
     folder = spec.get("full_disk", "")
     if not folder:
         return True

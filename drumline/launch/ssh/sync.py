@@ -1,7 +1,9 @@
-"""`--sync`: copies the code of the current folder to the same path on every host, and checks that it is the same.
+"""`--sync`: copies the code of the current folder to the same path on every host, and checks that
+it is the same.
 
-rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host compares its files with a
-list of hashes: `python -m drumline.launch.ssh.sync`, which reads the list from stdin.
+rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host compares
+its files with a list of hashes: `python -m drumline.launch.ssh.sync`, which reads the list from
+stdin.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ from drumline.launch.ssh.client import OPTIONS, no_client, not_reached, remote_m
 
 # Never code, whatever a .gitignore says.
 EXCLUDED = (
-    *(".git", "runs", ".venv", "venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"),
+    *(
+        ".git",
+        "runs",
+        ".venv",
+        "venv",
+        "__pycache__",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+    ),
     *("*.pyc", ".DS_Store", "node_modules"),
 )
 MAX_AT_ONCE = 32
@@ -67,7 +78,9 @@ class Sync:
                 watcher.close(has_succeeded=False)
         problems = [error for error in errors if isinstance(error, DrumlineError)]
         if len(problems) == len(errors) and len({error.what for error in problems}) > 1:
-            raise PreflightError("; ".join(error.what for error in problems), next_step=problems[0].next_step)
+            raise PreflightError(
+                "; ".join(error.what for error in problems), next_step=problems[0].next_step
+            )
         if errors:
             raise errors[0]
         return hash_of(files)
@@ -78,28 +91,46 @@ class Sync:
         command = remote_module("drumline.launch.ssh.sync", self.python, self.python_path)
         answer = self._call(host, command, json.dumps(files), cwd=self.folder)
         if different := _listed(host, answer):
-            named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")
+            named = ", ".join(different[:MAX_NAMED]) + (
+                ", ..." if len(different) > MAX_NAMED else ""
+            )
             what = f"{host.name} has different code in {self.folder} after --sync: {named}"
-            raise PreflightError(what, next_step="check whether something writes there, or --exclude what is not code")
+            raise PreflightError(
+                what,
+                next_step="check whether something writes there, or --exclude what is not code",
+            )
 
     def _rsync(self, host: Host, files: dict[str, str]) -> None:
         options = [word for option in OPTIONS for word in ("-o", option)]
         # By content: a file of the same size and time may still differ.
-        command = ["rsync", "--archive", "--checksum", "--protect-args", "--from0", "--files-from=-"]
+        command = [
+            "rsync",
+            "--archive",
+            "--checksum",
+            "--protect-args",
+            "--from0",
+            "--files-from=-",
+        ]
         command += ["-e", shlex.join([*self.client, *options])]
         command += ["--", f"{self.folder}/", f"{host.name}:{self.folder}/"]
         try:
             done = self._run(command, "\0".join(files))
         except FileNotFoundError:
-            raise UsageError("--sync needs rsync, which is not installed here", next_step=INSTALL) from None
+            raise UsageError(
+                "--sync needs rsync, which is not installed here", next_step=INSTALL
+            ) from None
         if NOT_FOUND.search(done.stderr):
             raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
         if done.returncode:
             first = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
             what = f"{host.name}: the code could not be copied: {first}"
-            raise PreflightError(what, next_step=f"check whether {self.folder} can be written to there")
+            raise PreflightError(
+                what, next_step=f"check whether {self.folder} can be written to there"
+            )
 
-    def _call(self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path) -> str:
+    def _call(
+        self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path
+    ) -> str:
         words = ssh_words(self.client, host, command, cwd=cwd)
         try:
             done = self._run(words, text)
@@ -140,23 +171,44 @@ def _listed(host: Host, answer: str) -> list[str]:
 
 
 def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
-    """Paths below the folder: in a git repository what git would add, otherwise all; without what is excluded."""
+    """Paths below the folder: in a git repository what git would add, otherwise all; without what
+    is excluded."""
     patterns = [*EXCLUDED, *(pattern.rstrip("/") for pattern in exclude)]
     found = _of_git(folder)
-    listed = {path for path in (_walk(folder, patterns) if found is None else found) if not is_excluded(path, patterns)}
-    return sorted(path for path in listed if (folder / path).is_symlink() or (folder / path).is_file())
+    listed = {
+        path
+        for path in (_walk(folder, patterns) if found is None else found)
+        if not is_excluded(path, patterns)
+    }
+    return sorted(
+        path for path in listed if (folder / path).is_symlink() or (folder / path).is_file()
+    )
 
 
 def is_excluded(path: str, patterns: Iterable[str]) -> bool:
-    """A pattern is the name of a file or folder at any depth, or a path from the top; `*` matches anything."""
+    """A pattern is the name of a file or folder at any depth, or a path from the top; `*` matches
+    anything."""
     whole = PurePosixPath(path)
     tops = [str(whole), *(str(parent) for parent in whole.parents)]
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (*whole.parts, *tops) if name != ".")
+    return any(
+        fnmatchcase(name, pattern)
+        for pattern in patterns
+        for name in (*whole.parts, *tops)
+        if name != "."
+    )
 
 
 def _of_git(folder: Path) -> list[str] | None:
     # A repository may name commands for git to run, and may not be trusted.
-    command = ["git", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never"]
+    command = [
+        "git",
+        "-c",
+        "core.fsmonitor=",
+        "-c",
+        "core.hooksPath=/dev/null",
+        "-c",
+        "protocol.allow=never",
+    ]
     command += ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
@@ -174,7 +226,8 @@ def _walk(folder: Path, patterns: Sequence[str]) -> Iterator[str]:
 
 
 def file_hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """The hash of each file; of a link, the hash of its target's name. Missing files are left out."""
+    """The hash of each file; of a link, the hash of its target's name. Missing files are left
+    out."""
     found = {}
     for path in paths:
         file = folder / path

@@ -1,1 +1,2 @@
-"""Trackers: services and files that show the curves of many runs. Each gets a run's events through `tracking`."""
+"""Trackers: services and files that show the curves of many runs. Each gets a run's events through
+`tracking`."""

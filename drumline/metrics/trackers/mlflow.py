@@ -18,8 +18,8 @@ _MAX_PARAMS = 100
 
 
 class MLflow:
-    """Settings are parameters, which MLflow never changes: they stay those that the run began with. Images and text are
-    artifacts."""
+    """Settings are parameters, which MLflow never changes: they stay those that the run began with.
+    Images and text are artifacts."""
 
     name = "mlflow"
     keeps_past = False
@@ -29,7 +29,9 @@ class MLflow:
         self._config = config
         self._mlflow = load_package("mlflow", tracker="mlflow")
         # Else it prints the server's address at the end, and a password that is in it.
-        load_package("mlflow.environment_variables", tracker="mlflow").MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
+        load_package(
+            "mlflow.environment_variables", tracker="mlflow"
+        ).MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
         self._client: Any = None
         self._run = ""
         self._known: Mapping[str, str] = {}
@@ -40,12 +42,16 @@ class MLflow:
     def open(self, run: str, *, resume_step: int) -> str:
         if not self._run:
             self._client = self._mlflow.MlflowClient()
-            found = self._mlflow.search_runs(filter_string=f"tags.`{_TAG}` = '{run}'", output_format="list")
+            found = self._mlflow.search_runs(
+                filter_string=f"tags.`{_TAG}` = '{run}'", output_format="list"
+            )
             self._is_continued = bool(found)
             if found:
                 begun = self._mlflow.start_run(run_id=found[0].info.run_id)
             else:
-                begun = self._mlflow.start_run(run_name=self._folder.resolve().name, tags={_TAG: run})
+                begun = self._mlflow.start_run(
+                    run_name=self._folder.resolve().name, tags={_TAG: run}
+                )
             self._run = begun.info.run_id
             self._known = begun.data.params
         lacking = [
@@ -61,12 +67,16 @@ class MLflow:
         if not self._is_continued:
             return False
         if name not in self._steps:
-            self._steps[name] = {one.step for one in self._client.get_metric_history(self._run, _allowed(name))}
+            self._steps[name] = {
+                one.step for one in self._client.get_metric_history(self._run, _allowed(name))
+            }
         return step in self._steps[name]
 
     def write(self, records: Sequence[Record]) -> None:
         metrics = [
-            self._mlflow.entities.Metric(_allowed(name), value, int(record.time * 1000), record.step)
+            self._mlflow.entities.Metric(
+                _allowed(name), value, int(record.time * 1000), record.step
+            )
             for record in records
             for name, value in record.numbers.items()
         ]

@@ -1,7 +1,8 @@
-"""What a tracker gets and must be able to do: numbers, images and text by step, under names that stay the same.
+"""What a tracker gets and must be able to do: numbers, images and text by step, under names that
+stay the same.
 
-A number of a `train` or `evaluation` event is called `train/NAME` or `evaluation/NAME`; what was logged by hand keeps
-the name that it was given.
+A number of a `train` or `evaluation` event is called `train/NAME` or `evaluation/NAME`; what was
+logged by hand keeps the name that it was given.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Record:
         """What of it a tracker does not have yet."""
         parts: tuple[Mapping[str, Any], ...] = (self.numbers, self.images, self.texts)
         numbers, images, texts = (
-            {name: value for name, value in values.items() if not has(name, self.step)} for values in parts
+            {name: value for name, value in values.items() if not has(name, self.step)}
+            for values in parts
         )
         return replace(self, numbers=numbers, images=images, texts=texts)
 
@@ -47,15 +49,17 @@ class Record:
 
 
 class Tracker(Protocol):
-    """One run in one tracker. All calls come from one thread, which is not the loop's; each may raise, or hang."""
+    """One run in one tracker. All calls come from one thread, which is not the loop's; each may
+    raise, or hang."""
 
     name: str
     keeps_past: bool
-    """Whether it still has, after a kill, what was written before: else that is written again on a resume."""
+    """Whether it still has, after a kill, what was written before: else that is written again on a
+    resume."""
 
     def open(self, run: str, *, resume_step: int) -> str:
-        """Begin the tracker's run of this id, or continue it; where people find it. After a failure it is called
-        again."""
+        """Begin the tracker's run of this id, or continue it; where people find it. After a failure
+        it is called again."""
 
     def has(self, name: str, step: int) -> bool:
         """Whether an earlier start of the run has written this already."""
@@ -78,7 +82,8 @@ def load_package(name: str, *, tracker: str) -> ModuleType:
 
 
 def record_of(event: Event, folder: Path) -> Record:
-    """The record of an event; empty if trackers do not show it. `folder`: the run's, which paths begin at."""
+    """The record of an event; empty if trackers do not show it. `folder`: the run's, which paths
+    begin at."""
     record = Record(event["step"], event["time"])
     if event["kind"] in ("train", "evaluation"):
         numbers = {
@@ -94,13 +99,16 @@ def record_of(event: Event, folder: Path) -> Record:
             return replace(record, numbers={event["name"]: float(event["value"])})
         case "image":
             # Of an event file that another wrote, no path leads out of the folder.
-            return replace(record, images={event["name"]: folder / MEDIA / Path(event["path"]).name})
+            return replace(
+                record, images={event["name"]: folder / MEDIA / Path(event["path"]).name}
+            )
         case _:
             return replace(record, texts={event["name"]: str(event["value"])})
 
 
 def past_events(path: Path) -> Iterator[Event]:
-    """What earlier starts of a run did, without what a later one repeats. The last start in the file is this one."""
+    """What earlier starts of a run did, without what a later one repeats. The last start in the
+    file is this one."""
     resumed_from: list[int] = []
     for event in read_events(path):
         if event["kind"] == "start":

@@ -1,7 +1,8 @@
-"""Hands a run's events to a tracker on a thread of its own: one that fails, hangs or is slow does not hold training up.
+"""Hands a run's events to a tracker on a thread of its own: one that fails, hangs or is slow does
+not hold training up.
 
-Rank 0 alone tracks. The id of the tracker's run is in the run folder, so that a resumed run continues it. What the
-tracker then lacks of the steps before is read from the run's own event file.
+Rank 0 alone tracks. The id of the tracker's run is in the run folder, so that a resumed run
+continues it. What the tracker then lacks of the steps before is read from the run's own event file.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Tracking:
-    """A sink for one tracker. Nothing here waits for the tracker but `wait`, and that not for long."""
+    """A sink for one tracker. Nothing here waits for the tracker but `wait`, and that not for
+    long."""
 
     def __init__(
-        self, tracker: Tracker, *, folder: Path, event_file: Path, id_file: Path, report: Callable[..., None]
+        self,
+        tracker: Tracker,
+        *,
+        folder: Path,
+        event_file: Path,
+        id_file: Path,
+        report: Callable[..., None],
     ) -> None:
         """`report`: the reporter's, for what the user should know."""
         self._tracker = tracker
@@ -54,7 +62,9 @@ class Tracking:
         self._resume_step = 0
         self._outcome: Outcome = "failed"
         self._busy_since: float | None = None
-        self._thread = threading.Thread(target=self._work, name=f"{_THREAD}-{tracker.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name=f"{_THREAD}-{tracker.name}", daemon=True
+        )
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
@@ -76,7 +86,10 @@ class Tracking:
                 self._waiting.append(event)
                 self._changed.notify()
         if not has_room:
-            self._warn("slow", f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped")
+            self._warn(
+                "slow",
+                f"is too slow: {MAX_WAITING:,} events wait for it, and the next ones are dropped",
+            )
 
     def finish(self) -> None:
         """No more events follow."""
@@ -86,7 +99,11 @@ class Tracking:
 
     def wait(self, end: float) -> None:
         """Until the tracker has everything, does not answer, or the monotonic clock is at `end`."""
-        while self._thread.is_alive() and (now := time.monotonic()) < end and now - (self._busy_since or now) < CLOSE_S:
+        while (
+            self._thread.is_alive()
+            and (now := time.monotonic()) < end
+            and now - (self._busy_since or now) < CLOSE_S
+        ):
             self._thread.join(0.05)
         self._thread.join(0.1)
         lost = self._num_events - self._num_written
@@ -128,7 +145,9 @@ class Tracking:
         if self._id_file.exists():
             run = str(parse_json(read_regular(self._id_file))["run"])
             if _ID.fullmatch(run) is None:  # it becomes a part of a query
-                raise ValueError(f"{self._id_file} has {run!r} in place of the id of a run; remove the file")
+                raise ValueError(
+                    f"{self._id_file} has {run!r} in place of the id of a run; remove the file"
+                )
         else:  # before the tracker knows of it: a kill in between must not lead to a second run
             run = secrets.token_hex(8)
             make_own_folder(self._id_file.parent)
@@ -152,7 +171,9 @@ class Tracking:
         try:
             action()
         except Exception as error:
-            self._warn("failure", f"failed: {_LOGIN.sub('//***@', summary(error))}; training continues")
+            self._warn(
+                "failure", f"failed: {_LOGIN.sub('//***@', summary(error))}; training continues"
+            )
             return False
         return True
 
@@ -160,7 +181,9 @@ class Tracking:
         """Once for each topic."""
         if topic not in self._warned_of:
             self._warned_of.add(topic)
-            self._report("warning", message=f"{self._tracker.name} {what}; {self._event_file} has everything")
+            self._report(
+                "warning", message=f"{self._tracker.name} {what}; {self._event_file} has everything"
+            )
 
 
 def _count(events: Iterable[Event]) -> int:
@@ -178,5 +201,6 @@ def close_all(sinks: Sequence[Tracking]) -> None:
 
 
 def has_unfinished_tracker() -> bool:
-    """Whether a tracker still does not answer after `close_all`: its package might block the exit of Python, too."""
+    """Whether a tracker still does not answer after `close_all`: its package might block the exit
+    of Python, too."""
     return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())

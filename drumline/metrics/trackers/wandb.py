@@ -1,4 +1,5 @@
-"""Weights & Biases as a tracker. Its own variables set it up: WANDB_PROJECT, WANDB_MODE, WANDB_API_KEY."""
+"""Weights & Biases as a tracker. Its own variables set it up: WANDB_PROJECT, WANDB_MODE,
+WANDB_API_KEY."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from drumline.metrics.trackers.tracker import Outcome, Record, load_package
 
 
 class WeightsAndBiases:
-    """Optimizer steps are W&B's own steps, which only grow: a step that W&B has is never written twice.
+    """Optimizer steps are W&B's own steps, which only grow: a step that W&B has is never written
+    twice.
 
-    Offline, W&B writes a folder for each start, and a kill loses the end of it. So each gets the whole run.
+    Offline, W&B writes a folder for each start, and a kill loses the end of it. So each gets the
+    whole run.
     """
 
     name = "wandb"
@@ -48,7 +51,10 @@ class WeightsAndBiases:
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             images = {name: self._wandb.Image(str(path)) for name, path in record.images.items()}
-            texts = {name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>") for name, text in record.texts.items()}
+            texts = {
+                name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")
+                for name, text in record.texts.items()
+            }
             self._run.log({**record.numbers, **images, **texts}, step=record.step)
 
     def close(self, outcome: Outcome) -> None:

@@ -1,5 +1,5 @@
-"""The DDP modules of a script: hashes of their parameters at construction and every so many updates, without a
-collective and without a wait for the device."""
+"""The DDP modules of a script: hashes of their parameters at construction and every so many
+updates, without a collective and without a wait for the device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ FIRST = (1, 10)
 MAX_MODULES = 8  # a module beyond them replaces one that the script has dropped, or is not compared
 MAX_STEPS = 32
 MAX_HASHES = 2000
-"""How many steps of a module are kept, and hashes of all modules: ranks write at different moments."""
+"""How many steps of a module are kept, and hashes of all modules: ranks write at different
+moments."""
 MAX_TENSORS = 512
 UNSEEN_AFTER = 20
-"""Passes without a visible update: the optimizer changes memory behind torch's back, and passes are counted instead."""
+"""Passes without a visible update: the optimizer changes memory behind torch's back, and passes are
+counted instead."""
 # Hooks of torch's own after which replicas may differ for a while.
 DIVERGING_HOOKS = ("localsgd", "zero")
 
@@ -91,7 +93,9 @@ class DdpModules:
         self._num_built[ranks] += 1
         if len(self._by_key) >= MAX_MODULES:
             living = set(map(id, self._modules.values()))
-            dropped = next((key for key, one in self._by_key.items() if id(one) not in living), None)
+            dropped = next(
+                (key for key, one in self._by_key.items() if id(one) not in living), None
+            )
             if dropped is None:
                 return
             del self._by_key[dropped]
@@ -109,7 +113,9 @@ class DdpModules:
         """What goes wrong with a module ends its observation, not the script."""
         try:
             if step is None and (trained := observed.trained()) is not None:
-                step = observed.next_step(trained._version, is_no_sync=not module.require_backward_grad_sync)
+                step = observed.next_step(
+                    trained._version, is_no_sync=not module.require_backward_grad_sync
+                )
             if step is not None:
                 self._hash(module, observed, step)
         except Exception:
@@ -129,7 +135,9 @@ class DdpModules:
 
     def reports(self) -> dict[str, ModuleReport]:
         return {
-            key: ModuleReport(name=observed.name, ranks=observed.ranks, hashes=dict(observed.hashes))
+            key: ModuleReport(
+                name=observed.name, ranks=observed.ranks, hashes=dict(observed.hashes)
+            )
             for key, observed in list(self._by_key.items())
         }
 
@@ -139,8 +147,12 @@ class DdpModules:
 
         from drumline.rank.tensor_hash import hash_tensors
 
-        hooks = [getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(module, "_comm_hooks", ())]
-        # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each operation.
+        hooks = [
+            getattr(hook, "__qualname__", "").lower()
+            for hook, _ in getattr(module, "_comm_hooks", ())
+        ]
+        # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
+        # operation.
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         is_captured |= _get_current_dispatch_mode() is not None
         if is_captured or any(word in name for name in hooks for word in DIVERGING_HOOKS):
@@ -160,17 +172,26 @@ class DdpModules:
             return
         hashes, is_ready = _copy_to_host(hash_tensors(list(tensors.values()), trained.device))
         kinds = {name: f"{one.dtype} {list(one.shape)}" for name, one in tensors.items()}
-        observed.pending.append(_PendingHashes(step, kinds, hashes, is_ready, self._settings(trained)))
+        observed.pending.append(
+            _PendingHashes(step, kinds, hashes, is_ready, self._settings(trained))
+        )
 
     def _settings(self, trained: Any) -> dict[str, Any]:
         """The numbers that the optimizer of this parameter has, by name."""
-        groups = [(type(one).__name__, group) for one in list(self.optimizers) for group in one.param_groups]
+        groups = [
+            (type(one).__name__, group)
+            for one in list(self.optimizers)
+            for group in one.param_groups
+        ]
         return {
             f"{name}'s {key}": value
             for name, group in groups
             if any(one is trained for one in group["params"])
             for key, value in group.items()
-            if all(isinstance(one, int | float) for one in (value if isinstance(value, tuple | list) else [value]))
+            if all(
+                isinstance(one, int | float)
+                for one in (value if isinstance(value, tuple | list) else [value])
+            )
         }
 
 
@@ -179,7 +200,8 @@ def _keep(observed: _ObservedModule, done: _PendingHashes, most_hashes: int) -> 
 
     values = done.hashes.tolist()
     tensors = {
-        name: (kind, value) for (name, kind), value in zip(done.kinds.items(), values[:MAX_TENSORS], strict=False)
+        name: (kind, value)
+        for (name, kind), value in zip(done.kinds.items(), values[:MAX_TENSORS], strict=False)
     }
     if len(values) > MAX_TENSORS:
         further = ",".join(map(str, values[MAX_TENSORS:]))

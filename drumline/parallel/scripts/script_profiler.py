@@ -1,9 +1,9 @@
-"""Profiles some steps of a script: `python -m drumline.parallel.scripts.script_profiler STEPS FOLDER only|all
-watched|plain SCRIPT.py ARGS`, or `-m MODULE ARGS`.
+"""Profiles some steps of a script: `python -m drumline.parallel.scripts.script_profiler STEPS
+FOLDER only|all watched|plain SCRIPT.py ARGS`, or `-m MODULE ARGS`.
 
-A step ends with a step of the first optimizer that the script uses. The script itself is not changed, and after the
-last profiled step torch's modes, its hooks and Python's warnings are as they were. Only the constructor of
-`DistributedDataParallel` stays wrapped, and does what it did.
+A step ends with a step of the first optimizer that the script uses. The script itself is not
+changed, and after the last profiled step torch's modes, its hooks and Python's warnings are as they
+were. Only the constructor of `DistributedDataParallel` stays wrapped, and does what it did.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class ScriptProfile:
         )
         wrap_method(DistributedDataParallel, "__init__", self._build)
         self._hook = register_optimizer_step_post_hook(self._after_step)
-        atexit.register(self._capture.finish)  # the script may end before the last step that is to be profiled
+        atexit.register(
+            self._capture.finish
+        )  # the script may end before the last step that is to be profiled
 
     def _build(self, call: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         call(module, *args, **kwargs)
@@ -93,7 +95,11 @@ class ScriptProfile:
 
         if dist.is_initialized():
             is_nccl = dist.get_backend() == "nccl"
-            device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+            device = (
+                torch.device("cuda", torch.cuda.current_device())
+                if is_nccl
+                else torch.device("cpu")
+            )
             try:
                 self._capture.collect(device)
             except OSError as error:

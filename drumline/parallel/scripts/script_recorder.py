@@ -1,5 +1,5 @@
-"""Records a script's arguments and versions, its loaders and its DDP modules in a file that the sidecar reads. Nothing
-here may fail the script: what cannot be read is not recorded."""
+"""Records a script's arguments and versions, its loaders and its DDP modules in a file that the
+sidecar reads. Nothing here may fail the script: what cannot be read is not recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ SECRET_NAMES = re.compile(r"keys?$|token$|secret|passw|passphrase|credential")
 class ScriptRecorder:
     """The main thread records, another one writes."""
 
-    def __init__(self, file: Path, topology: Topology, *, node_rank: int, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, file: Path, topology: Topology, *, node_rank: int, arguments: Sequence[str] = ()
+    ) -> None:
         self._file = file
         self._owner = {
             "host": topology.host,
@@ -73,7 +75,10 @@ class ScriptRecorder:
             if num_changes == self._num_written:
                 return
             report = ScriptReport(
-                owner=self._owner, facts=self._facts, loaders=dict(self._loaders), modules=self.modules.reports()
+                owner=self._owner,
+                facts=self._facts,
+                loaders=dict(self._loaders),
+                modules=self.modules.reports(),
             )
             self._file.with_suffix(".new").write_text(json.dumps(asdict(report)), encoding="utf-8")
             self._file.with_suffix(".new").replace(self._file)
@@ -81,15 +86,24 @@ class ScriptRecorder:
 
     def _place(self, frame: FrameType | None) -> str:
         """The user's line that iterates; a second loader there has a number."""
-        while frame is not None and frame.f_back and any(one in frame.f_code.co_filename for one in INSTALLED):
+        while (
+            frame is not None
+            and frame.f_back
+            and any(one in frame.f_code.co_filename for one in INSTALLED)
+        ):
             frame = frame.f_back
-        place = "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        place = (
+            "unknown"
+            if frame is None
+            else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        )
         number = sum(known.partition(" ")[0] == place for known in self._loaders) + 1
         return place if number == 1 else f"{place} (number {number})"
 
 
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
-    """`--lr 0.1 --amp data x=1` as `{"--lr": "0.1", "--amp": "given", "argument 1": "data", "x": "1"}`."""
+    """`--lr 0.1 --amp data x=1` as `{"--lr": "0.1", "--amp": "given", "argument 1": "data", "x":
+    "1"}`."""
     found: dict[str, list[str]] = {}
     rest = list(words)
     num_places = 0
@@ -118,7 +132,11 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     variables = sorted((*ANY_BACKEND, *(name for names in OF_BACKEND.values() for name in names)))
     # Not getattr: some modules are loaded by the first attribute access.
     modules = [(name, getattr(one, "__dict__", {})) for name, one in list(sys.modules.items())]
-    versions = {name: one["__version__"] for name, one in modules if "." not in name and "__version__" in one}
+    versions = {
+        name: one["__version__"]
+        for name, one in modules
+        if "." not in name and "__version__" in one
+    }
     return {
         "arguments": {
             name: {"hash": hashlib.blake2b(value.encode(), digest_size=4).hexdigest()}
@@ -126,21 +144,30 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
             else value
             for name, value in arguments.items()
         },
-        "variables": {name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables},
+        "variables": {
+            name: environment.get(name) or DEFAULTS.get(name, "not set") for name in variables
+        },
         "packages": {
             "Python": ".".join(platform.python_version_tuple()[:2]),
-            **{name: str(version) for name, version in versions.items() if isinstance(version, str)},
+            **{
+                name: str(version) for name, version in versions.items() if isinstance(version, str)
+            },
         },
         "script": code_hashes(),
     }
 
 
 def _loader_report(loader: Any, *, is_uneven: bool) -> LoaderReport:
-    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    samplers = (
+        loader.sampler,
+        loader.batch_sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
     is_split = any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers)
     may_differ = is_uneven or not sys.modules["torch"].is_grad_enabled()
     return LoaderReport(
-        batches=None if may_differ else _length(loader), samples=_length(loader.dataset) if is_split else None
+        batches=None if may_differ else _length(loader),
+        samples=_length(loader.dataset) if is_split else None,
     )
 
 

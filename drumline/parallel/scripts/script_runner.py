@@ -1,8 +1,8 @@
-"""Runs a script with the watchdog: `python -m drumline.parallel.scripts.script_runner SCRIPT.py ARGS`, or `-m
-MODULE ARGS`.
+"""Runs a script with the watchdog: `python -m drumline.parallel.scripts.script_runner SCRIPT.py
+ARGS`, or `-m MODULE ARGS`.
 
-The script is run as Python itself would: it is `__main__`, has its own arguments, path, tracebacks and exit code, and
-torch is loaded only if it loads it.
+The script is run as Python itself would: it is `__main__`, has its own arguments, path, tracebacks
+and exit code, and torch is loaded only if it loads it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ from drumline.watch.heartbeat import HeartbeatWriter, Phase
 def main(words: list[str]) -> None:
     """Never returns before the script does; what it raises is raised."""
     if not words:
-        sys.exit("usage: python -m drumline.parallel.scripts.script_runner SCRIPT.py|-m MODULE [arguments]")
+        sys.exit(
+            "usage: python -m drumline.parallel.scripts.script_runner SCRIPT.py|-m MODULE [arguments]"
+        )
     watched = _WatchedScript(words)
     run_program(words, watched.fail)
 
 
-def run_program(words: list[str], failed: Callable[[BaseException], None] = lambda error: None) -> None:
+def run_program(
+    words: list[str], failed: Callable[[BaseException], None] = lambda error: None
+) -> None:
     """Run a script or a module as `__main__`. `failed` is called with what it raises."""
     try:
         if words[0] == "-m":
@@ -122,14 +126,18 @@ def _run_script(words: list[str]) -> None:
         sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
     module = ModuleType("__main__")
     module.__dict__.update(
-        __file__=path, __loader__=SourceFileLoader("__main__", path), __cached__=None, __package__=None
+        __file__=path,
+        __loader__=SourceFileLoader("__main__", path),
+        __cached__=None,
+        __package__=None,
     )
     _become(module)
     exec(code, module.__dict__)  # noqa: S102
 
 
 def _become(module: ModuleType) -> None:
-    """For good, unlike runpy: what a script leaves running after its last line is still of `__main__`."""
+    """For good, unlike runpy: what a script leaves running after its last line is still of
+    `__main__`."""
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
 
@@ -138,7 +146,9 @@ def _hide_own_frames(error: BaseException) -> None:
     """A traceback begins where the script does."""
     hook = sys.excepthook
 
-    def from_script_on(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    def from_script_on(
+        kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
         trace = _without_own_frames(trace)
         hook(kind, value.with_traceback(trace) if value is error else value, trace)
 

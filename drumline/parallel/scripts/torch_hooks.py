@@ -1,5 +1,5 @@
-"""Observes a script by wrapping functions of torch when the script imports it. Wrapped functions return the same
-values, and nothing is attached to the script's own objects."""
+"""Observes a script by wrapping functions of torch when the script imports it. Wrapped functions
+return the same values, and nothing is attached to the script's own objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
 
 
 def call_after_torch(loaded: Callable[[], None], without: str) -> None:
-    """Call back when the script has imported torch. `without`: what is missing if the call fails."""
+    """Call back when the script has imported torch. `without`: what is missing if the call
+    fails."""
     after = _AfterTorch(loaded, without)
     if "torch" in sys.modules:
         after.call_back()
@@ -63,7 +64,9 @@ class _AfterTorch(MetaPathFinder):
             self._loaded()
         except Exception as error:
             # A failure of the watchdog must not stop the script.
-            print_message(f"{self._without}: this version of torch cannot be observed: {type(error).__name__}: {error}")
+            print_message(
+                f"{self._without}: this version of torch cannot be observed: {type(error).__name__}: {error}"
+            )
 
 
 def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
@@ -71,7 +74,10 @@ def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     import torch
     from torch._C._distributed_c10d import Work
     from torch.nn.parallel import DistributedDataParallel
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -155,5 +161,7 @@ def wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         # torch.compile recognizes torch's own functions, which it does not trace, by their file.
         code = method.__code__
         inner = cast(FunctionType, wrapped)
-        inner.__code__ = inner.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+        inner.__code__ = inner.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
     setattr(owner, name, wrapped)

@@ -1,6 +1,6 @@
-"""Who is in the next group of nodes: of those that are left, the lowest one that still runs decides. A node that was
-lost, or is new, finds the run at the first node's endpoint, and waits in the store of the one that decides until
-the others have finished a round."""
+"""Who is in the next group of nodes: of those that are left, the lowest one that still runs
+decides. A node that was lost, or is new, finds the run at the first node's endpoint, and waits in
+the store of the one that decides until the others have finished a round."""
 
 from __future__ import annotations
 
@@ -15,9 +15,21 @@ from drumline.base.terminal import print_message
 from drumline.base.text import join_names
 from drumline.base.topology import Topology
 from drumline.net.dial import WaitNotice
-from drumline.rank.rendezvous.node_group import LiveNode, NodeGroup, NodeStores, Redirected, answered
+from drumline.rank.rendezvous.node_group import (
+    LiveNode,
+    NodeGroup,
+    NodeStores,
+    Redirected,
+    answered,
+)
 from drumline.rank.sealed_store import SealedStore, document
-from drumline.watch.fact_differences import MAX_DIFFERENCES, NEXT_STEPS, WARNINGS, Facts, differences
+from drumline.watch.fact_differences import (
+    MAX_DIFFERENCES,
+    NEXT_STEPS,
+    WARNINGS,
+    Facts,
+    differences,
+)
 
 POLL_S = 0.05
 WATCH_S = 0.25
@@ -38,14 +50,19 @@ class NextGroup:
         """Collective over the first ranks of the nodes that are left."""
         assert self._stores.own is not None
         for member in self._before.members:
-            if member.process != self._stores.process and (store := self._stores.connect(member)) is not None:
+            if (
+                member.process != self._stores.process
+                and (store := self._stores.connect(member)) is not None
+            ):
                 with contextlib.suppress(RuntimeError):
                     store.set(f"broken/{self._before.generation}", "1")
         decided = None
         while decided is None:
             lower = (one for one in self._before.members if one.number < self._number)
             decided = next(filter(None, map(self._ask, lower)), None) or self.decide()
-        self._stores.own.set(self._key, decided.encode())  # for other ranks here, and nodes whose decider is lost
+        self._stores.own.set(
+            self._key, decided.encode()
+        )  # for other ranks here, and nodes whose decider is lost
         return decided
 
     def _ask(self, member: LiveNode) -> NodeGroup | None:
@@ -65,8 +82,8 @@ class NextGroup:
         return None
 
     def decide(self) -> NodeGroup | None:
-        """As the lowest node that is left: wait for the others, or until it is known that they are lost. None: a lower
-        one answers again."""
+        """As the lowest node that is left: wait for the others, or until it is known that they are
+        lost. None: a lower one answers again."""
         assert self._stores.own is not None
         generation = self._before.generation
         arrived = [self._stores.card]
@@ -75,14 +92,19 @@ class NextGroup:
         until = time.monotonic() + self._patience_s
         while waiting and time.monotonic() < until:
             for one in list(waiting):
-                if self._stores.own.peek(f"arrived/{generation}/{one.number}") == one.process.encode():
+                if (
+                    self._stores.own.peek(f"arrived/{generation}/{one.number}")
+                    == one.process.encode()
+                ):
                     arrived.append(one)
                     waiting.remove(one)
                 elif (store := self._stores.connect(one)) is not None:
                     if one.number < self._number:
                         return None
                     with contextlib.suppress(RuntimeError):
-                        if (found := store.peek(self._key)) is not None:  # it could not reach this node meanwhile
+                        if (
+                            found := store.peek(self._key)
+                        ) is not None:  # it could not reach this node meanwhile
                             return NodeGroup.decode(found)
                 elif one.process in self._stores.gone or (state := one.probe()) == "refused":
                     waiting.remove(one)
@@ -91,19 +113,28 @@ class NextGroup:
                     silent.append(one)
             time.sleep(POLL_S)
         self._check_majority(arrived, silent)
-        joining = [one for one in self._stores.lobby(self._stores.own) if self._stores.connect(one) is not None]
+        joining = [
+            one
+            for one in self._stores.lobby(self._stores.own)
+            if self._stores.connect(one) is not None
+        ]
         staying = [one for one in arrived if one.number not in {new.number for new in joining}]
         members = tuple(sorted([*staying, *joining], key=lambda one: one.number))
         gone = [one for one in self._before.members if one not in staying]
-        decided = NodeGroup(generation + 1, members, tuple(map(str, gone)), tuple(map(str, joining)))
+        decided = NodeGroup(
+            generation + 1, members, tuple(map(str, gone)), tuple(map(str, joining))
+        )
         for one in joining:
             self._stores.own.set(f"joined/{one.process}", decided.encode())
             self._stores.own.delete_key(f"lobby/{one.number}")
         return decided
 
     def _check_majority(self, arrived: list[LiveNode], silent: list[LiveNode]) -> None:
-        """Refuse to continue beside others that may do so, too, in another part of a network that was cut."""
-        sides = [(len(side), -min(one.number for one in side)) for side in (arrived, silent) if side]
+        """Refuse to continue beside others that may do so, too, in another part of a network that
+        was cut."""
+        sides = [
+            (len(side), -min(one.number for one in side)) for side in (arrived, silent) if side
+        ]
         if silent and sides[0] < sides[1]:
             names = [join_names([str(one) for one in side]) for side in (silent, arrived)]
             raise TrainingError(
@@ -115,7 +146,9 @@ class NextGroup:
 class JoiningNode:
     """One rank of it."""
 
-    def __init__(self, given: Topology, stores: NodeStores, facts: Facts, *, patience_s: float) -> None:
+    def __init__(
+        self, given: Topology, stores: NodeStores, facts: Facts, *, patience_s: float
+    ) -> None:
         """`facts`: what this rank runs with."""
         self._given = given
         self._stores = stores
@@ -125,7 +158,8 @@ class JoiningNode:
         self._is_first = given.local_rank == 0
 
     def join(self, redirected: Redirected) -> NodeGroup | None:
-        """This rank was started while others train: wait until they let its node in. None: their run has ended."""
+        """This rank was started while others train: wait until they let its node in. None: their
+        run has ended."""
         known = NodeGroup.decode(redirected.text)
         notice = WaitNotice(first_s=0)
         while known is not None:
@@ -141,7 +175,9 @@ class JoiningNode:
                 while not answered(partial(self._is_settled, store, known)):
                     if notice.is_due() and self._is_first:
                         who = join_names([str(one) for one in known.members])
-                        print_message(f"node {self._number} waits to join {who} after their next round")
+                        print_message(
+                            f"node {self._number} waits to join {who} after their next round"
+                        )
                     time.sleep(WATCH_S)
                 if (found := store.peek(f"joined/{self._stores.process}")) is not None:
                     return NodeGroup.decode(found)
@@ -157,11 +193,21 @@ class JoiningNode:
         )
 
     def _check_facts(self, store: SealedStore, known: NodeGroup) -> None:
-        """Refuse to join nodes that run another code, or with other settings, before they pause for this one."""
-        theirs = document(store.peek(NodeStores.FACTS) or b"") or self._facts  # or it has just joined
-        found = [one for one in differences([theirs, self._facts]) if not {one.group, one.name} & MAY_DIFFER]
+        """Refuse to join nodes that run another code, or with other settings, before they pause for
+        this one."""
+        theirs = (
+            document(store.peek(NodeStores.FACTS) or b"") or self._facts
+        )  # or it has just joined
+        found = [
+            one
+            for one in differences([theirs, self._facts])
+            if not {one.group, one.name} & MAY_DIFFER
+        ]
         if found:
-            values = [f"{one.name}: {one.values[1]!r} here, {one.values[0]!r} there" for one in found[:MAX_DIFFERENCES]]
+            values = [
+                f"{one.name}: {one.values[1]!r} here, {one.values[0]!r} there"
+                for one in found[:MAX_DIFFERENCES]
+            ]
             raise PreflightError(
                 f"node {self._number} ({self._given.host}) differs from {join_names(list(map(str, known.members)))}, "
                 f"and cannot join: {'; '.join(values)}",
@@ -169,18 +215,27 @@ class JoiningNode:
             )
 
     def _is_settled(self, store: SealedStore, known: NodeGroup) -> bool:
-        """Whether this node is let in, the run has ended, or a lower node has joined meanwhile: then that one decides
-        who joins."""
-        if store.peek(f"joined/{self._stores.process}") is not None or store.peek(NodeStores.OVER) is not None:
+        """Whether this node is let in, the run has ended, or a lower node has joined meanwhile:
+        then that one decides who joins."""
+        if (
+            store.peek(f"joined/{self._stores.process}") is not None
+            or store.peek(NodeStores.OVER) is not None
+        ):
             return True
         newer = NodeGroup.decode(store.peek(NodeStores.REDIRECT) or b"")
-        return newer is not None and newer.generation > known.generation and newer.members[0] not in known.members
+        return (
+            newer is not None
+            and newer.generation > known.generation
+            and newer.members[0] not in known.members
+        )
 
     def _newer(self, known: NodeGroup) -> NodeGroup | None:
         """The decider is another one now: each node has the group that it is in in its store."""
         deadline = time.monotonic() + known.longest_change_s(self._patience_s)
         while time.monotonic() < deadline:
-            alive = [store for one in known.members if (store := self._stores.connect(one)) is not None]
+            alive = [
+                store for one in known.members if (store := self._stores.connect(one)) is not None
+            ]
             if not alive:
                 return None
             for store in alive:

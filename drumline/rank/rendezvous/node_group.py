@@ -1,4 +1,5 @@
-"""A group of nodes that train together, and their stores: the first rank of each node runs one, and all know them."""
+"""A group of nodes that train together, and their stores: the first rank of each node runs one, and
+all know them."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class LiveNode:
         return f"node {self.number} ({self.host})"
 
     def probe(self) -> str:
-        """Whether something listens there: `open`, or `refused` by its host. `silent`: the host is lost, or a network
-        is cut; then the node may still train."""
+        """Whether something listens there: `open`, or `refused` by its host. `silent`: the host is
+        lost, or a network is cut; then the node may still train."""
         try:
             socket.create_connection((self.address, self.port), timeout=CONNECT_S).close()
         except ConnectionError:
@@ -63,14 +64,16 @@ class RunIsOver(Exception):  # noqa: N818  # no error
 
 @dataclass(eq=False)
 class NodesChanged(BaseException):
-    """Not an error: the group is left, and the next one continues from `kept`, what this rank has in memory."""
+    """Not an error: the group is left, and the next one continues from `kept`, what this rank has
+    in memory."""
 
     kept: Any
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Who trains together, as the lowest of the nodes that were left decided; and the change since the group before."""
+    """Who trains together, as the lowest of the nodes that were left decided; and the change since
+    the group before."""
 
     generation: int
     members: tuple[LiveNode, ...]
@@ -78,7 +81,8 @@ class NodeGroup:
     joined: tuple[str, ...] = ()
 
     def longest_change_s(self, patience_s: float) -> float:
-        """Until a node has left this group, has waited for others, and knows of each that does not answer."""
+        """Until a node has left this group, has waited for others, and knows of each that does not
+        answer."""
         return 2 * (patience_s + SILENT_S * len(self.members))
 
     def encode(self) -> str:
@@ -86,7 +90,9 @@ class NodeGroup:
 
     @classmethod
     def decode(cls, text: bytes) -> NodeGroup | None:
-        found = document(text, generation=int, members=list, lost=list, joined=list) or {"members": [None]}
+        found = document(text, generation=int, members=list, lost=list, joined=list) or {
+            "members": [None]
+        }
         with contextlib.suppress(TypeError):
             members = tuple(LiveNode(**one) for one in found["members"])
             return cls(found["generation"], members, tuple(found["lost"]), tuple(found["joined"]))
@@ -94,8 +100,8 @@ class NodeGroup:
 
 
 def answered(call: Callable[[], T]) -> T:
-    """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its connections, and a
-    call to its store would wait forever; it waits on in a thread."""
+    """What it returns or raises; TimeoutError after SILENT_S. A process that is stopped keeps its
+    connections, and a call to its store would wait forever; it waits on in a thread."""
     return in_background(call, name="drumline-ask").result(timeout=SILENT_S)
 
 
@@ -115,7 +121,8 @@ class NodeStores:
         self.card = LiveNode(given.rank // given.local_world_size, given.host, "", 0, self.process)
         """This node, once its first rank, which is this one, has a store."""
         self.gone: set[str] = set()
-        """Starts of nodes that another start has followed, or that do not answer although their host does."""
+        """Starts of nodes that another start has followed, or that do not answer although their
+        host does."""
         self._others: dict[str, SealedStore] = {}
         self._announcing: Future[None] | None = None
 
@@ -126,11 +133,14 @@ class NodeStores:
         self.own.set("process", self.process)
 
     def host_for(self, peer: LiveNode, *, timeout_s: float) -> None:
-        """At the address by which this node reaches that one; the first node's is at its endpoint."""
+        """At the address by which this node reaches that one; the first node's is at its
+        endpoint."""
         if self.own is None and self.card.number == 0:
             self.host(self._given.master_addr, self._given.master_port, timeout_s=timeout_s)
         elif self.own is None:
-            with socket.create_connection((peer.address, peer.port), timeout=CONNECT_S) as connection:
+            with socket.create_connection(
+                (peer.address, peer.port), timeout=CONNECT_S
+            ) as connection:
                 address = str(connection.getsockname()[0])
             self.host(address, 0, timeout_s=timeout_s)
 
@@ -138,7 +148,9 @@ class NodeStores:
         """The store of a node; None: the node is lost, or was started again."""
         if member.process in self.gone:
             return None
-        if member.probe() != "open":  # first: a store that has lost its connection prints torch's own stack
+        if (
+            member.probe() != "open"
+        ):  # first: a store that has lost its connection prints torch's own stack
             self._others.pop(member.process, None)
             return None
         try:
@@ -159,10 +171,12 @@ class NodeStores:
         return store
 
     def redirect_first_node(self, group: NodeGroup) -> None:
-        """A first node that was started again finds nobody at its own endpoint: redirect it to the run. In a thread:
-        one that is stopped takes the connection, and never answers."""
+        """A first node that was started again finds nobody at its own endpoint: redirect it to the
+        run. In a thread: one that is stopped takes the connection, and never answers."""
         if self._announcing is None or self._announcing.done():
-            self._announcing = in_background(partial(self._announce, group), name="drumline-announce")
+            self._announcing = in_background(
+                partial(self._announce, group), name="drumline-announce"
+            )
 
     def _announce(self, group: NodeGroup) -> None:
         with contextlib.suppress(OSError, RuntimeError):
@@ -174,6 +188,11 @@ class NodeStores:
     def lobby(self, own: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
         count = self._given.world_size // self._given.local_world_size
-        found = filter(None, (own.peek(f"lobby/{number}") for number in range(count)))  # it may be deleted meanwhile
-        cards = (document(text, number=int, host=str, address=str, port=int, process=str) for text in found)
+        found = filter(
+            None, (own.peek(f"lobby/{number}") for number in range(count))
+        )  # it may be deleted meanwhile
+        cards = (
+            document(text, number=int, host=str, address=str, port=int, process=str)
+            for text in found
+        )
         return [LiveNode(**card) for card in cards if card is not None]

@@ -1,7 +1,7 @@
 """What a rank is about to run with, as comparable values: versions, variables, settings, code.
 
-Code is a hash of every loaded module that is not part of an installed package, by the module's name: the same checkout
-may have another path on each node.
+Code is a hash of every loaded module that is not part of an installed package, by the module's
+name: the same checkout may have another path on each node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import blake3
 import torch
 
-# Variables that change collectives or their transport, so that ranks that differ would wait for each other.
+# Variables that change collectives or their transport, so that ranks that differ would wait for
+# each other.
 ANY_BACKEND = ("TORCH_DISTRIBUTED_DEBUG", "NVIDIA_TF32_OVERRIDE")
 OF_BACKEND = {
     "gloo": ("GLOO_DEVICE_TRANSPORT", "TORCH_GLOO_LAZY_INIT"),
@@ -52,19 +53,29 @@ def rank_facts(
     settings: Mapping[str, Any],
     same_code: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """This rank's facts by group, in JSON's types. `own`: the manager's options; `settings`: the user's own."""
+    """This rank's facts by group, in JSON's types. `own`: the manager's options; `settings`: the
+    user's own."""
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
     return {
         "versions": versions(device),
-        "variables": {f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set") for name in names},
+        "variables": {
+            f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set")
+            for name in names
+        },
         "settings": {
             **{f"the {name}": plain(value) for name, value in own.items()},
             "the backend": backend,
             "the device": device.type,
             "the default type of tensors": str(torch.get_default_dtype()),
-            **{f"the setting {name}": plain(value) for name, value in _flat(settings) if name not in OWN_TO_A_RANK},
+            **{
+                f"the setting {name}": plain(value)
+                for name, value in _flat(settings)
+                if name not in OWN_TO_A_RANK
+            },
         },
-        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()} if same_code else {},
+        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()}
+        if same_code
+        else {},
         "machine": gpu_facts(device),
     }
 
@@ -131,13 +142,16 @@ def code_hashes() -> dict[str, str]:
         try:
             # Not getattr: some modules are loaded by the first attribute access.
             file: str = object.__getattribute__(module, "__dict__")["__file__"]
-            is_installed = file.startswith(library) or any(f"/{word}/" in file for word in INSTALLED)
+            is_installed = file.startswith(library) or any(
+                f"/{word}/" in file for word in INSTALLED
+            )
             if not file.endswith(".py") or (is_installed and name.partition(".")[0] != OWN):
                 continue
             text = Path(file).read_bytes()
         except (AttributeError, KeyError, OSError):  # no module, no file, or removed since
             continue
-        # The script is always called __main__; its file's name is clearer. A forked rank has it twice.
+        # The script is always called __main__; its file's name is clearer. A forked rank has it
+        # twice.
         shown = Path(file).name if name in ("__main__", "__mp_main__") else name
         # A checkout on another system may have other line endings.
         hashes[shown] = blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)

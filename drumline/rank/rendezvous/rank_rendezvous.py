@@ -1,7 +1,9 @@
-"""The rendezvous of ranks: each publishes in the store who it is and what it is about to run, and rank 0 compares it.
+"""The rendezvous of ranks: each publishes in the store who it is and what it is about to run, and
+rank 0 compares it.
 
-torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that are here. So rank 0
-opens each rendezvous in a namespace of its own, and a rank believes it only when its own name is on the list.
+torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that
+are here. So rank 0 opens each rendezvous in a namespace of its own, and a rank believes it only
+when its own name is on the list.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from drumline.watch.fact_differences import Facts, check_differences
 
 FIRST_POLL_S = 0.01
 LAST_POLL_S = 0.2
-DECISION_GRACE_S = 2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
+# what rank 0 finds at its deadline is better reported than what each other rank does at its own
+DECISION_GRACE_S = 2.0
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 CURRENT = "rendezvous"
@@ -61,13 +64,15 @@ class Rendezvous:
 
 
 class NodeService(Protocol):
-    """What else runs once on each node. All ranks get what it returns; its PreflightError is raised on every rank."""
+    """What else runs once on each node. All ranks get what it returns; its PreflightError is raised
+    on every rank."""
 
     def prepare(self) -> Mapping[str, Any]:
         """On local rank 0, before the rendezvous."""
 
     def listen(self, rendezvous: Rendezvous) -> Mapping[str, Any]:
-        """On the first rank of each of several nodes, after it: only then are their addresses known."""
+        """On the first rank of each of several nodes, after it: only then are their addresses
+        known."""
 
 
 def join_rendezvous(
@@ -84,8 +89,8 @@ def join_rendezvous(
 ) -> Rendezvous:
     """Collective: wait until every rank has joined, and compare what they are about to run.
 
-    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use. `check`: called often
-    while it waits; what it raises ends that.
+    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use.
+    `check`: called often while it waits; what it raises ends that.
     """
     rank = _Joining(store, topology, timeout_s, facts or {}, check)
     rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
@@ -93,7 +98,9 @@ def join_rendezvous(
         rank.card["service"] = outcome(service.prepare, host=topology.host)
     is_first = topology.rank == 0
     decision = rank.lead(deadline) if is_first else rank.follow_rank_0(deadline)
-    value = follow(rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1 if is_first else 0)
+    value = follow(
+        rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1 if is_first else 0
+    )
     if value["world_size"] != topology.world_size:
         raise PreflightError(
             f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
@@ -158,16 +165,20 @@ class _Joining:
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
         keys = None
-        if self.keys is not None:  # ranks were given no secret: they get one for this start, wrapped for each of them
+        if (
+            self.keys is not None
+        ):  # ranks were given no secret: they get one for this start, wrapped for each of them
             others = {rank: card.get("public") for rank, card in cards.items() if rank > 0}
             wrapped = {
-                rank: self.keys.wrap(self.secret, public, self.namespace, str(rank)) for rank, public in others.items()
+                rank: self.keys.wrap(self.secret, public, self.namespace, str(rank))
+                for rank, public in others.items()
             }
             keys = {"public": self.keys.public, "wrapped": wrapped}
         return announce(self.part, JOINED, self._decide, names=names, keys=keys)
 
     def follow_rank_0(self, deadline: float) -> Decision:
-        """On the other ranks: enter whatever rendezvous is the current one, until one has this rank on its list."""
+        """On the other ranks: enter whatever rendezvous is the current one, until one has this rank
+        on its list."""
         other = None
         while True:
             self.check(self.store)
@@ -191,7 +202,9 @@ class _Joining:
             return self.part
         if (rank := self.topology.rank) > 0:
             keys = decision["keys"]
-            secret = self.keys.wrap(str(keys["wrapped"].get(str(rank))), keys["public"], self.namespace, str(rank))
+            secret = self.keys.wrap(
+                str(keys["wrapped"].get(str(rank))), keys["public"], self.namespace, str(rank)
+            )
             if secret is None:
                 raise PreflightError(
                     f"rank {rank} on {self.topology.host} could not read the secret of this start from rank 0: it runs "
@@ -215,7 +228,9 @@ class _Joining:
             raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.part.multi_get([f"facts/{rank}" for rank in ranks])
-            check_differences([document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks])
+            check_differences(
+                [document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks]
+            )
         _refuse_shared_gpus(cards)
         nodes = group_by_node(cards)
         firsts = [cards[node[0]] for node in nodes]
@@ -230,7 +245,9 @@ class _Joining:
     def _cards(self) -> dict[int, dict[str, Any]]:
         """What each rank that has joined published."""
         ranks = {f"card/{rank}": rank for rank in range(self.topology.world_size)}
-        cards = {ranks[key]: document(text, **CARD) for key, text in self.part.there(list(ranks)).items()}
+        cards = {
+            ranks[key]: document(text, **CARD) for key, text in self.part.there(list(ranks)).items()
+        }
         return {rank: card for rank, card in cards.items() if card is not None}
 
     def _wait(self) -> None:
@@ -246,7 +263,9 @@ class _Joining:
 
     def _hosts(self) -> dict[int, str]:
         """The host of each rank that has joined; of none while there is no rendezvous."""
-        return {rank: card["host"] for rank, card in self._cards().items()} if self.namespace else {}
+        return (
+            {rank: card["host"] for rank, card in self._cards().items()} if self.namespace else {}
+        )
 
 
 def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
@@ -309,16 +328,21 @@ def _named(missing: list[int], hosts: Mapping[int, str], topology: Topology) -> 
     size = topology.local_world_size
     if topology.world_size % size or size == topology.world_size:
         return named_ranks(missing)
-    names = {rank // size: host for rank, host in hosts.items()} | dict(enumerate(topology.node_names))
+    names = {rank // size: host for rank, host in hosts.items()} | dict(
+        enumerate(topology.node_names)
+    )
     by_node = defaultdict(list)
     for rank in missing:
         by_node[rank // size].append(rank)
-    return ", ".join(f"{named_ranks(ranks)} ({names.get(node, f'node {node}')})" for node, ranks in by_node.items())
+    return ", ".join(
+        f"{named_ranks(ranks)} ({names.get(node, f'node {node}')})"
+        for node, ranks in by_node.items()
+    )
 
 
-# Which ranks share a node. A host's name alone does not show that: containers on two machines may have the same one,
-# and two launchers on one machine do. So ranks are grouped by the machine (and process namespace) that they see, then
-# each group is split by its local ranks.
+# Which ranks share a node. A host's name alone does not show that: containers on two machines may
+# have the same one, and two launchers on one machine do. So ranks are grouped by the machine (and
+# process namespace) that they see, then each group is split by its local ranks.
 
 
 def this_machine() -> str:
@@ -330,12 +354,15 @@ def this_machine() -> str:
 
 
 def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
-    """The ranks of each node, that with the lowest local rank first. Nodes are in the order of their lowest ranks."""
+    """The ranks of each node, that with the lowest local rank first. Nodes are in the order of
+    their lowest ranks."""
     machines = defaultdict(list)
     for rank, card in sorted(cards.items()):
         machines[card["host"], card["machine"]].append(rank)
     local_ranks = {rank: int(card["local_rank"]) for rank, card in cards.items()}
-    return sorted((node for ranks in machines.values() for node in _split(ranks, local_ranks)), key=min)
+    return sorted(
+        (node for ranks in machines.values() for node in _split(ranks, local_ranks)), key=min
+    )
 
 
 def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, ...]]:
@@ -351,5 +378,7 @@ def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, 
     firsts = list(nodes)
     for _, same in sorted(by_local.items()):
         for position, rank in enumerate(same):
-            nodes[first_of[rank] if are_consecutive else firsts[position % len(firsts)]].append(rank)
+            nodes[first_of[rank] if are_consecutive else firsts[position % len(firsts)]].append(
+                rank
+            )
     return [tuple(node) for node in nodes.values()]

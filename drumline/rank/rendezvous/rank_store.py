@@ -1,7 +1,9 @@
-"""The store in which ranks join before there is a group, and rank 0 decides. torchrun's agent runs it, or rank 0.
+"""The store in which ranks join before there is a group, and rank 0 decides. torchrun's agent runs
+it, or rank 0.
 
-torch waits for it without a message, and prints its own C++ stack when it gives up. So a plain socket goes first: it
-tells a name that does not resolve from a port that refuses and from one that does not answer, and the wait is reported.
+torch waits for it without a message, and prints its own C++ stack when it gives up. So a plain
+socket goes first: it tells a name that does not resolve from a port that refuses and from one that
+does not answer, and the wait is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import torch.distributed as dist
 from drumline.base.errors import PreflightError, summary
 from drumline.base.terminal import print_message
 from drumline.base.topology import Topology
-from drumline.net.dial import CLOSED_S, FIRST_NOTICE_S, Reason, WaitNotice, closed_data_ports, explained, wait_for_port
+from drumline.net.dial import (
+    CLOSED_S,
+    FIRST_NOTICE_S,
+    Reason,
+    WaitNotice,
+    closed_data_ports,
+    explained,
+    wait_for_port,
+)
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import open_tcp_store, store_binding
 
@@ -29,9 +39,11 @@ Decision = dict[str, Any]
 _hosted: dict[int, dist.TCPStore] = {}
 
 
-def open_store(topology: Topology, *, timeout_s: float, check: Callable[[], None] | None = None) -> SealedStore:
-    """Only ranks with the same secret believe each other. `check`: called while this waits; what it raises ends the
-    wait."""
+def open_store(
+    topology: Topology, *, timeout_s: float, check: Callable[[], None] | None = None
+) -> SealedStore:
+    """Only ranks with the same secret believe each other. `check`: called while this waits; what it
+    raises ends the wait."""
     host = topology.master_addr
     port = topology.master_port
     runs_elsewhere = topology.rank > 0 or topology.agent_hosts_store
@@ -54,14 +66,17 @@ def open_store(topology: Topology, *, timeout_s: float, check: Callable[[], None
 
 
 def host_store(address: str, port: int, *, timeout_s: float) -> tuple[dist.TCPStore, int]:
-    """The store of this process at that port (0: any that is free), opened if there is none; and its port."""
+    """The store of this process at that port (0: any that is free), opened if there is none; and
+    its port."""
     if (store := _hosted.get(port)) is None:
         store = open_tcp_store(address, port, timeout_s=timeout_s, bound=address)
         _hosted[store.port] = store
     return store, store.port
 
 
-def _wait_until_open(topology: Topology, *, timeout_s: float, check: Callable[[], None] | None) -> None:
+def _wait_until_open(
+    topology: Topology, *, timeout_s: float, check: Callable[[], None] | None
+) -> None:
     host = topology.master_addr
     port = topology.master_port
     notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
@@ -83,7 +98,11 @@ def _wait_until_open(topology: Topology, *, timeout_s: float, check: Callable[[]
     blocked = wait_for_port(host, port, timeout_s=timeout_s, limits=limits, report=report)
     if blocked is None:
         return
-    if topology.agent_hosts_store and blocked.reason == Reason.NO_ANSWER and blocked.lasted_s >= CLOSED_S:
+    if (
+        topology.agent_hosts_store
+        and blocked.reason == Reason.NO_ANSWER
+        and blocked.lasted_s >= CLOSED_S
+    ):
         raise closed_data_ports([topology.host], host, port=port, reason=blocked.reason)
     waited_s = min(timeout_s, limits.get(blocked.reason, timeout_s))
     raise _unreachable(topology, waited_s, explained(blocked.reason))
@@ -98,11 +117,15 @@ def _unreachable(topology: Topology, waited_s: float, why: str) -> PreflightErro
     )
 
 
-# What rank 0 decides for all: before there is a group, what it finds wrong must stop every rank alike.
+# What rank 0 decides for all: before there is a group, what it finds wrong must stop every rank
+# alike.
 
 
-def agree(store: SealedStore, topology: Topology, key: str, decide: Callable[[], Any], *, deadline: float) -> Any:
-    """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on every rank."""
+def agree(
+    store: SealedStore, topology: Topology, key: str, decide: Callable[[], Any], *, deadline: float
+) -> Any:
+    """Collective: what `decide` returns on rank 0; the PreflightError that it raises is raised on
+    every rank."""
     if topology.rank == 0:
         return follow(store, key, announce(store, key, decide), num_readers=topology.world_size - 1)
     store.wait([key], timedelta(seconds=max(1.0, deadline - time.monotonic())))
@@ -117,8 +140,8 @@ def announce(store: SealedStore, key: str, decide: Callable[[], Any], **more: An
 
 
 def follow(store: SealedStore, key: str, decision: Decision, *, num_readers: int = 0) -> Any:
-    """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how many others it waits
-    for, until they have read an error."""
+    """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how
+    many others it waits for, until they have read an error."""
     if "what" in decision:
         read = f"{key}/read"
         store.add(read, 0 if num_readers else 1)
@@ -129,7 +152,8 @@ def follow(store: SealedStore, key: str, decision: Decision, *, num_readers: int
 
 
 def outcome(make: Callable[[], Any], *, host: str = "") -> Decision:
-    """What it returns, or the PreflightError that it raises, for other ranks. `host`: where that is."""
+    """What it returns, or the PreflightError that it raises, for other ranks. `host`: where that
+    is."""
     try:
         return {"value": make()}
     except PreflightError as error:

@@ -1,8 +1,9 @@
 """Whether each host can reach every other where data will go, tried before there is a group.
 
-The store is one port on one host, and open. Data takes other ports, on the network that the backend chooses: where
-those are closed, the group would wait without a message. The first rank of each node listens on that network and probes
-all others: milliseconds when all is well, seconds when a firewall drops packets, and not the start timeout.
+The store is one port on one host, and open. Data takes other ports, on the network that the backend
+chooses: where those are closed, the group would wait without a message. The first rank of each node
+listens on that network and probes all others: milliseconds when all is well, seconds when a
+firewall drops packets, and not the start timeout.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ def check_reachability(
     deadline: float,
     service: NodeService | None = None,
 ) -> Rendezvous:
-    """Collective: raise the same on every rank if data cannot go between two hosts. Returns the rendezvous with what
-    the service of each node returns when it listens."""
+    """Collective: raise the same on every rank if data cannot go between two hosts. Returns the
+    rendezvous with what the service of each node returns when it listens."""
     store = rendezvous.store
     firsts = [ranks[0] for ranks in rendezvous.nodes]
     with contextlib.ExitStack() as on_exit:
         if topology.rank in firsts:
-            served = outcome(lambda: service.listen(rendezvous) if service else {}, host=topology.host)
+            served = outcome(
+                lambda: service.listen(rendezvous) if service else {}, host=topology.host
+            )
             if listener := _listen(store, topology, environment, backend, served):
                 on_exit.callback(listener.close)
             _probe_others(store, topology, firsts, deadline)
@@ -68,11 +71,17 @@ def check_reachability(
     for text in found["warnings"] if topology.rank == 0 else ():
         log.warning(text)
     services = zip(rendezvous.services, found["services"], strict=True)
-    return replace(rendezvous, services=tuple({**prepared, **listens} for prepared, listens in services))
+    return replace(
+        rendezvous, services=tuple({**prepared, **listens} for prepared, listens in services)
+    )
 
 
 def _listen(
-    store: SealedStore, topology: Topology, environment: Mapping[str, str], backend: str, served: Decision
+    store: SealedStore,
+    topology: Topology,
+    environment: Mapping[str, str],
+    backend: str,
+    served: Decision,
 ) -> ProbeListener | None:
     """Listen on this host, and publish where; None where the backend has no network to use."""
     found = interfaces()
@@ -86,29 +95,47 @@ def _listen(
         "service": served,
     }
     listener = None
-    with contextlib.suppress(OSError):  # an address may just be removed; the others must know of it all the same
+    with contextlib.suppress(
+        OSError
+    ):  # an address may just be removed; the others must know of it all the same
         if chosen is not None and chosen.address is not None:
             listener = ProbeListener(chosen.address)
             target = ProbeTarget(
-                topology.rank, topology.host, chosen.name, chosen.address, listener.port, listener.token
+                topology.rank,
+                topology.host,
+                chosen.name,
+                chosen.address,
+                listener.port,
+                listener.token,
             )
             fact["target"] = asdict(target)
     store.set(f"listener/{topology.rank}", json.dumps(fact))
     return listener
 
 
-def _probe_others(store: SealedStore, topology: Topology, firsts: Sequence[int], deadline: float) -> None:
+def _probe_others(
+    store: SealedStore, topology: Topology, firsts: Sequence[int], deadline: float
+) -> None:
     facts = _read(store, "listener", firsts, deadline)
     others = [fact for rank, fact in facts.items() if rank != topology.rank]
     results = probe_hosts([ProbeTarget(**fact["target"]) for fact in others if "target" in fact])
-    # The network that leads to the store is one that works; on the store's own host, the one that leads back.
+    # The network that leads to the store is one that works; on the store's own host, the one that
+    # leads back.
     sources = [topology.master_addr, *(fact["source"] for fact in others if fact["source"])]
-    working = next(filter(None, (interface_towards(interfaces(), source) for source in sources)), None)
-    found = {"failed": results.failed, "clocks": results.clocks, "working": working and working.name}
+    working = next(
+        filter(None, (interface_towards(interfaces(), source) for source in sources)), None
+    )
+    found = {
+        "failed": results.failed,
+        "clocks": results.clocks,
+        "working": working and working.name,
+    }
     store.set(f"probed/{topology.rank}", json.dumps(found))
 
 
-def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: float) -> dict[str, Any]:
+def _examine(
+    store: SealedStore, firsts: Sequence[int], backend: str, deadline: float
+) -> dict[str, Any]:
     """On rank 0: the warnings, and what the services of all nodes returned."""
     facts = _read(store, "listener", firsts, deadline)
     probed = _read(store, "probed", firsts, deadline)
@@ -124,20 +151,29 @@ def _examine(store: SealedStore, firsts: Sequence[int], backend: str, deadline: 
     hosts = {rank: fact["host"] for rank, fact in facts.items()}
     ahead = {int(rank): seconds for rank, seconds in probed[firsts[0]]["clocks"].items()}
     warnings = [*check_closed_paths(closed, backend=backend), *clock_warnings(hosts, ahead)]
-    return {"warnings": warnings, "services": [value_of(fact["service"]) for fact in facts.values()]}
+    return {
+        "warnings": warnings,
+        "services": [value_of(fact["service"]) for fact in facts.values()],
+    }
 
 
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
     variable = VARIABLES.get(backend, "")
     networks = ", ".join(fact["networks"])
-    why = f"{variable} is {fact['named']}, which fits" if fact["named"] else f"without {variable} it takes"
+    why = (
+        f"{variable} is {fact['named']}, which fits"
+        if fact["named"]
+        else f"without {variable} it takes"
+    )
     return PreflightError(
         f"{fact['host']} has no network for {backend}: {why} none of {networks} that is up and has an address",
         next_step=f"export {variable}={working or UNKNOWN_NETWORK} on {fact['host']}",
     )
 
 
-def _read(store: SealedStore, kind: str, ranks: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+def _read(
+    store: SealedStore, kind: str, ranks: Sequence[int], deadline: float
+) -> dict[int, dict[str, Any]]:
     keys = [f"{kind}/{rank}" for rank in ranks]
     store.wait(keys, timedelta(seconds=max(1.0, deadline - time.monotonic())))
     return {rank: json.loads(text) for rank, text in zip(ranks, store.multi_get(keys), strict=True)}
@@ -165,7 +201,8 @@ class ClosedPath:
         return self.working not in (None, self.target.interface)
 
     def is_needed(self, backend: str) -> bool:
-        """gloo has the host with the larger address connect to the other one, and never the other way round."""
+        """gloo has the host with the larger address connect to the other one, and never the other
+        way round."""
         if backend != "gloo":
             return True
         mine, theirs = map(ipaddress.ip_address, (self.source.address, self.target.address))
@@ -178,9 +215,14 @@ def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[st
     if lines := _lines(needed):
         more = [f"and {len(lines) - MAX_LINES} more of this kind"] if len(lines) > MAX_LINES else []
         shown = [*lines[:MAX_LINES], *more]
-        what = shown[0] if len(shown) == 1 else as_list("data cannot go between these hosts:", shown)
+        what = (
+            shown[0] if len(shown) == 1 else as_list("data cannot go between these hosts:", shown)
+        )
         raise PreflightError(what, next_step="; ".join(_fixes(needed, backend)))
-    return [f"{line}. {backend} does not need this path, as the addresses are now" for line in _lines(closed)]
+    return [
+        f"{line}. {backend} does not need this path, as the addresses are now"
+        for line in _lines(closed)
+    ]
 
 
 def _lines(paths: Sequence[ClosedPath]) -> list[str]:
@@ -188,7 +230,10 @@ def _lines(paths: Sequence[ClosedPath]) -> list[str]:
     groups = defaultdict(list)
     for path in paths:
         groups[path.target.rank, path.reason].append(path)
-    return [_line(group[0], join_names([path.source.host for path in group])) for group in groups.values()]
+    return [
+        _line(group[0], join_names([path.source.host for path in group]))
+        for group in groups.values()
+    ]
 
 
 def _line(path: ClosedPath, who: str) -> str:

@@ -1,1 +1,2 @@
-"""The watchdog's part in a rank: its heartbeat, its answers to the sidecar, and the sidecar's start."""
+"""The watchdog's part in a rank: its heartbeat, its answers to the sidecar, and the sidecar's
+start."""

@@ -1,4 +1,5 @@
-"""Marks in a rank's heartbeat when torch compiles: before the first step, or again later, in any phase."""
+"""Marks in a rank's heartbeat when torch compiles: before the first step, or again later, in any
+phase."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ class CompileMarks:
         self._heartbeat = heartbeat
         self._before = int(Phase.START)
         self.began_at: dict[str, int] = {}
-        """The compilations in steps that were not reported yet, by torch's id: the step at which each began. Not those
-        in an evaluation: a model in evaluation mode is compiled again, as it should be."""
+        """The compilations in steps that were not reported yet, by torch's id: the step at which
+        each began. Not those in an evaluation: a model in evaluation mode is compiled again, as it
+        should be."""
         self.reported: set[str] = set()
         """The functions whose recompilation was reported."""
         self.is_usual_until = 0
@@ -39,7 +41,8 @@ class CompileMarks:
             handler.remove_start_callback(self._begin)
             handler.remove_end_callback(self._end)
 
-    # These marks are not counted: a loop that has no others must still be recognized as one without heartbeats.
+    # These marks are not counted: a loop that has no others must still be recognized as one without
+    # heartbeats.
 
     def _begin(self, started: Any) -> None:
         self._before = self._heartbeat.phase

@@ -1,4 +1,5 @@
-"""What connects a rank with its job besides the process group: the store, the sidecar, and the report of a failure.
+"""What connects a rank with its job besides the process group: the store, the sidecar, and the
+report of a failure.
 
 DDPManager has one. The engine uses it too; to a user's script it is private.
 """
@@ -29,7 +30,8 @@ from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.watch_folder import wait_for_diagnosis
 
-# How long a rank that has lost a peer waits for the sidecar's diagnosis, after it has waited for other ranks' reports.
+# How long a rank that has lost a peer waits for the sidecar's diagnosis, after it has waited for
+# other ranks' reports.
 DIAGNOSED_S = 2.0
 
 
@@ -46,7 +48,8 @@ class JobConnection:
 
     @property
     def store(self) -> SealedStore | None:
-        """The key-value store of this job's ranks, which still works when the group is broken; None on one process."""
+        """The key-value store of this job's ranks, which still works when the group is broken; None
+        on one process."""
         return None if self.rendezvous is None else self.rendezvous.store
 
     @property
@@ -55,9 +58,15 @@ class JobConnection:
         return None if self._watched is None else self._watched.folder
 
     def node_watch(
-        self, config: WatchConfig, *, run: Path | None, environment: Mapping[str, str], live: LiveNodes | None = None
+        self,
+        config: WatchConfig,
+        *,
+        run: Path | None,
+        environment: Mapping[str, str],
+        live: LiveNodes | None = None,
     ) -> AbstractContextManager[NodeWatch | None]:
-        """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not end the others."""
+        """For the rendezvous. None: this rank is not to be watched. `live`: a lost node does not
+        end the others."""
         match config.sidecar:
             case "on":
                 is_watched = True
@@ -69,10 +78,19 @@ class JobConnection:
                 assert_never(config.sidecar)
         if not is_watched:
             return nullcontext()
-        return NodeWatch(self.topology, config, watch_settings_from(environment), run=run, continues=live is not None)
+        return NodeWatch(
+            self.topology,
+            config,
+            watch_settings_from(environment),
+            run=run,
+            continues=live is not None,
+        )
 
-    def start_watchdog(self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]) -> None:
-        """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes progress."""
+    def start_watchdog(
+        self, node: NodeWatch, config: WatchConfig, *, sign: Callable[[], Hashable]
+    ) -> None:
+        """From here on a sidecar watches this rank, where it can. `sign` changes as the rank makes
+        progress."""
         self._watched = watch_rank(node.options(self.rendezvous), node.listener, self.topology.rank)
         if self._watched is not None:
             self.heartbeat = self._watched.heartbeat
@@ -90,9 +108,12 @@ class JobConnection:
         recorder = self.heartbeat if self._watched is None else self._watched
         recorder.fail(summary(error), failure_kind(error))
 
-    def claim_failure(self, error: BaseException, mine: Failure, *, environment: Mapping[str, str]) -> Failure | None:
-        """Report to the other ranks and the launcher that this rank has failed. None: it failed first; otherwise the
-        earlier failure. If no rank has reported one, but this rank has lost a peer, the sidecar decides."""
+    def claim_failure(
+        self, error: BaseException, mine: Failure, *, environment: Mapping[str, str]
+    ) -> Failure | None:
+        """Report to the other ranks and the launcher that this rank has failed. None: it failed
+        first; otherwise the earlier failure. If no rank has reported one, but this rank has lost a
+        peer, the sidecar decides."""
         first = None
         if self.rendezvous is not None:
             by_rank_0 = not self.topology.agent_hosts_store and self.topology.world_size > 1
@@ -103,7 +124,8 @@ class JobConnection:
         return first
 
     def _diagnosed_failure(self, mine: Failure) -> Failure | None:
-        """The failure that the sidecar blames for the error of this rank; None: it blames this rank, or nobody yet."""
+        """The failure that the sidecar blames for the error of this rank; None: it blames this
+        rank, or nobody yet."""
         if self.watch_folder is None:
             return None
         diagnosis = wait_for_diagnosis(self.watch_folder, time.monotonic() + DIAGNOSED_S)

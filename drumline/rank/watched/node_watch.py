@@ -1,5 +1,5 @@
-"""The watch folder of a node and the socket of its sidecar: made by the node's first rank, and carried to all ranks by
-their rendezvous."""
+"""The watch folder of a node and the socket of its sidecar: made by the node's first rank, and
+carried to all ranks by their rendezvous."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ class NodeWatch:
     """A `NodeService`, and a context: what it made is removed when an error leaves that."""
 
     def __init__(
-        self, topology: Topology, watch: WatchConfig, given: WatchSettings, *, run: Path | None, continues: bool = False
+        self,
+        topology: Topology,
+        watch: WatchConfig,
+        given: WatchSettings,
+        *,
+        run: Path | None,
+        continues: bool = False,
     ) -> None:
         self.rank = topology.rank
         self._given = given.folder
@@ -69,10 +75,14 @@ class NodeWatch:
 
     def prepare(self) -> dict[str, Any]:
         self._folder = make_watch_folder(self._given)
-        with contextlib.suppress(OSError):  # of a node that was lost, and that this group continues without
+        with contextlib.suppress(
+            OSError
+        ):  # of a node that was lost, and that this group continues without
             (self._folder / DIAGNOSIS).unlink()
         if self._given is None:
-            with contextlib.suppress(OSError):  # if this rank is killed while it waits, the next job removes the folder
+            with contextlib.suppress(
+                OSError
+            ):  # if this rank is killed while it waits, the next job removes the folder
                 self._lock = hold(self._folder)
         return {"folder": str(self._folder)}
 
@@ -92,7 +102,9 @@ class NodeWatch:
         other = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
         return replace(
             self._alone,
-            folder=str(self._folder or make_watch_folder(Path(services[node].get("folder", other)))),
+            folder=str(
+                self._folder or make_watch_folder(Path(services[node].get("folder", other)))
+            ),
             secret=sidecar_secret(store.secret, store.prefix) or "",
             peers=tuple(
                 Peer(number, rendezvous.hosts[number], service["address"], service["port"])
@@ -107,10 +119,13 @@ class NodeWatch:
 def options_from_launcher(
     given: WatchSettings, topology: Topology, *, node: int
 ) -> tuple[SidecarOptions, socket.socket | None]:
-    """For ranks that have no rendezvous of ours. The other nodes' names come with their first messages."""
+    """For ranks that have no rendezvous of ours. The other nodes' names come with their first
+    messages."""
     assert given.folder is not None
     first = topology.rank - topology.local_rank
-    peers = [Peer(number, address, address, port) for number, (address, port) in enumerate(given.nodes)]
+    peers = [
+        Peer(number, address, address, port) for number, (address, port) in enumerate(given.nodes)
+    ]
     several = len(peers) > 1
     options = SidecarOptions(
         folder=str(given.folder),
@@ -128,16 +143,23 @@ def options_from_launcher(
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
         ras=given.ras,
     )
-    return options, listen_for_sidecars(*given.nodes[node]) if several and topology.local_rank == 0 else None
+    return options, listen_for_sidecars(
+        *given.nodes[node]
+    ) if several and topology.local_rank == 0 else None
 
 
 def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
-    """Where this node's sidecar listens, given the addresses by which nodes are reached. The host of rank 0's store
-    takes the one that leads to any other; when no other has one either, all nodes are on one machine."""
+    """Where this node's sidecar listens, given the addresses by which nodes are reached. The host
+    of rank 0's store takes the one that leads to any other; when no other has one either, all nodes
+    are on one machine."""
     if (own := addresses[node]) is not None:
         return own
     found = interfaces()
-    others = (address for address in addresses if address and not ipaddress.ip_address(address).is_loopback)
+    others = (
+        address
+        for address in addresses
+        if address and not ipaddress.ip_address(address).is_loopback
+    )
     towards = (interface_towards(found, address) for address in others)
     return next((one.address for one in towards if one is not None and one.address), LOOPBACK)
 
@@ -156,7 +178,8 @@ def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
 
 
 def make_watch_folder(given: Path | None) -> Path:
-    """The one that the launcher gave, made where it is not there yet; else a new one. Never one that others can use."""
+    """The one that the launcher gave, made where it is not there yet; else a new one. Never one
+    that others can use."""
     if given is None:
         try:
             return make_memory_folder()

@@ -1,5 +1,5 @@
-"""A thread that checks once a second whether a rank that marks no phases makes progress, by its collectives and changes
-of its parameters."""
+"""A thread that checks once a second whether a rank that marks no phases makes progress, by its
+collectives and changes of its parameters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ProgressMonitor:
         also: Callable[[], None] = lambda: None,
         every_s: float = EVERY_S,
     ) -> None:
-        """`patience_s`: how long the watchdog waits; no process group may time out before. `sign`: another value that
-        changes with progress. `also`: another call for this thread, as often."""
+        """`patience_s`: how long the watchdog waits; no process group may time out before. `sign`:
+        another value that changes with progress. `also`: another call for this thread, as often."""
         self._heartbeat = heartbeat
         self._patience_s = patience_s
         self._sign = sign
@@ -71,13 +71,18 @@ class ProgressMonitor:
 
 
 def num_collectives() -> int | None:
-    """How many the default group has begun, as the backend counts them; None where there is no group."""
+    """How many the default group has begun, as the backend counts them; None where there is no
+    group."""
     dist = sys.modules.get("torch.distributed")
     try:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return None
         return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError, ValueError):  # torch is being loaded, or the group destroyed
+    except (
+        AttributeError,
+        RuntimeError,
+        ValueError,
+    ):  # torch is being loaded, or the group destroyed
         return None
 
 
@@ -87,7 +92,9 @@ def raise_group_timeouts(timeout_s: float) -> None:
     wanted = timedelta(seconds=timeout_s)
     try:
         groups = [] if dist is None else list(dist.distributed_c10d._world.pg_map)
-        backends = [group._get_backend(device) for group in groups for device in group._device_types]
+        backends = [
+            group._get_backend(device) for group in groups for device in group._device_types
+        ]
         for backend in backends:
             if backend.options._timeout < wanted:
                 backend._set_default_timeout(wanted)

@@ -1,4 +1,5 @@
-"""torch.profiler over some steps of one rank: the trace, and the facts that it lacks, as files of a profile."""
+"""torch.profiler over some steps of one rank: the trace, and the facts that it lacks, as files of a
+profile."""
 
 from __future__ import annotations
 
@@ -48,11 +49,20 @@ TORCH = str(Path(torch.__file__).parent)
 
 
 class TraceCapture:
-    """Call `begin_step` at the start of every step until `is_done`. Steps before the first one that is profiled are
-    timed, to know what profiling costs; in the last of them the profiler warms up."""
+    """Call `begin_step` at the start of every step until `is_done`. Steps before the first one that
+    is profiled are timed, to know what profiling costs; in the last of them the profiler warms
+    up."""
 
     def __init__(
-        self, steps: range, folder: Path, *, rank: int, world_size: int, local_world_size: int, host: str, job: JobFacts
+        self,
+        steps: range,
+        folder: Path,
+        *,
+        rank: int,
+        world_size: int,
+        local_world_size: int,
+        host: str,
+        job: JobFacts,
     ) -> None:
         self._steps = steps
         self._folder = folder
@@ -102,7 +112,9 @@ class TraceCapture:
                 batch: Any = next(source, _END)
             self._loading_s = [
                 total + clock() - at
-                for total, clock, at in zip(self._loading_s, (time.perf_counter, time.process_time), began, strict=True)
+                for total, clock, at in zip(
+                    self._loading_s, (time.perf_counter, time.process_time), began, strict=True
+                )
             ]
             if batch is _END:
                 return
@@ -116,15 +128,18 @@ class TraceCapture:
             self._stop()
 
     def collect(self, device: torch.device) -> None:
-        """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders are shared. A rank
-        that could not write its files calls it too: rank 0 removes what an earlier profile left of them. OSError is
-        raised only after the last collective, so that no rank waits for another."""
+        """Collective: rank 0 gets the files of the ranks whose folder it does not see. Most folders
+        are shared. A rank that could not write its files calls it too: rank 0 removes what an
+        earlier profile left of them. OSError is raised only after the last collective, so that no
+        rank waits for another."""
         failure: OSError | None = None
         for path in (trace_path(self._folder, self._rank), facts_path(self._folder, self._rank)):
-            files = gather_json((path.name, file_version(path) if self._is_written else None), device=device)
-            is_seen = gather_json([file_version(path.parent / name) == found for name, found in files], device=device)[
-                0
-            ]
+            files = gather_json(
+                (path.name, file_version(path) if self._is_written else None), device=device
+            )
+            is_seen = gather_json(
+                [file_version(path.parent / name) == found for name, found in files], device=device
+            )[0]
             content = b""
             try:
                 if self._is_written and not is_seen[self._rank]:
@@ -170,7 +185,9 @@ class TraceCapture:
     def _start(self) -> None:
         if self._profiler is None:
             self._prepare()
-        self._backend = dist.get_backend() if dist.is_initialized() else "none"  # a script may leave it before its end
+        self._backend = (
+            dist.get_backend() if dist.is_initialized() else "none"
+        )  # a script may leave it before its end
         self._synchronize()
         self._profiler.start_trace()
         self.is_recording = True
@@ -240,14 +257,18 @@ class TraceCapture:
 
 
 class SyncLines:
-    """Records the source lines of what makes the host wait for a CUDA device: torch warns after an operation that does,
-    and its functions that wait are wrapped. A profile with stacks would cost far more."""
+    """Records the source lines of what makes the host wait for a CUDA device: torch warns after an
+    operation that does, and its functions that wait are wrapped. A profile with stacks would cost
+    far more."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, str]] = []
         """Unix time in ns, just after the call, and the line."""
         self._show_warning = warnings.showwarning
-        self._waits = [(owner, owner.synchronize) for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
+        self._waits = [
+            (owner, owner.synchronize)
+            for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+        ]
 
     def start(self) -> None:
         self._mode = torch.cuda.get_sync_debug_mode()
@@ -280,14 +301,18 @@ class SyncLines:
 
         return synchronize
 
-    def _on_warning(self, message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+    def _on_warning(
+        self, message: Any, category: Any, filename: str, lineno: int, *more: Any
+    ) -> None:
         if SYNCHRONIZES in str(message):
             self._note(sys._getframe(1))
         else:
             self._show_warning(message, category, filename, lineno, *more)
 
     def _note(self, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__, warnings.__file__)):
+        while frame is not None and frame.f_code.co_filename.startswith(
+            (TORCH, __file__, warnings.__file__)
+        ):
             frame = frame.f_back
         if frame is not None and len(self.found) < MOST_SYNC_LINES:
             self.found.append((time.time_ns(), f"{frame.f_code.co_filename}:{frame.f_lineno}"))

@@ -1,4 +1,5 @@
-"""A rank with the watchdog writes its heartbeat and answers the sidecar, which the first rank of each node starts."""
+"""A rank with the watchdog writes its heartbeat and answers the sidecar, which the first rank of
+each node starts."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ FILES = ("heartbeat", "stacks", "ask", "script", "activity")
 MAX_STARTS = 5
 LONG_S = 600.0
 BACK_OFF_S = 1.0
-# The very package that the rank runs, wherever that was found. Not `-m`, which looks in the current folder first: a
-# user's own queue.py there would be the sidecar's too.
+# The very package that the rank runs, wherever that was found. Not `-m`, which looks in the current
+# folder first: a user's own queue.py there would be the sidecar's too.
 PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop()); import drumline; del sys.path[0]; "
     "from drumline.watch.sidecar.main import main; main()"
@@ -43,14 +44,19 @@ PROGRAM = (
 
 
 class WatchedRank:
-    """One thread sleeps until the sidecar asks or exits; training does not need it: heartbeats are stores to memory."""
+    """One thread sleeps until the sidecar asks or exits; training does not need it: heartbeats are
+    stores to memory."""
 
-    def __init__(self, options: SidecarOptions, listener: socket.socket | None, *, rank: int) -> None:
+    def __init__(
+        self, options: SidecarOptions, listener: socket.socket | None, *, rank: int
+    ) -> None:
         """`options`: for the sidecar, which the first rank of a node starts."""
         self.folder = Path(options.folder)
         self.rank = rank
         is_first = rank == options.ranks[0]
-        self.patience_s = options.hang_s  # how long the watchdog waits for what may be harmless; None: for ever
+        self.patience_s = (
+            options.hang_s
+        )  # how long the watchdog waits for what may be harmless; None: for ever
         # A launcher holds the folder that it has made.
         self._hold = hold(self.folder) if options.owns_folder and is_first else None
         # Of an earlier group in this very process.
@@ -86,7 +92,8 @@ class WatchedRank:
         self._sidecar.close()
 
     def fail(self, error: str, kind: FailureKind) -> None:
-        """The rank's last heartbeat; and its collectives, for a sidecar that asks when it has exited."""
+        """The rank's last heartbeat; and its collectives, for a sidecar that asks when it has
+        exited."""
         self.heartbeat.fail(error, kind)
         with contextlib.suppress(OSError):
             os.write(self._questions, b"\0")  # answered by the thread: torch's recorder may block
@@ -95,12 +102,15 @@ class WatchedRank:
         return self.folder / f"rank-{self.rank:05d}.{kind}"
 
     def _end_with_python(self) -> None:
-        """A program that exits without `close`: with the error that Python has just shown, if there was one."""
+        """A program that exits without `close`: with the error that Python has just shown, if there
+        was one."""
         error = getattr(sys, "last_value", None)
         if error is None:
             self.heartbeat.mark(Phase.LEFT)
         else:
-            self.heartbeat.fail(f"{type(error).__name__}: {error}".rstrip(": "), failure_kind(error))
+            self.heartbeat.fail(
+                f"{type(error).__name__}: {error}".rstrip(": "), failure_kind(error)
+            )
 
     def _serve(self) -> None:
         name_answering_thread()
@@ -121,28 +131,35 @@ class WatchedRank:
 
 
 def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
-    """For a script that knows nothing of the watchdog: its launcher says which node is where. None: it does not."""
+    """For a script that knows nothing of the watchdog: its launcher says which node is where. None:
+    it does not."""
     given = watch_settings_from(environment)
     topology = topology_from(environment)
     if given.folder is None or topology is None:
         return None
-    options, listener = options_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
+    options, listener = options_from_launcher(
+        given, topology, node=int(environment.get("GROUP_RANK", "0"))
+    )
     return watch_rank(options, listener, topology.rank)
 
 
-def watch_rank(options: SidecarOptions, listener: socket.socket | None, rank: int) -> WatchedRank | None:
+def watch_rank(
+    options: SidecarOptions, listener: socket.socket | None, rank: int
+) -> WatchedRank | None:
     """None: it cannot be watched, which is reported."""
     options = replace(options, listener=None if listener is None else listener.fileno())
     try:
         return WatchedRank(options, listener, rank=rank)
     except OSError as error:  # the watchdog is no reason not to train
-        print_message(f"rank {rank} on {options.host} is not watched: {error}. Try: free some space there")
+        print_message(
+            f"rank {rank} on {options.host} is not watched: {error}. Try: free some space there"
+        )
         return None
 
 
 class SidecarProcess:
-    """Starts the sidecar, and again when it has died. Nothing that happens to it may fail the rank: one that cannot be
-    started is reported once, and training continues without."""
+    """Starts the sidecar, and again when it has died. Nothing that happens to it may fail the rank:
+    one that cannot be started is reported once, and training continues without."""
 
     def __init__(self, options: SidecarOptions, listener: socket.socket | None) -> None:
         self._options = options
@@ -176,7 +193,8 @@ class SidecarProcess:
             self._process.stdin.flush()
 
     def reap(self) -> float | None:
-        """After its exit: in how many seconds to start it again. None: its ranks are done, or it is given up."""
+        """After its exit: in how many seconds to start it again. None: its ranks are done, or it is
+        given up."""
         assert self._process is not None
         code = self._process.wait()
         self._close_pipes()

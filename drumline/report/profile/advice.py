@@ -1,5 +1,5 @@
-"""What slows a step down and what to change, from the numbers of a profile: the most expensive bottleneck first, each
-with a prediction, its band and how it was derived. No torch.
+"""What slows a step down and what to change, from the numbers of a profile: the most expensive
+bottleneck first, each with a prediction, its band and how it was derived. No torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from drumline.report.profile.bottleneck import (
     of_step,
     slow_rank,
 )
-from drumline.report.profile.communication_advice import communication_rules, other_collectives_rules
+from drumline.report.profile.communication_advice import (
+    communication_rules,
+    other_collectives_rules,
+)
 from drumline.runs.profile_result import ProfileResult
 
 MAX_WORKERS = 16
@@ -33,7 +36,8 @@ BF16_SPEEDS = (3.0, 8.0, 1.2)  # of such kernels, as times of fp32: usual, most,
 
 
 def advise(result: ProfileResult) -> tuple[Advice, ...]:
-    """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck first."""
+    """The advice that promises more than MIN_GAIN of the step, the most expensive bottleneck
+    first."""
     result = _without_profiler(result)
     rules = (_data, _ranks, communication_rules, other_collectives_rules, _device_idles, _fp32)
     found = [replace(advice, step_s=result.step_s) for rule in rules for advice in rule(result)]
@@ -42,19 +46,21 @@ def advise(result: ProfileResult) -> tuple[Advice, ...]:
 
 
 def _without_profiler(result: ProfileResult) -> ProfileResult:
-    """On a GPU the profiler takes time from the host that launches kernels, so the device waits longer: the step and
-    its gaps without that time."""
+    """On a GPU the profiler takes time from the host that launches kernels, so the device waits
+    longer: the step and its gaps without that time."""
     gaps = result.parts_s["gaps"]
     unprofiled_s = result.unprofiled_step_s
     if not is_gpu(result) or unprofiled_s is None:
         return result
     extra = min(gaps, max(0.0, result.step_s - unprofiled_s))
-    return replace(result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra})
+    return replace(
+        result, step_s=result.step_s - extra, parts_s={**result.parts_s, "gaps": gaps - extra}
+    )
 
 
 def _data(result: ProfileResult) -> Iterator[Advice]:
-    """Several processes make several batches at once, as far as there are cores for what loading computes; the rest of
-    the step remains."""
+    """Several processes make several batches at once, as far as there are cores for what loading
+    computes; the rest of the step remains."""
     step_s = result.step_s
     waited = result.parts_s["data"]
     if waited < MIN_GAIN * step_s:
@@ -79,7 +85,9 @@ def _data(result: ProfileResult) -> Iterator[Advice]:
     settings: dict[str, str] | None = {"data.workers": str(wanted)}
     most_s = saved(0.0) if load is None else likely + 0.1 * (step_s - likely)
     remedy = ""
-    derivation = f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
+    derivation = (
+        f"a batch takes {latency(load_s)} to load, {wanted} at once; the rest takes {latency(rest)}"
+    )
     if wanted <= workers or likely < MIN_GAIN * step_s:
         on = f"{cores:.3g} core{'' if cores == 1 else 's'} a rank"  # ranks may share a core
         settings = None
@@ -142,15 +150,17 @@ def _ranks(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _device_idles(result: ProfileResult) -> Iterator[Advice]:
-    """A GPU idles while the host prepares its next kernels: a host that never waits for the device runs ahead of it,
-    and a captured graph needs no host."""
+    """A GPU idles while the host prepares its next kernels: a host that never waits for the device
+    runs ahead of it, and a captured graph needs no host."""
     if not is_gpu(result):
         return
     step_s = result.step_s
     gaps = result.parts_s["gaps"]
     idle = gaps + result.parts_s["host_sync"]
     # Torch itself waits for events, in DDP's own timers: nobody can change that.
-    syncs = [one for one in result.syncs if (one.source, one.call) != ("unknown", "cudaEventSynchronize")]
+    syncs = [
+        one for one in result.syncs if (one.source, one.call) != ("unknown", "cudaEventSynchronize")
+    ]
     blocked = sum(sync.seconds for sync in syncs)
     gained = min(idle, blocked)
     can_capture = result.settings.get("dist.mode", "ddp") == "ddp"  # no sharded model
@@ -188,7 +198,9 @@ def _fp32(result: ProfileResult) -> Iterator[Advice]:
     yield Advice(
         bottleneck="fp32",
         text=f"matrix products and convolutions compute {of_step(result, seconds)}",
-        remedy="in fp32, use torch.autocast(dtype=torch.bfloat16)" if is_script(result) else "compare the losses",
+        remedy="in fp32, use torch.autocast(dtype=torch.bfloat16)"
+        if is_script(result)
+        else "compare the losses",
         settings=None if is_script(result) else {"train.precision": "bf16"},
         cost_s=0.0,
         saved_s=(usual, most, least),

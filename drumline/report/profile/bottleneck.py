@@ -1,5 +1,5 @@
-"""A bottleneck of a step, with what to do about it, what that should bring, and the words for it; and what the rules
-that find bottlenecks (advice.py, communication_advice.py) share. No torch.
+"""A bottleneck of a step, with what to do about it, what that should bring, and the words for it;
+and what the rules that find bottlenecks (advice.py, communication_advice.py) share. No torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,27 @@ from drumline.base.text import latency
 from drumline.runs.profile_result import ProfileResult, RankSteps
 
 Bottleneck = Literal[
-    "data", "bucket_size", "network", "slow_rank", "uneven_ranks", "host_sync", "other_collectives", "launches", "fp32"
+    "data",
+    "bucket_size",
+    "network",
+    "slow_rank",
+    "uneven_ranks",
+    "host_sync",
+    "other_collectives",
+    "launches",
+    "fp32",
 ]
 MIN_GAIN = 0.03
 """Advice that promises less of the step is not given."""
-CRITICAL_SHARE = 0.8  # of the steps: the others wait for this one rank, not for whichever is late by chance
-OWN_PARTS = {"compute": "computes", "data": "waits for data", "host_sync": "waits for its device", "gaps": "is idle"}
+CRITICAL_SHARE = (
+    0.8  # of the steps: the others wait for this one rank, not for whichever is late by chance
+)
+OWN_PARTS = {
+    "compute": "computes",
+    "data": "waits for data",
+    "host_sync": "waits for its device",
+    "gaps": "is idle",
+}
 USUAL_CORES = 8.0
 
 
@@ -40,7 +55,8 @@ class Advice:
     step_s: float = 0.0
     """The step as it is, from the profile."""
     saved_s: tuple[float, float, float]
-    """What the change should save of it: probably, at most, at least. With more samples: for as many as before."""
+    """What the change should save of it: probably, at most, at least. With more samples: for as
+    many as before."""
     derivation: str
 
     @property
@@ -56,7 +72,9 @@ class Advice:
 def flags_of(settings: Mapping[str, str]) -> str:
     """`--data.workers 4`, `--no-dist.sync_batchnorm`."""
     words = {"true": "--{}", "false": "--no-{}"}
-    return " ".join(words.get(value, f"--{{}} {value}").format(path) for path, value in settings.items())
+    return " ".join(
+        words.get(value, f"--{{}} {value}").format(path) for path, value in settings.items()
+    )
 
 
 def advice_lines(found: Sequence[Advice]) -> Iterator[str]:
@@ -88,8 +106,8 @@ def _busy_s(rank: RankSteps) -> float:
 
 
 def slow_rank(result: ProfileResult) -> tuple[RankSteps, float, float] | None:
-    """The rank for which the others wait in most steps since its own work takes longer, what that costs, and their
-    wait."""
+    """The rank for which the others wait in most steps since its own work takes longer, what that
+    costs, and their wait."""
     if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
         return None
     slow = max(result.ranks, key=lambda one: (one.critical_steps, _busy_s(one)))

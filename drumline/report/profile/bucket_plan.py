@@ -1,5 +1,5 @@
-"""DDP's buckets at another size: how many bytes each has, when it is ready, and what its all-reduce would cost. The
-advice and the simulation both use it. No torch.
+"""DDP's buckets at another size: how many bytes each has, when it is ready, and what its all-reduce
+would cost. The advice and the simulation both use it. No torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from drumline.base.text import MIB
 from drumline.runs.profile_result import Bucket
 
 CAPS_MB = (25.0, 1.0, 5.0, 10.0, 50.0, 100.0, 200.0)
-"""The sizes that are compared; DDP's default first, since it is taken where others bring no more."""
+"""The sizes that are compared; DDP's default first, since it is taken where others bring no
+more."""
 MIN_SPREAD = 2.0
 LARGE = 1 << 20
 SLOWEST_LINK = 12.5e6
@@ -29,10 +30,13 @@ class ReadyBucket:
     ready_s: float
 
 
-def planned(buckets: Sequence[ReadyBucket], cap_bytes: float, *, begin_s: float) -> tuple[ReadyBucket, ...]:
-    """The same gradients in buckets of `cap_bytes`. A backward pass that begins at `begin_s` fills one after the other
-    in the order in which gradients are ready, so the rest is in the last one. The first is as large as the others: DDP
-    makes it smaller (1 MiB) only where no size is given."""
+def planned(
+    buckets: Sequence[ReadyBucket], cap_bytes: float, *, begin_s: float
+) -> tuple[ReadyBucket, ...]:
+    """The same gradients in buckets of `cap_bytes`. A backward pass that begins at `begin_s` fills
+    one after the other in the order in which gradients are ready, so the rest is in the last one.
+    The first is as large as the others: DDP makes it smaller (1 MiB) only where no size is
+    given."""
     known = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
     times = [begin_s, *(bucket.ready_s for bucket in buckets)]
     size = max(1, round(cap_bytes))
@@ -41,7 +45,9 @@ def planned(buckets: Sequence[ReadyBucket], cap_bytes: float, *, begin_s: float)
     for first, last in pairwise([0, *ends]):
         place = max(1, bisect_left(known, last))
         part = (last - known[place - 1]) / (known[place] - known[place - 1])
-        ready_s = times[place - 1] + part * (times[place] - times[place - 1])  # between the measured ones
+        ready_s = times[place - 1] + part * (
+            times[place] - times[place - 1]
+        )  # between the measured ones
         found.append(ReadyBucket(num_bytes=last - first, ready_s=ready_s))
     return tuple(found)
 
@@ -60,15 +66,17 @@ class ReduceCost:
 def fit_costs(
     buckets: Sequence[Bucket], *, network_bytes_per_s: float | None, world_size: int
 ) -> tuple[ReduceCost, ...]:
-    """The cost of an all-reduce: one where the buckets' sizes differ enough to tell latency and bandwidth apart, or
-    where `doctor` has measured the bandwidth. Otherwise two, the likely one first: small ones are latency, unless the
-    link is very slow, and large ones are bytes."""
+    """The cost of an all-reduce: one where the buckets' sizes differ enough to tell latency and
+    bandwidth apart, or where `doctor` has measured the bandwidth. Otherwise two, the likely one
+    first: small ones are latency, unless the link is very slow, and large ones are bytes."""
     sizes = [bucket.num_bytes for bucket in buckets]
     mean_size = sum(sizes) / len(sizes)
     mean_s = sum(bucket.reduce_s for bucket in buckets) / len(buckets)
     if max(sizes) >= MIN_SPREAD * min(sizes):
         spread = sum((size - mean_size) ** 2 for size in sizes)
-        slope = sum((one.num_bytes - mean_size) * (one.reduce_s - mean_s) for one in buckets) / spread
+        slope = (
+            sum((one.num_bytes - mean_size) * (one.reduce_s - mean_s) for one in buckets) / spread
+        )
         slope = min(max(slope, 0.0), mean_s / mean_size)  # neither term of the sum is negative
         return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)
     all_of_it = mean_s / mean_size
@@ -76,12 +84,14 @@ def fit_costs(
     slopes = [min(2 * (world_size - 1) / world_size / speed, all_of_it) for speed in speeds]
     if mean_size >= LARGE and not network_bytes_per_s:
         slopes = [all_of_it, all_of_it / 2]
-    return tuple(ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes)
+    return tuple(
+        ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope) for slope in slopes
+    )
 
 
 def exposed_s(queue: Sequence[tuple[float, float]]) -> float:
-    """How long all-reduces continue after the last gradient: each has a duration and a time when it is ready, and one
-    runs after the other."""
+    """How long all-reduces continue after the last gradient: each has a duration and a time when it
+    is ready, and one runs after the other."""
     end = 0.0
     for seconds, ready in queue:
         end = max(end, ready) + seconds
@@ -91,8 +101,9 @@ def exposed_s(queue: Sequence[tuple[float, float]]) -> float:
 def exposed_by_cap(
     buckets: Sequence[Bucket], sent_part: float, cost: Callable[[float], float]
 ) -> Iterator[tuple[float, float, float]]:
-    """For each of CAPS_MB: the size, the exposed time, and the time of all its all-reduces. `sent_part`: the bytes that
-    are sent for a byte of gradients, which the size of a bucket counts."""
+    """For each of CAPS_MB: the size, the exposed time, and the time of all its all-reduces.
+    `sent_part`: the bytes that are sent for a byte of gradients, which the size of a bucket
+    counts."""
     ready = [ReadyBucket(num_bytes=one.num_bytes, ready_s=one.backward_s) for one in buckets]
     for cap in CAPS_MB:
         plan = planned(ready, cap * MIB * sent_part, begin_s=0.0)

@@ -1,5 +1,5 @@
-"""Advice about communication: the size of buckets, the bytes of gradients, how often they are reduced, and the
-collectives besides them. No torch.
+"""Advice about communication: the size of buckets, the bytes of gradients, how often they are
+reduced, and the collectives besides them. No torch.
 """
 
 from __future__ import annotations
@@ -7,34 +7,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.base.text import bit_rate, file_size, latency, plural
-from drumline.report.profile.bottleneck import USUAL_CORES, Advice, is_gpu, is_script, of_step, slow_rank
+from drumline.report.profile.bottleneck import (
+    USUAL_CORES,
+    Advice,
+    is_gpu,
+    is_script,
+    of_step,
+    slow_rank,
+)
 from drumline.report.profile.bucket_plan import exposed_by_cap, exposed_s, fit_costs
 from drumline.runs.profile_result import ProfileResult, bus_bytes_per_s, sent_part
 
 MAX_ACCUMULATE = 8
-ONE_CORE = 0.3  # of the work of a rank with one core: what threads of many all-reduces took from it, at most
+# of the work of a rank with one core: what threads of many all-reduces took from it, at most
+ONE_CORE = 0.3
 SLOWER_LINK = 0.6  # of what doctor measured
 
 
 def _exposed_s(result: ProfileResult) -> tuple[float, float]:
-    """The exposed communication of gradients, and of other collectives: by the time that each kind is open outside of
-    compute, since the parts do not tell them apart."""
+    """The exposed communication of gradients, and of other collectives: by the time that each kind
+    is open outside of compute, since the parts do not tell them apart."""
     exposed = result.parts_s["exposed_communication"]
     others = result.other_collectives_s
-    of_buckets = max(0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s)
+    of_buckets = max(
+        0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s
+    )
     share = of_buckets / (of_buckets + others) if others else 1.0
     return exposed * share, exposed * (1 - share)
 
 
 def communication_rules(result: ProfileResult) -> Iterator[Advice]:
-    """Another bucket size against latency, fewer bytes against bandwidth, fewer all-reduces against both."""
+    """Another bucket size against latency, fewer bytes against bandwidth, fewer all-reduces against
+    both."""
     exposed, _ = _exposed_s(result)
     if result.buckets and exposed:
         found = [_fewer_all_reduces(result, exposed)]
         if all(bucket.num_bytes for bucket in result.buckets):
             found = [*_fewer_bytes(result, exposed), *found, *_other_bucket_size(result, exposed)]
         # What changes the training less is first where it brings about as much.
-        yield from sorted(found, key=lambda one: -one.saved_s[0] * (3 if one.samples_factor == 1 else 1))
+        yield from sorted(
+            found, key=lambda one: -one.saved_s[0] * (3 if one.samples_factor == 1 else 1)
+        )
 
 
 def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice]:
@@ -45,17 +58,26 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     buckets = result.buckets
     step_s = result.step_s
     total = sum(bucket.reduce_s for bucket in result.buckets)
-    costs = fit_costs(buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size)
+    costs = fit_costs(
+        buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
+    )
     now = exposed_s([(bucket.reduce_s, bucket.backward_s) for bucket in buckets])
-    scale = min(1.0, exposed / now) if now else 1.0  # gloo reduces several buckets at once, which the queue does not
+    scale = (
+        min(1.0, exposed / now) if now else 1.0
+    )  # gloo reduces several buckets at once, which the queue does not
     plans = [list(exposed_by_cap(buckets, part, cost)) for cost in costs]
-    best = min(range(len(plans[0])), key=lambda index: (round(plans[0][index][1] / step_s, 2), index))
+    best = min(
+        range(len(plans[0])), key=lambda index: (round(plans[0][index][1] / step_s, 2), index)
+    )
     cap, left, planned_s = plans[0][best]
     if cap == result.bucket_cap_mb:
         return
     saved = [exposed - min(exposed, plan[best][1] * scale) for plan in plans]
-    # On the CPU all-reduces take time from the computing that hides them, and where a rank has one core, from the rest.
-    freed = 0.0 if is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
+    # On the CPU all-reduces take time from the computing that hides them, and where a rank has one
+    # core, from the rest.
+    freed = (
+        0.0 if is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
+    )
     if not is_gpu(result) and (result.cores_per_rank or USUAL_CORES) < 2 and planned_s < total / 2:
         freed += ONE_CORE * (result.parts_s["compute"] + result.parts_s["gaps"])
     fewer = 1 - min(1.0, planned_s / max(total, 1e-12))
@@ -65,12 +87,15 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
         bottleneck="bucket_size" if saved[0] > exposed / 2 else "network",
         text=f"{of_step(result, exposed)} is exposed communication, in {plural(len(buckets), 'bucket')} of "
         f"{file_size(sum(one.num_bytes for one in buckets) / len(buckets))}",
-        remedy=f"pass bucket_cap_mb={cap:g} to DistributedDataParallel" if is_script(result) else "",
+        remedy=f"pass bucket_cap_mb={cap:g} to DistributedDataParallel"
+        if is_script(result)
+        else "",
         settings=None if is_script(result) else {"dist.bucket_cap_mb": f"{cap:g}"},
         cost_s=exposed,
         saved_s=(saved[0] + (freed + waiting) / 2, max(saved) + freed + waiting, 0.7 * min(saved)),
         derivation=f"all-reduces take {latency(total)}{each}; in buckets of {cap:g} MB {latency(planned_s)}, "
-        f"{latency(left * scale)} of it exposed" + (", and less waiting in them" if waiting else ""),
+        f"{latency(left * scale)} of it exposed"
+        + (", and less waiting in them" if waiting else ""),
     )
 
 
@@ -85,8 +110,13 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
     """Gradients in half the bytes."""
     if is_script(result) or result.settings.get("dist.comm", "none") != "none":
         return
-    costs = fit_costs(result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size)
-    saved = [sum(min(one.reduce_s, cost.s_per_byte * one.num_bytes / 2) for one in result.buckets) for cost in costs]
+    costs = fit_costs(
+        result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
+    )
+    saved = [
+        sum(min(one.reduce_s, cost.s_per_byte * one.num_bytes / 2) for one in result.buckets)
+        for cost in costs
+    ]
     likely = min(exposed, saved[0])
     yield Advice(
         bottleneck="network",
@@ -132,7 +162,11 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
 
 
 def _larger_batch(result: ProfileResult, factor: int) -> dict[str, str]:
-    path = "train.batch_size_per_rank" if "train.batch_size_per_rank" in result.settings else "train.batch_size"
+    path = (
+        "train.batch_size_per_rank"
+        if "train.batch_size_per_rank" in result.settings
+        else "train.batch_size"
+    )
     changed = {path: str(int(result.settings.get(path, result.batch_size or 1)) * factor)}
     if "train.micro_batch_size" not in result.settings:
         changed["train.accumulate"] = str(result.accumulate * factor)
@@ -143,7 +177,9 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
     """SyncBatchNorm, buffers, a user's own."""
     _, exposed = _exposed_s(result)
     is_sync = result.settings.get("dist.sync_batchnorm") == "true"
-    waiting = min(result.parts_s["waiting_for_rank"], max(0.0, result.other_collectives_s - exposed))
+    waiting = min(
+        result.parts_s["waiting_for_rank"], max(0.0, result.other_collectives_s - exposed)
+    )
     remedy = "call collectives less often; SyncBatchNorm has two in each layer"
     if is_sync:
         remedy = "BatchNorm then has the samples of one rank: at least 16 of them, or use GroupNorm"
@@ -160,5 +196,6 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
 
 
 def _wait_in_collectives_s(result: ProfileResult) -> float:
-    """The wait for other ranks that is not that for a slow one: each collective has a part of it."""
+    """The wait for other ranks that is not that for a slow one: each collective has a part of
+    it."""
     return 0.0 if slow_rank(result) else result.parts_s["waiting_for_rank"]

@@ -1,4 +1,5 @@
-"""A profile in words: the largest loss first, then the parts of a step, the ranks, the buckets and the kernels."""
+"""A profile in words: the largest loss first, then the parts of a step, the ranks, the buckets and
+the kernels."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def headline(result: ProfileResult) -> str:
 def _sentence(first: Advice, result: ProfileResult) -> str:
     share = _share(first.cost_s, result)
     slowest = max(result.ranks, key=lambda one: one.critical_steps)
-    exposed = f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
+    exposed = (
+        f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
+    )
     host = f"the host waits for the device, which is idle {share} of the step because of that{_source(result)}"
     sentences: dict[Bottleneck, str] = {
         "data": f"data is slow: the ranks wait {share} of the step for their batches",
@@ -92,9 +95,13 @@ def _parts(result: ProfileResult) -> Iterator[str]:
 
 
 def _of_ranks(result: ProfileResult) -> Iterator[str]:
-    critical = sorted((one for one in result.ranks if one.critical_steps), key=lambda one: -one.critical_steps)
+    critical = sorted(
+        (one for one in result.ranks if one.critical_steps), key=lambda one: -one.critical_steps
+    )
     if result.world_size > 1 and critical:
-        counts = ", ".join(f"rank {one.rank} in {one.critical_steps}" for one in critical[:MOST_SHOWN])
+        counts = ", ".join(
+            f"rank {one.rank} in {one.critical_steps}" for one in critical[:MOST_SHOWN]
+        )
         yield f"the others wait for {counts} of {plural(result.num_steps, 'step')}"
 
 
@@ -122,7 +129,9 @@ def _rate(bucket: Bucket, result: ProfileResult) -> str:
     if not rate:
         return ""
     of_network = (
-        "" if not result.network_bytes_per_s else f" ({rate / result.network_bytes_per_s:.0%} of the network's)"
+        ""
+        if not result.network_bytes_per_s
+        else f" ({rate / result.network_bytes_per_s:.0%} of the network's)"
     )
     return f" at {bit_rate(rate)}{of_network}"
 

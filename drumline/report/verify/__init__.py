@@ -1,1 +1,2 @@
-"""`drumline verify` checks run folders, without torch; `drumline prove-resume` kills runs and compares them."""
+"""`drumline verify` checks run folders, without torch; `drumline prove-resume` kills runs and
+compares them."""

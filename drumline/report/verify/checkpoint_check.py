@@ -1,4 +1,5 @@
-"""Compares every checkpoint of a run with its manifest, byte by byte, and reports those that are not finite."""
+"""Compares every checkpoint of a run with its manifest, byte by byte, and reports those that are
+not finite."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class SavedPosition:
 def check_checkpoints(
     root: Path, section: Section, progress: Progress, verify: Verify = catalog.verify
 ) -> list[SavedPosition]:
-    """Read all checkpoints; returns the positions of the complete ones, in the order of their steps."""
+    """Read all checkpoints; returns the positions of the complete ones, in the order of their
+    steps."""
     try:
         steps = catalog.list_steps(root)
         names = [path.name for path in catalog.folders(root)]
@@ -49,15 +51,21 @@ def check_checkpoints(
         if (found := _check(path, section, verify)) is not None:
             complete[path] = found
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
-        section.note(f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it")
+        section.note(
+            f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it"
+        )
     count = len(complete) + len(section.problems)  # without one that a running job has just removed
     num_bytes = sum(record.size for found in complete.values() for record in found.files.values())
     saved = [found.step for found in complete.values()]
     listed = ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
     named = f" (step {listed})" if saved else ""
-    section.summary = f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}" if count else "none yet"
+    section.summary = (
+        f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}" if count else "none yet"
+    )
     positions = [_position(path, found, section) for path, found in complete.items()]
-    non_finite = {path: found.non_finite for path, found in complete.items() if found.non_finite is not None}
+    non_finite = {
+        path: found.non_finite for path, found in complete.items() if found.non_finite is not None
+    }
     sizes = {"complete": len(complete), "non_finite": len(non_finite), "bytes": num_bytes}
     section.counts = {"checkpoints": count, **sizes}
     for path, tensor in non_finite.items():
@@ -70,7 +78,9 @@ def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
     for is_last_try in (False, True):
         try:
             found = verify(path)
-            others = sorted({file.name for file in path.iterdir()} - found.files.keys() - {FILE_NAME})
+            others = sorted(
+                {file.name for file in path.iterdir()} - found.files.keys() - {FILE_NAME}
+            )
         except (CorruptCheckpointError, OSError) as error:
             # A running job may remove or replace a checkpoint while it is read.
             if is_last_try and path.is_dir():
@@ -89,7 +99,9 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
         is_own = "objects" in progress
         cursor = {"epoch": 0, "position": 0} if is_own else progress["cursor"]
         is_finite = manifest.non_finite is None
-        found = SavedPosition(progress["step"], cursor["epoch"], cursor["position"], is_finite, is_own)
+        found = SavedPosition(
+            progress["step"], cursor["epoch"], cursor["position"], is_finite, is_own
+        )
         if not all(type(value) is int for value in astuple(found)[:3]):
             raise ValueError("not a position")
     except (CorruptCheckpointError, ValueError, KeyError, TypeError):
@@ -101,15 +113,19 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
     return found
 
 
-def check_newest_save(root: Path, section: Section, reported: EventSummary, *, is_at_work: bool) -> None:
-    """The checkpoint of the latest save is kept until a newer one is complete. (A running job may be saving.)"""
+def check_newest_save(
+    root: Path, section: Section, reported: EventSummary, *, is_at_work: bool
+) -> None:
+    """The checkpoint of the latest save is kept until a newer one is complete. (A running job may
+    be saving.)"""
     if reported.has_saved and not section.counts.get("checkpoints", 1):
         section.summary = "none is left"
     if not reported.saves or is_at_work:
         return
     newest = reported.saves[-1]
     name = catalog.folder_name(newest.step)
-    # A save that was killed while it replaced a checkpoint of the same step leaves the earlier one under that name.
+    # A save that was killed while it replaced a checkpoint of the same step leaves the earlier one
+    # under that name.
     if (root / name).exists() or (root / f".{name}.replaced").exists():
         return
     how = "saved it" if newest.kind == "checkpoint" else "resumed from it"
@@ -119,8 +135,11 @@ def check_newest_save(root: Path, section: Section, reported: EventSummary, *, i
         section.summary += "; the newest is missing"
 
 
-def check_saves_are_reported(saved: list[SavedPosition], section: Section, reported: EventSummary) -> None:
-    """Rank 0 reports each save before the next begins; it may have been killed before it reported the newest one."""
+def check_saves_are_reported(
+    saved: list[SavedPosition], section: Section, reported: EventSummary
+) -> None:
+    """Rank 0 reports each save before the next begins; it may have been killed before it reported
+    the newest one."""
     known = {event.step for event in reported.saves}
     unknown = [position.step for position in saved[:-1] if position.step not in known]
     if unknown and reported.has_rank_0 and reported.num_events:

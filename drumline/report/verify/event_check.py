@@ -1,10 +1,12 @@
-"""Checks the events of all ranks: none is missing or damaged, and each start resumes from a step that was reached.
+"""Checks the events of all ranks: none is missing or damaged, and each start resumes from a step
+that was reached.
 
-Event numbers show a gap, but not a lost end. A lost end shows in what all ranks do together: the mean in a `train` or
-`evaluation` event is summed over all ranks, so if one rank has reported it, every other one has reported the previous
-one. A line of the ledger is gathered from all ranks, so each has reported what was due by that step; and rank 0 reports
-each save before the next begins. A kill may come just before an event is written: if a lost event and one that was
-never written look the same, nothing is reported.
+Event numbers show a gap, but not a lost end. A lost end shows in what all ranks do together: the
+mean in a `train` or `evaluation` event is summed over all ranks, so if one rank has reported it,
+every other one has reported the previous one. A line of the ledger is gathered from all ranks, so
+each has reported what was due by that step; and rank 0 reports each save before the next begins. A
+kill may come just before an event is written: if a lost event and one that was never written look
+the same, nothing is reported.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class EventSummary:
     has_rank_0: bool
     """Whether rank 0's events could be read."""
     saves: list[SeenEvent]
-    """All saves and resumes of rank 0. The latest one's checkpoint is kept until a newer one is complete."""
+    """All saves and resumes of rank 0. The latest one's checkpoint is kept until a newer one is
+    complete."""
 
     @property
     def has_saved(self) -> bool:
@@ -47,13 +50,21 @@ class EventSummary:
 
 
 def check_events(
-    folder: Path, section: Section, *, history: History | None, hosts: dict[int, str], is_at_work: bool
+    folder: Path,
+    section: Section,
+    *,
+    history: History | None,
+    hosts: dict[int, str],
+    is_at_work: bool,
 ) -> EventSummary:
-    """Read all event files. `history`: the ledger, for comparison; `hosts`: by rank, of the latest start."""
+    """Read all event files. `history`: the ledger, for comparison; `hosts`: by rank, of the latest
+    start."""
     found = {}
     for path in sorted(folder.glob("rank-*.jsonl")):
         if (named := NAME.fullmatch(path.name)) is None:
-            section.note(f"{folder.name}/{path.name}", "is not named like a rank's file, and was not read")
+            section.note(
+                f"{folder.name}/{path.name}", "is not named like a rank's file, and was not read"
+            )
         else:
             found[int(named[1])] = read_rank(path, int(named[1]), section)
     _check_no_file_is_missing(folder.name, found, section, hosts)
@@ -70,11 +81,18 @@ def check_events(
         num_events=count,
         has_started=any(attempt.world_size for rank in found.values() for attempt in rank.attempts),
         has_rank_0=0 in readable,
-        saves=[event for attempt in attempts for event in attempt.events if event.kind in ("checkpoint", "resume")],
+        saves=[
+            event
+            for attempt in attempts
+            for event in attempt.events
+            if event.kind in ("checkpoint", "resume")
+        ],
     )
 
 
-def _check_no_file_is_missing(folder: str, found: Ranks, section: Section, hosts: dict[int, str]) -> None:
+def _check_no_file_is_missing(
+    folder: str, found: Ranks, section: Section, hosts: dict[int, str]
+) -> None:
     sizes = [attempt.world_size for rank in found.values() for attempt in rank.attempts]
     world_size = max((size for size in sizes if size is not None), default=len(hosts))
     shared = {hosts.get(rank) for rank in found}
@@ -83,13 +101,16 @@ def _check_no_file_is_missing(folder: str, found: Ranks, section: Section, hosts
         where = f"{folder}/rank-{rank:05d}.jsonl"
         host = hosts.get(rank)
         if host is not None and host not in shared and 0 in found:
-            section.note(where, f"is missing: rank {rank} ran on {host}, and may have written it there")
+            section.note(
+                where, f"is missing: rank {rank} ran on {host}, and may have written it there"
+            )
         else:
             section.problem(where, f"is missing: the run had {plural(world_size, 'rank')}")
 
 
 def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> None:
-    """A run may resume only from a step that was reached, or is in the ledger (killed between a save and its event)."""
+    """A run may resume only from a step that was reached, or is in the ledger (killed between a
+    save and its event)."""
     reached = 0
     for attempt in events.attempts:
         for event in attempt.events:
@@ -102,7 +123,9 @@ def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> Non
 # Lost ends of attempts
 
 
-def _check_attempts(found: Ranks, section: Section, history: History | None, *, is_at_work: bool) -> None:
+def _check_attempts(
+    found: Ranks, section: Section, history: History | None, *, is_at_work: bool
+) -> None:
     """Compare the ranks with the ledger and then, if that finds nothing, with each other."""
     groups = [{0: attempt} for attempt in _started(found[0])]
     for rank in sorted(found.keys() - {0}):
@@ -133,35 +156,49 @@ def _key(attempt: Attempt) -> Key:
 
 
 def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
-    """The positions of matching entries: in order if both sides have the same number and all agree; otherwise those
-    whose key is unique on both sides."""
+    """The positions of matching entries: in order if both sides have the same number and all agree;
+    otherwise those whose key is unique on both sides."""
     if len(left) == len(right) and all(map(_agree, left, right)):
         return [(place, place) for place in range(len(left))]
     num_left = Counter(left)
     num_right = Counter(right)
     place_of = {key: place for place, key in enumerate(right)}
-    return [(place, place_of[key]) for place, key in enumerate(left) if num_left[key] == num_right[key] == 1]
+    return [
+        (place, place_of[key])
+        for place, key in enumerate(left)
+        if num_left[key] == num_right[key] == 1
+    ]
 
 
 def _agree(left: Key, right: Key) -> bool:
-    """Whether world size and step agree; an attempt that was killed early, or lost its end, has no step."""
+    """Whether world size and step agree; an attempt that was killed early, or lost its end, has no
+    step."""
     return left[0] == right[0] and (left[1] == right[1] or None in (left[1], right[1]))
 
 
-def _check_against_ledger(found: Ranks, groups: list[Group], section: Section, history: History) -> set[int]:
+def _check_against_ledger(
+    found: Ranks, groups: list[Group], section: Section, history: History
+) -> set[int]:
     """Returns the ids of the attempts that were reported."""
     reported = set()
     num_saved = sum(map(bool, history.saves))
     if num_saved > len(found[0].attempts):
         counts = plural(len(found[0].attempts), "attempt"), plural(num_saved, "start")
-        section.problem(found[0].where, f"has {counts[0]}, but the ledger has {counts[1]} with saves")
+        section.problem(
+            found[0].where, f"has {counts[0]}, but the ledger has {counts[1]} with saves"
+        )
     starts: list[Key] = [(start.world_size, start.step or None) for start in history.starts]
     for start, number in _pairs(starts, [_key(group[0]) for group in groups]):
         saves = history.saves[start]
         group = groups[number]
         for rank, attempt in group.items():
             if saves and _falls_short(rank, group, saves):
-                _report(found[rank], attempt, section, f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}")
+                _report(
+                    found[rank],
+                    attempt,
+                    section,
+                    f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}",
+                )
                 reported.add(id(attempt))
     return reported
 
@@ -201,31 +238,46 @@ def _check_counts(found: Ranks, section: Section) -> None:
             needed = sum(attempt.last_of("train") is not None for attempt in others)
             if len(have) < needed:
                 attempts = f"{plural(len(have), 'attempt')} {ranks}"
-                section.problem(where, f"has {attempts}, but rank {other} has {needed} that took steps")
+                section.problem(
+                    where, f"has {attempts}, but rank {other} has {needed} that took steps"
+                )
 
 
 def _lacks(rank: int, group: Group) -> str | None:
     """What this rank must have reported, but has not, as a message."""
     shared = {
-        other: [(event.step, event.kind) for event in attempt.events if event.kind in ("train", "evaluation")]
+        other: [
+            (event.step, event.kind)
+            for event in attempt.events
+            if event.kind in ("train", "evaluation")
+        ]
         for other, attempt in group.items()
     }
-    ahead = max(group, key=lambda other: (max(shared[other], default=(0, ""))[0], len(shared[other])))
+    ahead = max(
+        group, key=lambda other: (max(shared[other], default=(0, ""))[0], len(shared[other]))
+    )
     needed = shared[ahead]
     saved = group[0].last_of("checkpoint")
     # The last event counts only if all ranks took part in a later one.
     is_past = saved is not None and bool(needed) and saved.step >= needed[-1][0]
     if not is_past and group[ahead].last_of("end") is None:
         needed = needed[:-1]
-    if needed and needed[-1] not in shared[rank] and needed[-1][0] >= max(shared[rank], default=(0, ""))[0]:
+    if (
+        needed
+        and needed[-1] not in shared[rank]
+        and needed[-1][0] >= max(shared[rank], default=(0, ""))[0]
+    ):
         step, kind = needed[-1]
         return f"{_stop(group[rank])}, but rank {ahead} has the {kind} event of step {step:,}"
     if group[rank].last_of("end", "error") is not None:
         return None
     for other, attempt in group.items():
-        # Rank 0 ends last, because it saves; if it is killed in that save, only the others have reported their end.
+        # Rank 0 ends last, because it saves; if it is killed in that save, only the others have
+        # reported their end.
         end = attempt.last_of("end")
-        if end is not None and (other == 0 or (rank == 0 and end.step in group[0].steps_of("checkpoint"))):
+        if end is not None and (
+            other == 0 or (rank == 0 and end.step in group[0].steps_of("checkpoint"))
+        ):
             return f"the end is missing, which rank {other} reported"
     return None
 

@@ -1,7 +1,9 @@
-"""Reads a rank's event file: the events of each attempt of the job, and what is lost or damaged in the file.
+"""Reads a rank's event file: the events of each attempt of the job, and what is lost or damaged in
+the file.
 
-A process numbers its events from 0, so a file holds one attempt after another, each counting up. A process that is
-killed may leave an incomplete line at the end of its attempt; anywhere else an event was lost.
+A process numbers its events from 0, so a file holds one attempt after another, each counting up. A
+process that is killed may leave an incomplete line at the end of its attempt; anywhere else an
+event was lost.
 """
 
 from __future__ import annotations
@@ -98,19 +100,25 @@ def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) 
         section.problem(where, f"damaged: {damage}")
     begins = number == 0 or not events.attempts
     if unread is not None and begins:
-        section.note(f"{events.where}, line {unread.number}", "cut off by a kill, at the end of an attempt")
+        section.note(
+            f"{events.where}, line {unread.number}", "cut off by a kill, at the end of an attempt"
+        )
     elif unread is not None:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
     missing = number - expected - (unread is not None)  # the unreadable line has been reported
     if begins and number > 0:
         section.problem(where, f"the first {plural(number, 'event')} are missing above it")
     elif not begins and missing > 0:
-        what = f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
+        what = (
+            f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
+        )
         section.problem(where, what)
     elif not begins and number == expected - 1:
         section.problem(where, f"event {number} occurs twice")
     elif not begins and number < expected:
-        section.problem(where, f"the first {plural(number, 'event')} of an attempt are missing above it")
+        section.problem(
+            where, f"the first {plural(number, 'event')} of an attempt are missing above it"
+        )
         begins = True
     if begins:
         events.attempts.append(Attempt())

@@ -1,7 +1,7 @@
 """Reads the ledger: the starts of the job, the ranges of steps, and which of these are valid.
 
-After a kill a run resumes from its last checkpoint. Later steps that are recorded before that start are void: they are
-repeated, and recorded again after it.
+After a kill a run resumes from its last checkpoint. Later steps that are recorded before that start
+are void: they are repeated, and recorded again after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class LedgerStart:
     """None: a stream of unknown length."""
     seed: int
     lost: tuple[tuple[int, int, int], ...] = field(default=(), kw_only=True)
-    """What was lost with nodes that the others continued without: a rank, and its first and last step."""
+    """What was lost with nodes that the others continued without: a rank, and its first and last
+    step."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,20 @@ class History:
     @property
     def saved_steps(self) -> set[int]:
         """Steps of which there may be a checkpoint."""
-        return {step for saves in self.saves for step in saves} | {start.step for start in self.starts}
+        return {step for saves in self.saves for step in saves} | {
+            start.step for start in self.starts
+        }
 
     @property
     def last_step(self) -> int:
-        return max([0, *(one.last for one in self.ranges[-1:]), *(one.step for one in self.starts[-1:])])
+        return max(
+            [0, *(one.last for one in self.ranges[-1:]), *(one.step for one in self.starts[-1:])]
+        )
 
 
 def read_history(path: Path, section: Section) -> History:
-    """Replay a ledger; damaged lines and steps that are missing or recorded twice become problems."""
+    """Replay a ledger; damaged lines and steps that are missing or recorded twice become
+    problems."""
     history = History([], [])
     for line in read_json_lines(path):
         where = f"{FILE}, line {line.number}"
@@ -100,7 +106,9 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
     if kind == "start":
         counts = _numbers(record, "step", "epoch", "position", "world_size", "batch_size")
         samples = [None] if record.get("samples") is None else _numbers(record, "samples")
-        return LedgerStart(line, *counts, *samples, *_numbers(record, "seed", least=None), lost=_lost(record))
+        return LedgerStart(
+            line, *counts, *samples, *_numbers(record, "seed", least=None), lost=_lost(record)
+        )
     if kind != "steps":
         raise ValueError(f"its kind is {kind!r}, which this version of Drumline does not know")
     if not history.starts:
@@ -115,14 +123,20 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
         raise ValueError(f"damaged: {error}") from None
     for rank, runs in enumerate(entries):
         if num_steps(runs) != last - first + 1:
-            raise ValueError(f"damaged: {span(first, last, 'step')}, but rank {rank} has {num_steps(runs)}")
+            raise ValueError(
+                f"damaged: {span(first, last, 'step')}, but rank {rank} has {num_steps(runs)}"
+            )
     return StepRange(line, first, last, entries, history.starts[-1])
 
 
 def _lost(record: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
     found = record.get("lost", [])
     for one in found if isinstance(found, list) else [found]:
-        if not isinstance(one, list) or [type(number) for number in one] != [int] * 3 or not 0 <= one[1] <= one[2]:
+        if (
+            not isinstance(one, list)
+            or [type(number) for number in one] != [int] * 3
+            or not 0 <= one[1] <= one[2]
+        ):
             raise ValueError(f"damaged: lost is {found!r}")
     return tuple((rank, first, last) for rank, first, last in found)
 
@@ -142,18 +156,26 @@ def _add_start(history: History, start: LedgerStart, section: Section, where: st
     history.starts.append(start)
     history.saves.append([])
     history.ranges = [
-        one if one.last <= start.step else one.cut(start.step) for one in history.ranges if one.first <= start.step
+        one if one.last <= start.step else one.cut(start.step)
+        for one in history.ranges
+        if one.first <= start.step
     ]
 
 
-def _add_range(history: History, steps: StepRange, section: Section, where: str, *, is_saved: bool) -> None:
+def _add_range(
+    history: History, steps: StepRange, section: Section, where: str, *, is_saved: bool
+) -> None:
     expected = history.last_step + 1
     if len(steps.ranks) != steps.start.world_size:
-        section.problem(where, f"{len(steps.ranks)} ranks, but the job had {steps.start.world_size}")
+        section.problem(
+            where, f"{len(steps.ranks)} ranks, but the job had {steps.start.world_size}"
+        )
     if steps.first > expected:
         section.problem(where, f"not recorded above it: {span(expected, steps.first - 1, 'step')}")
     elif steps.first < expected:
-        section.problem(where, f"recorded twice: {span(steps.first, min(expected - 1, steps.last), 'step')}")
+        section.problem(
+            where, f"recorded twice: {span(steps.first, min(expected - 1, steps.last), 'step')}"
+        )
     history.ranges.append(steps)
     if is_saved:
         history.saves[-1].append(steps.last)

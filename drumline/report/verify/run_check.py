@@ -23,7 +23,9 @@ from drumline.report.verify.section import Remark, Section
 from drumline.runs import catalog
 from drumline.runs.run_folder import RunFolder, job_at_work
 
-SAVED_BY_OWN_LOOP = "saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
+SAVED_BY_OWN_LOOP = (
+    "saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
+)
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,16 @@ class RunReport:
 
 
 def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> RunReport:
-    """Check everything in a run folder; changes nothing. `mirror`: reads the checkpoints from an object store, where a
-    job may be training."""
+    """Check everything in a run folder; changes nothing. `mirror`: reads the checkpoints from an
+    object store, where a job may be training."""
     folder = RunFolder(run)
     holder = job_at_work(folder)
     is_at_work = holder is not None or mirror is not None
-    checkpoints, samples, events, settings = map(Section, ("checkpoints", "samples", "events", "settings"))
-    # In this order, because a running job continues to write: the ledger before a checkpoint, events after both.
+    checkpoints, samples, events, settings = map(
+        Section, ("checkpoints", "samples", "events", "settings")
+    )
+    # In this order, because a running job continues to write: the ledger before a checkpoint,
+    # events after both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress, mirror or catalog.verify)
     last = max((position.step for position in saved if position.is_finite), default=None)
     if saved and all(position.in_own_loop for position in saved):
@@ -59,7 +64,9 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
         return RunReport(run, [checkpoints], holder, last)
     history = check_samples(folder.ledger, samples, saved)
     hosts = _check_settings(folder, settings)
-    reported = check_events(folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work)
+    reported = check_events(
+        folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work
+    )
     check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
     check_saves_are_reported(saved, events, reported)
     has_saved = bool(saved) or reported.has_saved
@@ -76,12 +83,15 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
 
 
 def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:
-    """Returns the host of each rank of the latest start. Files that are missing are not reported here."""
+    """Returns the host of each rank of the latest start. Files that are missing are not reported
+    here."""
     settings = _read_file(folder.config_file, parse_toml, section)
     environment = _read_file(folder.environment_file, parse_json, section)
     readable = (settings is not None) + (environment is not None)
     section.counts = {"readable": readable}
-    section.summary = "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
+    section.summary = (
+        "config.toml and environment.json can be read" if readable == 2 else "cannot all be read"
+    )
     try:
         return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -90,8 +100,11 @@ def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:
         return {}
 
 
-def _report_missing(folder: RunFolder, section: Section, *, expected: set[str], is_at_work: bool) -> None:
-    """environment.json is written before a job reports its start, config.toml after its first step."""
+def _report_missing(
+    folder: RunFolder, section: Section, *, expected: set[str], is_at_work: bool
+) -> None:
+    """environment.json is written before a job reports its start, config.toml after its first
+    step."""
     paths = (folder.config_file, folder.environment_file)
     missing = [path.name for path in paths if not os.path.lexists(path)]
     for name in missing:

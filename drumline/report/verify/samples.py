@@ -1,7 +1,8 @@
 """Replays the sample ledger: every sample exactly once an epoch, over all restarts and world sizes.
 
-If the samples of all ranks form one global batch after another, one piece covers all these steps, and they are not
-checked one by one. Otherwise each rank has a piece for each step, so that the fault can be located.
+If the samples of all ranks form one global batch after another, one piece covers all these steps,
+and they are not checked one by one. Otherwise each rank has a piece for each step, so that the
+fault can be located.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import NamedTuple
 
 from drumline.base.text import join_names, plural, span
 from drumline.report.verify.checkpoint_check import SavedPosition
-from drumline.report.verify.ledger_history import FILE, History, LedgerStart, StepRange, read_history
+from drumline.report.verify.ledger_history import (
+    FILE,
+    History,
+    LedgerStart,
+    StepRange,
+    read_history,
+)
 from drumline.report.verify.section import Section
 from drumline.runs.ledger_entries import LedgerEntry
 
@@ -27,7 +34,8 @@ NAMED_SAMPLES = 5
 
 @dataclass(frozen=True)
 class EpochPiece:
-    """The positions [low, high) of an epoch, covered by steps from `first` on that take `stride` each."""
+    """The positions [low, high) of an epoch, covered by steps from `first` on that take `stride`
+    each."""
 
     epoch: int
     low: int
@@ -57,7 +65,9 @@ class EpochPiece:
         first = self.step_at(low)
         last = self.step_at(high - 1)
         steps = range(first, min(last, first + 2) + 1)  # three consecutive steps include every rank
-        moved = [(rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps]
+        moved = [
+            (rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps
+        ]
         ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
         named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         return f"{span(first, last, 'step')} on {named}"
@@ -72,7 +82,8 @@ class CoverageFault(NamedTuple):
 
 
 def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]) -> History | None:
-    """Replay a ledger and compare it with the checkpoints; None: there is no ledger that can be read."""
+    """Replay a ledger and compare it with the checkpoints; None: there is no ledger that can be
+    read."""
     try:
         history = read_history(path, section)
     except FileNotFoundError:
@@ -84,7 +95,9 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         return None
     for steps in history.ranges:
         for first, runs in _blocks(steps):
-            if not any(run.high > run.low for run in runs):  # a valid run has no such step, and no piece includes it
+            if not any(
+                run.high > run.low for run in runs
+            ):  # a valid run has no such step, and no piece includes it
                 section.problem(f"{FILE}, line {steps.line}", f"step {first:,} had no samples")
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
     pieces = list(pieces_of(history.ranges))
@@ -124,7 +137,8 @@ def pieces_of(ranges: list[StepRange]) -> Iterator[EpochPiece]:
 
 
 def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
-    """Blocks of steps in which every rank has one entry: the first step, and the ranks' entries cut to the block."""
+    """Blocks of steps in which every rank has one entry: the first step, and the ranks' entries cut
+    to the block."""
     left = [list(runs) for runs in steps.ranks]
     first = steps.first
     while all(left):
@@ -137,7 +151,8 @@ def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
 
 
 def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
-    """Whether the entries form global batches. All advance in the same way, so it is enough to check the first step."""
+    """Whether the entries form global batches. All advance in the same way, so it is enough to
+    check the first step."""
     if len({(run.epoch, run.stride) for run in runs}) > 1:
         return False
     batch_parts = sorted((run.low, run.high) for run in runs if run.high > run.low)
@@ -149,7 +164,8 @@ def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
 
 
 def _check_epoch(epoch: int, pieces: list[EpochPiece], section: Section, *, is_last: bool) -> None:
-    """Each position exactly once: of a finished epoch all, of the last one those that were reached."""
+    """Each position exactly once: of a finished epoch all, of the last one those that were
+    reached."""
     num_problems = len(section.problems)
     start = pieces[-1].start
     ordered = sorted(pieces, key=lambda piece: (piece.low, piece.high))
@@ -184,7 +200,9 @@ def _gaps(pieces: list[EpochPiece], end: int) -> Iterator[CoverageFault]:
     before = "nothing before it"
     for piece in pieces:
         if piece.low > reached:
-            yield CoverageFault(reached, piece.low, f"{before}, then step {piece.step_at(piece.low):,}")
+            yield CoverageFault(
+                reached, piece.low, f"{before}, then step {piece.step_at(piece.low):,}"
+            )
         if piece.high > reached:
             reached = piece.high
             before = f"step {piece.last:,} ended there"
@@ -198,12 +216,16 @@ def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
         if piece.low < reached.high:
             low = piece.low
             high = min(piece.high, reached.high)
-            yield CoverageFault(low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}")
+            yield CoverageFault(
+                low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}"
+            )
         if piece.high > reached.high:
             reached = piece
 
 
-def _report_faults(epoch: int, kind: str, faults: list[CoverageFault], start: LedgerStart, section: Section) -> None:
+def _report_faults(
+    epoch: int, kind: str, faults: list[CoverageFault], start: LedgerStart, section: Section
+) -> None:
     for fault in faults[:NAMED_FAULTS]:
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
@@ -211,7 +233,9 @@ def _report_faults(epoch: int, kind: str, faults: list[CoverageFault], start: Le
     if rest := faults[NAMED_FAULTS:]:
         count = sum(fault.high - fault.low for fault in rest)
         more = f"{plural(count, 'more position')} {kind}"
-        section.problem(FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}")
+        section.problem(
+            FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}"
+        )
 
 
 def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
@@ -231,33 +255,44 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
 
 
 def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
-    """Each position was covered once; check that each step had its own global batch, in the right order."""
+    """Each position was covered once; check that each step had its own global batch, in the right
+    order."""
     for piece in pieces:
         if not piece.is_regular:
-            section.problem(piece.where, f"step {piece.first:,}: the ranks' samples are not one global batch")
+            section.problem(
+                piece.where, f"step {piece.first:,}: the ranks' samples are not one global batch"
+            )
             return
     for before, piece in pairwise(pieces):
         if piece.low != before.high:
             began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"
-            section.problem(piece.where, f"{began}, but step {before.last:,} ended at {before.high:,}")
+            section.problem(
+                piece.where, f"{began}, but step {before.last:,} ended at {before.high:,}"
+            )
             return
     for piece in pieces:
         batch_size = piece.start.batch_size
         samples = piece.start.samples
-        is_last_step = piece is pieces[-1] and piece.first == piece.last and samples in (None, piece.high)
+        is_last_step = (
+            piece is pieces[-1] and piece.first == piece.last and samples in (None, piece.high)
+        )
         if piece.stride != batch_size and not (is_last_step and piece.stride < batch_size):
             what = f"step {piece.first:,} had a global batch of {piece.stride:,}, not of {batch_size:,}"
             section.problem(piece.where, what)
 
 
 def _describe_samples(start: LedgerStart) -> str:
-    return "an unknown number of samples" if start.samples is None else plural(start.samples, "sample")
+    return (
+        "an unknown number of samples" if start.samples is None else plural(start.samples, "sample")
+    )
 
 
 # All epochs
 
 
-def _check_positions(pieces: list[EpochPiece], history: History, section: Section, saves: list[SavedPosition]) -> None:
+def _check_positions(
+    pieces: list[EpochPiece], history: History, section: Section, saves: list[SavedPosition]
+) -> None:
     if beyond := [saved.step for saved in saves if saved.step > history.last_step]:
         ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
         have = "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
@@ -266,7 +301,10 @@ def _check_positions(pieces: list[EpochPiece], history: History, section: Sectio
         covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
-        epoch, end = max((piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride) for piece in covering)
+        epoch, end = max(
+            (piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride)
+            for piece in covering
+        )
         samples = covering[-1].start.samples
         allowed = [(epoch, end)] if samples is None or end < samples else []
         if samples is None or end >= samples:
@@ -279,23 +317,30 @@ def _check_positions(pieces: list[EpochPiece], history: History, section: Sectio
 
 
 def _count_lost(history: History, section: Section) -> int:
-    """The samples that were trained on, or assigned, and are in no weights: a node was lost, and others continued."""
+    """The samples that were trained on, or assigned, and are in no weights: a node was lost, and
+    others continued."""
     total = 0
     for start in history.starts:
         for rank, first, last in start.lost:
             count = 0
             for steps in history.ranges:
-                for begin, runs in _blocks(steps) if rank < len(steps.ranks) and steps.start is not start else ():
+                for begin, runs in (
+                    _blocks(steps) if rank < len(steps.ranks) and steps.start is not start else ()
+                ):
                     low = max(first, begin)
                     high = min(last, begin + runs[rank].steps - 1)
                     count += max(0, high - low + 1) * (runs[rank].high - runs[rank].low)
             what = f"{plural(count, 'sample')} of {span(first, last, 'step')} were lost with rank {rank}"
-            section.note(f"{FILE}, line {start.line}", f"{what}, which the others continued without")
+            section.note(
+                f"{FILE}, line {start.line}", f"{what}, which the others continued without"
+            )
             total += count
     return total
 
 
-def _summarise_samples(pieces: list[EpochPiece], history: History, section: Section, num_lost: int) -> None:
+def _summarise_samples(
+    pieces: list[EpochPiece], history: History, section: Section, num_lost: int
+) -> None:
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
             sizes = f"{_describe_samples(before)} before step {now.step + 1:,}, {_describe_samples(now)} after"
@@ -311,7 +356,11 @@ def _summarise_samples(pieces: list[EpochPiece], history: History, section: Sect
     last = max(pieces, key=lambda piece: (piece.epoch, piece.high))
     is_ended = last.high == last.start.samples
     so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"
-    length = "a stream of unknown length" if last.start.samples is None else _describe_samples(last.start)
+    length = (
+        "a stream of unknown length"
+        if last.start.samples is None
+        else _describe_samples(last.start)
+    )
     but = f" but for {plural(num_lost, 'sample')} lost with a node" if num_lost else ""
     once = "" if section.problems else f", each exactly once{but}"
     worlds = list(dict.fromkeys(start.world_size for start in history.starts))

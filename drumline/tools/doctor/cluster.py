@@ -1,4 +1,5 @@
-"""Checks several hosts, from the start to the findings: over ssh, or without it, with this process as node 0."""
+"""Checks several hosts, from the start to the findings: over ssh, or without it, with this process
+as node 0."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ SSH_CONNECT_S = 6
 class DoctorOptions:
     settings: HostSettings
     with_collectives: bool = True
-    procs: int | None = None  # ranks of each host in the collectives; None: one for each GPU, or one
+    procs: int | None = (
+        None  # ranks of each host in the collectives; None: one for each GPU, or one
+    )
     backend: str = "auto"
 
 
@@ -52,19 +55,29 @@ class DoctorResult:
 
 
 async def check_over_ssh(
-    hosts: Sequence[Host], options: DoctorOptions, *, port: int, client: Sequence[str], python: str, progress: Progress
+    hosts: Sequence[Host],
+    options: DoctorOptions,
+    *,
+    port: int,
+    client: Sequence[str],
+    python: str,
+    progress: Progress,
 ) -> DoctorResult:
     """From any machine that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
     command = [python, "-m", NODE_SERVER]
     here = Path.cwd()
-    openers = [partial(NodeClient.start, *ssh_words(ssh, host, command, cwd=here)) for host in hosts]
+    openers = [
+        partial(NodeClient.start, *ssh_words(ssh, host, command, cwd=here)) for host in hosts
+    ]
     slots = {number: host.slots for number, host in enumerate(hosts)}
     return await _examine(survey, openers, options, slots, progress, python)
 
 
-async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress: Progress) -> DoctorResult:
+async def check_as_node_zero(
+    node: NodeOptions, options: DoctorOptions, progress: Progress
+) -> DoctorResult:
     """As node 0, which the other nodes connect to."""
     rendezvous = DoctorRendezvous(node)
     await rendezvous.wait(progress)
@@ -89,8 +102,12 @@ def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
         host.absent = refused
         host.absent_fix = "fix that, and start it again"
     else:
-        command = f"drumline doctor --nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
-        host.absent = f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
+        command = (
+            f"drumline doctor --nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
+        )
+        host.absent = (
+            f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
+        )
         host.absent_fix = f"run `{command}` there and read its output; --wait S leaves more time"
     return host
 
@@ -105,7 +122,8 @@ async def _examine(
 ) -> DoctorResult:
     settings = options.settings
     sent = {
-        # The variables that `drumline launch` passes to ranks on other hosts: the doctor checks with the same.
+        # The variables that `drumline launch` passes to ranks on other hosts: the doctor checks
+        # with the same.
         "variables": variables_for_ranks([], settings.environment),
         "run_folder": settings.run_folder,
         "code": settings.code,
@@ -119,7 +137,10 @@ async def _examine(
         facts, result.differences = check_facts(survey)
         if options.with_collectives and not has_problems(network):
             procs = {
-                number: slots.get(number) or options.procs or num_visible_gpus(host.facts or {}) or 1
+                number: slots.get(number)
+                or options.procs
+                or num_visible_gpus(host.facts or {})
+                or 1
                 for number, host in enumerate(survey.hosts)
                 if host.absent is None
             }
@@ -148,7 +169,8 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             host.facts = None  # must not be used
             continue
         known[host.name] = host.facts
-        # For hosts that others have probed, the probe of gloo's and NCCL's network replaces the local check.
+        # For hosts that others have probed, the probe of gloo's and NCCL's network replaces the
+        # local check.
         kept = [one for one in found if one.check != "network" or number not in reached]
         findings += [replace(one, where=host.name) for one in kept]
     if len(known) < 2:

@@ -1,4 +1,5 @@
-"""The doctor's report: the matrix, what differs, each finding with its fix, and the result; or all as JSON."""
+"""The doctor's report: the matrix, what differs, each finding with its fix, and the result; or all
+as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def report(
     is_terminal: bool = False,
     width: int = 80,
 ) -> None:
-    """On the screen: drawn by rich on a terminal; elsewhere the same lines without colour and frames."""
+    """On the screen: drawn by rich on a terminal; elsewhere the same lines without colour and
+    frames."""
     tables = [matrix(survey)] if survey is not None and len(survey.hosts) > 1 else []
     if differences:
         rows = [
@@ -59,11 +61,20 @@ def report(
             for place, (value, hosts) in enumerate(row.groups[:MAX_VALUES])
         ]
         tables.append(Matrix("what differs between hosts", ["", "value", "on"], rows, []))
-    lines = [*(("", note) for note in notes), *finding_lines(findings), ("result", result_line(findings))]
+    lines = [
+        *(("", note) for note in notes),
+        *finding_lines(findings),
+        ("result", result_line(findings)),
+    ]
     if is_terminal:
         _draw(tables, lines, width)
     else:
-        show_lines([*(line for table in tables for line in plain_lines(table)), *(text for _, text in lines)])
+        show_lines(
+            [
+                *(line for table in tables for line in plain_lines(table)),
+                *(text for _, text in lines),
+            ]
+        )
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
@@ -78,7 +89,10 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
                 yield "fix", f"  fix: {finding.fix}"
     for (level, check), count in counts.items():
         if count > MAX_OF_A_CHECK:
-            yield level, f"{level}: {check}: {count - MAX_OF_A_CHECK} more of this kind; --json has all"
+            yield (
+                level,
+                f"{level}: {check}: {count - MAX_OF_A_CHECK} more of this kind; --json has all",
+            )
 
 
 def once_each(findings: Sequence[Finding]) -> list[Finding]:
@@ -92,7 +106,9 @@ def once_each(findings: Sequence[Finding]) -> list[Finding]:
 def result_line(findings: Sequence[Finding]) -> str:
     """`result: ready to train`, or how much must be fixed."""
     counts = Counter(finding.level for finding in once_each(findings))
-    counted = join_names(plural(counts[level], level) for level in ("problem", "warning") if counts[level])
+    counted = join_names(
+        plural(counts[level], level) for level in ("problem", "warning") if counts[level]
+    )
     if counts["problem"]:
         return f"result: not ready to train: {counted}"
     return f"result: ready to train{f', with {counted}' if counted else ''}"
@@ -102,7 +118,9 @@ def plain_lines(table: Matrix) -> Iterator[str]:
     """A row is a line, so that it can be searched."""
     yield table.title
     if table.rows:
-        yield from columns([[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)])
+        yield from columns(
+            [[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)]
+        )
     yield from table.notes
 
 

@@ -46,7 +46,14 @@ class Finding:
     @classmethod
     def of_fault(cls, check: str, where: str, fault: Fault) -> Self:
         level, what, fix = fault
-        return cls(level, check, where, what, str(fix), variable=fix if isinstance(fix, VariableFix) else None)
+        return cls(
+            level,
+            check,
+            where,
+            what,
+            str(fix),
+            variable=fix if isinstance(fix, VariableFix) else None,
+        )
 
     def line(self) -> str:
         """`problem: b -> a: data ports ...`."""

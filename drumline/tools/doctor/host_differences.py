@@ -15,7 +15,9 @@ Facts = Mapping[str, Any]
 MAX_VALUES = 4
 MAX_PACKAGES = 10
 MAX_FINDINGS = 5
-SAME_ENVIRONMENT = "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
+SAME_ENVIRONMENT = (
+    "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
+)
 COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
 
 
@@ -40,7 +42,10 @@ class ComparedValue:
         return tuple(host for _, hosts in self.groups[1:] for host in hosts)
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups]}
+        return {
+            "name": self.name,
+            "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups],
+        }
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
@@ -54,7 +59,11 @@ class ComparedValue:
 
 
 def compare_values(
-    name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
+    name: str,
+    values: Mapping[str, Hashable],
+    show: Callable[[Any], str] = str,
+    *,
+    unset: str = "none",
 ) -> ComparedValue:
     """Hosts grouped by value; of two equally common values, the first host's comes first."""
     hosts: dict[Hashable, list[str]] = {}
@@ -87,7 +96,12 @@ TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
     ("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
     ("driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"),
     ("GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"),
-    ("architecture", lambda facts: facts["platform"].split()[-1], "warning", "use one architecture"),
+    (
+        "architecture",
+        lambda facts: facts["platform"].split()[-1],
+        "warning",
+        "use one architecture",
+    ),
     (
         "file system of the run folder",
         lambda facts: facts["disk"].get("file_system"),
@@ -120,9 +134,15 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Find
 
 
 def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    """One finding per set of differing hosts, so that an old environment is one line and not forty."""
-    names = sorted({name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"})
-    rows = [compare_values(name, {host: one["packages"].get(name) for host, one in facts.items()}) for name in names]
+    """One finding per set of differing hosts, so that an old environment is one line and not
+    forty."""
+    names = sorted(
+        {name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"}
+    )
+    rows = [
+        compare_values(name, {host: one["packages"].get(name) for host, one in facts.items()})
+        for name in names
+    ]
     by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
     for row in (row for row in rows if row.differs):
         yield row
@@ -140,8 +160,12 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Fi
 
 def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     every = {name for one in facts.values() for name in one["variables"]}
-    for name in sorted(name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)):
-        row = compare_values(name, {host: one["variables"].get(name) for host, one in facts.items()}, unset="unset")
+    for name in sorted(
+        name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)
+    ):
+        row = compare_values(
+            name, {host: one["variables"].get(name) for host, one in facts.items()}, unset="unset"
+        )
         yield row
         if row.differs:
             same = f"unset {name}" if row.usual == "unset" else f"export {name}={row.usual}"
@@ -156,9 +180,15 @@ def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
     """The first files that differ are named."""
     known = _known(facts, "code")
     # Compare only up to where the first host stopped reading, if one did.
-    until = min((one["until"] for one in known.values() if one["until"]), key=sort_key, default=None)
+    until = min(
+        (one["until"] for one in known.values() if one["until"]), key=sort_key, default=None
+    )
     files = {
-        host: {name: short for name, short in one["files"].items() if until is None or sort_key(name) < sort_key(until)}
+        host: {
+            name: short
+            for name, short in one["files"].items()
+            if until is None or sort_key(name) < sort_key(until)
+        }
         for host, one in known.items()
     }
 
@@ -167,7 +197,13 @@ def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
         here = files[other]
         for name in sorted(right.keys() | here.keys(), key=sort_key):
             if right.get(name) != here.get(name):
-                how = "is missing" if name not in here else "is extra" if name not in right else "differs"
+                how = (
+                    "is missing"
+                    if name not in here
+                    else "is extra"
+                    if name not in right
+                    else "differs"
+                )
                 yield f"{name} {how}"
 
     keys = {host: hash_of_files(found) for host, found in files.items()}
@@ -176,7 +212,8 @@ def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
 
 
 def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    """If a host could not read all of it in time, only the files that all hosts have read are compared."""
+    """If a host could not read all of it in time, only the files that all hosts have read are
+    compared."""
     known = _known(facts, "data")
     partly = [host for host, one in known.items() if not one["complete"]]
     fewest = min((one["files"] for one in known.values()), default=0)
@@ -200,8 +237,12 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
             if here["samples"].get(name, short) != short:
                 yield f"{name} has different content"
 
-    row = compare_values("data", {host: key(one) for host, one in known.items()}, show=lambda key: str(key[0]))
-    yield from _compare_folders("data", row, known, changes, "copy it again, or mount the same volume")
+    row = compare_values(
+        "data", {host: key(one) for host, one in known.items()}, show=lambda key: str(key[0])
+    )
+    yield from _compare_folders(
+        "data", row, known, changes, "copy it again, or mount the same volume"
+    )
     if partly:
         what = f"the data has too many files to read all of them in a second; the first {mark} were compared"
         yield Finding("note", "data", join_names(partly), what)
@@ -214,10 +255,14 @@ def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
 
 
 def _compare_folders(
-    name: str, row: ComparedValue, known: Mapping[str, Facts], changes: Callable[[str, str], Iterator[str]], fix: str
+    name: str,
+    row: ComparedValue,
+    known: Mapping[str, Facts],
+    changes: Callable[[str, str], Iterator[str]],
+    fix: str,
 ) -> Iterator[ComparedValue | Finding]:
-    """One finding for each version of the code or data that differs from that of most hosts. `changes`: between two
-    hosts."""
+    """One finding for each version of the code or data that differs from that of most hosts.
+    `changes`: between two hosts."""
     if not known:
         return
     yield row

@@ -1,5 +1,6 @@
-"""Which parameters of a task get a gradient: some of its batches are run on one process, without DDP, and what that
-means for `dist.find_unused_parameters` and `dist.static_graph` on several ranks."""
+"""Which parameters of a task get a gradient: some of its batches are run on one process, without
+DDP, and what that means for `dist.find_unused_parameters` and `dist.static_graph` on several
+ranks."""
 
 from __future__ import annotations
 
@@ -48,9 +49,12 @@ class ParameterUse:
         return f"{self.num_trained:,} trained, {unused}"
 
 
-def measure_use(config: Config, task_class: type[Task], ddp: DDPManager, *, most: int) -> ParameterUse:
-    """Run this many micro-batches through loss and backward pass, in training mode. The weights stay as they are.
-    Random numbers continue from batch to batch, as in a run: a model may leave out layers at random."""
+def measure_use(
+    config: Config, task_class: type[Task], ddp: DDPManager, *, most: int
+) -> ParameterUse:
+    """Run this many micro-batches through loss and backward pass, in training mode. The weights
+    stay as they are. Random numbers continue from batch to batch, as in a run: a model may leave
+    out layers at random."""
     config = with_local_data(config, ddp)
     job = build_job(config, task_class(config), ddp, step="eager")
     unused: Counter[str] = Counter()
@@ -63,13 +67,15 @@ def measure_use(config: Config, task_class: type[Task], ddp: DDPManager, *, most
         job.close()
     trained = [name for name, one in job.model.named_parameters() if one.requires_grad]
     return ParameterUse(
-        num_trained=len(trained), num_batches=most, unused={name: unused[name] for name in trained if unused[name]}
+        num_trained=len(trained),
+        num_batches=most,
+        unused={name: unused[name] for name in trained if unused[name]},
     )
 
 
 def use_findings(use: ParameterUse, config: Config, *, task: str) -> list[Finding]:
-    """What must be set, or need not be; nothing where no rank waits for gradients of others. A sharded model only needs
-    all ranks to use the same parameters."""
+    """What must be set, or need not be; nothing where no rank waits for gradients of others. A
+    sharded model only needs all ranks to use the same parameters."""
     is_sharded = config.dist.mode not in ("ddp", "auto")
     is_checked = trains_with_ddp(config.dist) or (is_sharded and not use.is_static)
     faults = _faults(use, config) if is_checked else ()
@@ -86,12 +92,22 @@ def _faults(use: ParameterUse, config: Config) -> Iterator[Fault]:
         yield "note", what, "leave it off, unless other batches or a hook leave some out"
     elif use.unused and finds and can_be_static:
         what = f"none of {num} batches uses {join_names(use.never)}, and all batches use the others"
-        yield "note", what, "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time"
+        yield (
+            "note",
+            what,
+            "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time",
+        )
     elif use.unused and use.is_static and not finds and not (can_be_static and dist.static_graph):
         setting = "--dist.static_graph, since all batches use the others" if can_be_static else FIND
         what = f"none of {num} batches uses {join_names(use.never)}: several ranks would wait for the gradients"
         yield "problem", what, f"freeze them (requires_grad=False), or set {setting}"
     elif not use.is_static and not finds:
-        counts = join_names(f"{name} (unused in {count} of {num})" for name, count in use.unused.items())
+        counts = join_names(
+            f"{name} (unused in {count} of {num})" for name, count in use.unused.items()
+        )
         what = f"batches use different parameters: {counts}; several ranks would wait for gradients"
-        yield "problem", what, f"set {FIND}{' in place of --dist.static_graph' if dist.static_graph else ''}"
+        yield (
+            "problem",
+            what,
+            f"set {FIND}{' in place of --dist.static_graph' if dist.static_graph else ''}",
+        )

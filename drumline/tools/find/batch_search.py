@@ -1,5 +1,5 @@
-"""The search of `drumline find-batch`: the largest micro-batch with which a step fits in the GPU's memory, by taking
-steps, and how fast each size is."""
+"""The search of `drumline find-batch`: the largest micro-batch with which a step fits in the GPU's
+memory, by taking steps, and how fast each size is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Task
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
-# What libraries raise in place of torch.OutOfMemoryError when there is no memory for their workspace.
+# What libraries raise in place of torch.OutOfMemoryError when there is no memory for their
+# workspace.
 NO_MEMORY_TEXTS = (
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -66,7 +67,9 @@ class BatchSearch:
 
     @property
     def fastest(self) -> Trial:
-        return max((trial for trial in self.trials if trial.fits), key=lambda trial: trial.samples_per_s)
+        return max(
+            (trial for trial in self.trials if trial.fits), key=lambda trial: trial.samples_per_s
+        )
 
     @property
     def chosen(self) -> Trial:
@@ -84,10 +87,11 @@ def search_batch(
     margin: float,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> BatchSearch:
-    """Collective: try sizes on the job that `drumline train` would build. Nothing is written. `margin`: the fraction of
-    the GPU's memory that a step has to leave free."""
+    """Collective: try sizes on the job that `drumline train` would build. Nothing is written.
+    `margin`: the fraction of the GPU's memory that a step has to leave free."""
     if config.dist.mode != "ddp" and ddp.world_size > 1:
-        # Every forward pass is collective: a rank that runs out of memory would leave the others waiting in it.
+        # Every forward pass is collective: a rank that runs out of memory would leave the others
+        # waiting in it.
         raise UsageError(
             f"find-batch cannot try batches in mode {config.dist.mode} on several ranks",
             next_step="use `drumline plan TASK`, which predicts the memory of every mode",
@@ -100,7 +104,8 @@ def search_batch(
         # Weights stay as they are, so that no trial ends in a NaN.
         LearningRates(job.optimizer, config.optim, lambda *_: 0.0).set(0, 1)
         step = TrainStep(job, clip_norm=config.optim.clip_norm, sends_buffers=False)
-        # The first step as rank 0 sees it, which has the most samples: all ranks must try the same sizes.
+        # The first step as rank 0 sees it, which has the most samples: all ranks must try the same
+        # sizes.
         length = min(job.batch.size, job.loader.num_samples or job.batch.size)
         plan = plan_step(Cursor(), length=length, sharding=replace(job.loader.sharding, rank=0))
         limit = plan.spans[0].size
@@ -111,7 +116,10 @@ def search_batch(
             on_trial(trials[-1])
             return trials[-1].fits
 
-        if not (_begin(job, step, plan, smallest, margin if on_gpu else None) and largest(fits, smallest, limit)):
+        if not (
+            _begin(job, step, plan, smallest, margin if on_gpu else None)
+            and largest(fits, smallest, limit)
+        ):
             raise TrainingError(
                 f"a step with micro-batches of {smallest} does not fit in memory",
                 next_step="--model.activation_checkpointing, --train.precision bf16 or a smaller model",
@@ -124,7 +132,8 @@ def search_batch(
 
 
 def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
-    """The largest size up to `limit` that fits, found by doubling and then bisection; 0: none does."""
+    """The largest size up to `limit` that fits, found by doubling and then bisection; 0: none
+    does."""
     low = 0
     high = smallest
     while fits(high):
@@ -138,9 +147,9 @@ def largest(fits: Callable[[int], bool], smallest: int, limit: int) -> int:
 
 
 def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: float | None) -> bool:
-    """Collective: a first step, in which the ranks communicate: from here on the optimizer's state and the buffers of
-    DDP and NCCL are there, as in a run. What is then left of the GPU's memory, less the margin, is for the trials.
-    Returns whether the step fits."""
+    """Collective: a first step, in which the ranks communicate: from here on the optimizer's state
+    and the buffers of DDP and NCCL are there, as in a run. What is then left of the GPU's memory,
+    less the margin, is for the trials. Returns whether the step fits."""
     try:
         step(_make_step(job, plan, smallest, count=1, syncs=True))
     except torch.OutOfMemoryError:
@@ -153,11 +162,14 @@ def _begin(job: Job, step: TrainStep, plan: StepPlan, smallest: int, margin: flo
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return failure_kind(error) is FailureKind.OUT_OF_MEMORY or any(text in str(error) for text in NO_MEMORY_TEXTS)
+    return failure_kind(error) is FailureKind.OUT_OF_MEMORY or any(
+        text in str(error) for text in NO_MEMORY_TEXTS
+    )
 
 
 def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
-    """Collective, but only at its end: memory may run out on one rank, and the others must not wait for it."""
+    """Collective, but only at its end: memory may run out on one rank, and the others must not wait
+    for it."""
     device = job.ddp.device
     count = min(MOST_AT_A_TIME, -(-plan.spans[0].size // size))
     seconds = 0.0
@@ -194,10 +206,14 @@ def _timed(train_step: TrainStep, step: Step, device: torch.device) -> float:
 
 
 def _make_step(job: Job, plan: StepPlan, size: int, *, count: int, syncs: bool) -> Step:
-    """A step of `count` micro-batches of the task's own data. Two batches are on the device at a time, as in a run,
-    where one is computed while the next is copied. `syncs`: whether ranks communicate in it."""
+    """A step of `count` micro-batches of the task's own data. Two batches are on the device at a
+    time, as in a run, where one is computed while the next is copied. `syncs`: whether ranks
+    communicate in it."""
     batches = cycle([_batch(job, size) for _ in range(min(count, 2))])
-    micro = [MicroBatch(data, size, is_last=False, shard=0, ends_shard=False) for data in islice(batches, count)]
+    micro = [
+        MicroBatch(data, size, is_last=False, shard=0, ends_shard=False)
+        for data in islice(batches, count)
+    ]
     if syncs:
         micro[-1] = micro[-1]._replace(is_last=True)
     return Step(plan, iter(micro))

@@ -1,5 +1,5 @@
-"""The range test of `drumline find-lr`: optimizer steps of the run's own global batch at rates that grow from step to
-step, and the rate that their losses suggest."""
+"""The range test of `drumline find-lr`: optimizer steps of the run's own global batch at rates that
+grow from step to step, and the rate that their losses suggest."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from drumline.watch.heartbeat import DATA
 REACH = 2
 # The loss has diverged when it is this many times the lowest so far, and above the first.
 DIVERGED = 4
-# A fall of the smoothed loss by fewer standard deviations of the noise than this may be noise itself: of 1,000 curves
-# of noise alone 4 fall by more, with 2 it would be 139.
+# A fall of the smoothed loss by fewer standard deviations of the noise than this may be noise
+# itself: of 1,000 curves of noise alone 4 fall by more, with 2 it would be 139.
 NOISE = 3.5
 # So is one by less than this fraction of the loss.
 LEAST_FALL = 0.001
@@ -77,13 +77,16 @@ class RangeTest:
         return smooth.index(min(smooth))
 
     def suggestion(self) -> float:
-        """A tenth of the rate at which the loss was lowest. By then it is about to rise, so that rate is too high; the
-        steepest descent, the other rule in use, depends far more on the noise of single batches."""
+        """A tenth of the rate at which the loss was lowest. By then it is about to rise, so that
+        rate is too high; the steepest descent, the other rule in use, depends far more on the noise
+        of single batches."""
         smooth = self.smooth
         lowest = self.lowest
         before = zip(self.losses[: lowest + 1], smooth[: lowest + 1], strict=True)
         apart = [loss - mean for loss, mean in before if math.isfinite(mean)]
-        if not smooth[0] - smooth[lowest] > max(NOISE * pstdev(apart or [0.0]), LEAST_FALL * abs(smooth[0])):
+        if not smooth[0] - smooth[lowest] > max(
+            NOISE * pstdev(apart or [0.0]), LEAST_FALL * abs(smooth[0])
+        ):
             raise TrainingError(
                 f"no rate from {self.rates[0]:.2g} to {self.rates[-1]:.2g} lowered the loss by more than it varies "
                 f"from step to step: {smooth[0]:.4g} at the lowest rate, {smooth[lowest]:.4g} at best",
@@ -106,8 +109,8 @@ def measure_range(
     note: Callable[[str], None],
     on_step: Callable[[int, float, float], None] = lambda number, rate, loss: None,
 ) -> RangeTest:
-    """Collective: train from the initial weights until the loss diverges or the highest rate is reached. Nothing is
-    written. `on_step` gets each step's number, rate and loss."""
+    """Collective: train from the initial weights until the loss diverges or the highest rate is
+    reached. Nothing is written. `on_step` gets each step's number, rate and loss."""
     if config.train.step in (None, "auto"):  # its trials would take longer than the test
         config = replace(config, train=replace(config.train, step="eager"))
     task = task_class(config)
@@ -139,7 +142,9 @@ def measure_range(
 
 def _losses(job: Job, config: Config, options: RangeOptions) -> Iterator[float]:
     """Collective: the loss of each step, over all ranks."""
-    rates = LearningRates(job.optimizer, config.optim, lambda step, _: options.rate(step) / job.rates.peak)
+    rates = LearningRates(
+        job.optimizer, config.optim, lambda step, _: options.rate(step) / job.rates.peak
+    )
     train_step = make_step(job, config)
     for number, step in zip(range(options.steps), endless(job.loader), strict=False):
         job.heartbeat.begin_step(number)
@@ -147,7 +152,9 @@ def _losses(job: Job, config: Config, options: RangeOptions) -> Iterator[float]:
         rates.set(number, options.steps)
         train_step(step)
         loss, weight, *_ = all_sum(job.meter.take()).tolist()
-        yield loss / weight if weight else math.nan  # with `--train.on_nan skip` a step that is left out counts nothing
+        yield (
+            loss / weight if weight else math.nan
+        )  # with `--train.on_nan skip` a step that is left out counts nothing
 
 
 def endless(loader: AnyLoader) -> Iterator[Step]:
@@ -157,14 +164,16 @@ def endless(loader: AnyLoader) -> Iterator[Step]:
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Each loss averaged with its neighbours on both sides, which shifts nothing to later steps, as a running average
-    would; one that is not finite is infinite, with those that it is averaged into."""
+    """Each loss averaged with its neighbours on both sides, which shifts nothing to later steps, as
+    a running average would; one that is not finite is infinite, with those that it is averaged
+    into."""
     finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
     return [fmean(finite[max(0, step - REACH) : step + REACH + 1]) for step in range(len(finite))]
 
 
 def diverges(losses: Sequence[float]) -> bool:
-    """Whether the latest loss is not finite, or the latest few are far above the lowest, and above the first."""
+    """Whether the latest loss is not finite, or the latest few are far above the lowest, and above
+    the first."""
     if not math.isfinite(losses[-1]):
         return True
     means = [fmean(losses[max(0, step - REACH) : step + 1]) for step in range(len(losses))]

@@ -1,5 +1,6 @@
-"""`drumline profile --try`: short runs of the same job, with the changes that advice proposes and without them in turn,
-and what each change brought against what was predicted. No profiler, no torch.
+"""`drumline profile --try`: short runs of the same job, with the changes that advice proposes and
+without them in turn, and what each change brought against what was predicted. No profiler, no
+torch.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class ShortRuns:
     batch_size: int
 
     def step_seconds(self, settings: Mapping[str, str]) -> float:
-        """A step with these settings, for as many samples as in the unchanged job: the median of the laps."""
+        """A step with these settings, for as many samples as in the unchanged job: the median of
+        the laps."""
         lap = min(max(round(LAP_S / self.step_s), LAP_STEPS[0]), LAP_STEPS[-1])
         length = {"train.steps": (1 + LAPS) * lap, "log.every_steps": lap}
         words = self.arguments({**QUIET, **length, **settings})
@@ -59,7 +61,9 @@ class ShortRuns:
         shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
         try:
             run_to_the_end(Leg(name, tuple(words), run, log, self.procs))
-            events = [one for one in read_events(RunFolder(run).event_file(0)) if one["kind"] == "train"]
+            events = [
+                one for one in read_events(RunFolder(run).event_file(0)) if one["kind"] == "train"
+            ]
         finally:
             shutil.rmtree(run, ignore_errors=True)
         return median(self.batch_size / float(one["samples_per_s"]) for one in events[1:])
@@ -67,8 +71,8 @@ class ShortRuns:
 
 @dataclass(kw_only=True)
 class AdviceTrial:
-    """What a change brought. A prediction is compared as a fraction of the step, since the profiled step has the
-    profiler's own time in it."""
+    """What a change brought. A prediction is compared as a fraction of the step, since the profiled
+    step has the profiler's own time in it."""
 
     advice: Advice
     before_s: list[float] = field(default_factory=list)
@@ -111,8 +115,9 @@ class AdviceTrial:
 def try_advice(
     found: Sequence[Advice], runs: ShortRuns, *, note: Callable[[str], None], rounds: int = ROUNDS
 ) -> list[AdviceTrial]:
-    """Run each change that a setting makes: in each round the unchanged job first, then each changed one. When the
-    unchanged job fails after the first round, the results of the rounds before remain."""
+    """Run each change that a setting makes: in each round the unchanged job first, then each
+    changed one. When the unchanged job fails after the first round, the results of the rounds
+    before remain."""
     trials = [AdviceTrial(advice=one) for one in found if one.settings]
     for number in range(rounds if trials else 0):
         note(f"round {number + 1} of {rounds}: {plural(1 + len(trials), 'short run')}")
@@ -146,8 +151,12 @@ def trial_lines(trials: Sequence[AdviceTrial]) -> Iterator[str]:
         low, high = trial.spread
         outcome = "as predicted"
         if not trial.is_as_predicted:
-            outcome = "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"
-        expected = f"{_change(trial.predicted)} ({_change(trial.band[0])} to {_change(trial.band[1])})"
+            outcome = (
+                "more than predicted" if trial.ratio < trial.band[0] else "less than predicted"
+            )
+        expected = (
+            f"{_change(trial.predicted)} ({_change(trial.band[0])} to {_change(trial.band[1])})"
+        )
         yield (
             f"{flags}: {latency(before)} -> {latency(after)} a step: {_change(trial.ratio)} ({_change(low)} to "
             f"{_change(high)} in {plural(len(trial.after_s), 'run')}); predicted {expected}: {outcome}"

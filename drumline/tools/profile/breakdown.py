@@ -1,6 +1,8 @@
-"""Where the time of the profiled steps goes: collectives matched across ranks, and the parts of each rank's steps.
+"""Where the time of the profiled steps goes: collectives matched across ranks, and the parts of
+each rank's steps.
 
-Every instant of a step belongs to exactly one part (`profile_result.PARTS`), so the parts add up to the step.
+Every instant of a step belongs to exactly one part (`profile_result.PARTS`), so the parts add up to
+the step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drumline.tools.profile.intervals import Intervals, clipped, difference, intersection, length, union
+from drumline.tools.profile.intervals import (
+    Intervals,
+    clipped,
+    difference,
+    intersection,
+    length,
+    union,
+)
 from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep
 
 LEFT_TOGETHER = ("allreduce", "barrier", "allgather")
@@ -58,10 +67,12 @@ class StepParts:
     """How long this rank waited for each other rank."""
 
 
-def matched(traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf) -> list[MatchedCollective]:
-    """The n-th collective of a kind on one rank is the n-th on all. Each stays alone where that cannot be, as in
-    process groups that the trace does not name: ranks have different numbers of them, or one rank left before another
-    joined."""
+def matched(
+    traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf
+) -> list[MatchedCollective]:
+    """The n-th collective of a kind on one rank is the n-th on all. Each stays alone where that
+    cannot be, as in process groups that the trace does not name: ranks have different numbers of
+    them, or one rank left before another joined."""
     by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(lambda: defaultdict(list))
     for rank, trace in traces.items():
         for one in trace.collectives:
@@ -69,7 +80,10 @@ def matched(traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf)
     found = []
     for kind, of_ranks in by_kind.items():
         if len({len(calls) for calls in of_ranks.values()}) == 1:
-            rows = [dict(zip(of_ranks, row, strict=True)) for row in zip(*of_ranks.values(), strict=True)]
+            rows = [
+                dict(zip(of_ranks, row, strict=True))
+                for row in zip(*of_ranks.values(), strict=True)
+            ]
         else:
             rows = [{rank: one} for rank, calls in of_ranks.items() for one in calls]
         if kind.startswith(LEFT_TOGETHER):
@@ -78,23 +92,36 @@ def matched(traces: Mapping[int, RankTrace], *, clock_error_s: float = math.inf)
     return found
 
 
-def _possible(row: dict[int, CollectiveCall], clock_error_s: float) -> list[dict[int, CollectiveCall]]:
+def _possible(
+    row: dict[int, CollectiveCall], clock_error_s: float
+) -> list[dict[int, CollectiveCall]]:
     first_end = min(one.end for one in row.values())
     last_call = max(one.call for one in row.values())
-    return [row] if last_call - first_end <= clock_error_s else [{rank: one} for rank, one in row.items()]
+    return (
+        [row]
+        if last_call - first_end <= clock_error_s
+        else [{rank: one} for rank, one in row.items()]
+    )
 
 
 def clock_difference(one: RankTrace, other: RankTrace) -> float:
-    """How far the clock of one rank's host is ahead of the other's: the median of the differences between the ends of
-    collectives, which all ranks leave together; 0 if they have none."""
+    """How far the clock of one rank's host is ahead of the other's: the median of the differences
+    between the ends of collectives, which all ranks leave together; 0 if they have none."""
     base_s = (one.base_ns - other.base_ns) / 1e9
     pairs = [pair for pair in matched({0: one, 1: other}) if len(pair.by_rank) == 2]
     together = [pair.by_rank for pair in pairs if pair.kind.startswith(LEFT_TOGETHER)]
-    return float(np.median([calls[0].end - calls[1].end + base_s for calls in together])) if together else 0.0
+    return (
+        float(np.median([calls[0].end - calls[1].end + base_s for calls in together]))
+        if together
+        else 0.0
+    )
 
 
-def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str) -> dict[str, float]:
-    """The time from `low` to `high` in parts: each instant belongs to the first claim that has it, or to the rest."""
+def divided(
+    low: float, high: float, claims: Sequence[tuple[str, Intervals]], rest: str
+) -> dict[str, float]:
+    """The time from `low` to `high` in parts: each instant belongs to the first claim that has it,
+    or to the rest."""
     left = np.array([[low, high]])
     parts = {}
     for name, claim in claims:
@@ -105,16 +132,23 @@ def divided(low: float, high: float, claims: Sequence[tuple[str, Intervals]], re
     return parts
 
 
-def divide_steps(rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]) -> list[StepParts]:
+def divide_steps(
+    rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]
+) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
     own = [(one, one.by_rank[rank]) for one in collectives if rank in one.by_rank]
     waits = {
-        last: union((call.call, min(one.all_joined, call.end)) for one, call in own if one.last_rank == last)
+        last: union(
+            (call.call, min(one.all_joined, call.end)) for one, call in own if one.last_rank == last
+        )
         for last in {one.last_rank for one, _ in own}
     }
     claims = [
         ("compute", trace.compute),
-        ("waiting_for_rank", union((call.call, min(one.all_joined, call.end)) for one, call in own)),
+        (
+            "waiting_for_rank",
+            union((call.call, min(one.all_joined, call.end)) for one, call in own),
+        ),
         ("exposed_communication", union((call.call, call.end) for _, call in own)),
         ("data", trace.data),
         ("host_sync", union((event.start, event.end) for event in trace.syncs)),
@@ -125,10 +159,18 @@ def divide_steps(rank: int, trace: RankTrace, collectives: Sequence[MatchedColle
         StepParts(
             step=step,
             parts_s=divided(step.start, step.end, claims, "gaps"),
-            hidden_s=length(clipped(intersection(claims[2][1], trace.compute), step.start, step.end)),
+            hidden_s=length(
+                clipped(intersection(claims[2][1], trace.compute), step.start, step.end)
+            ),
             other_s=length(clipped(others, step.start, step.end)),
-            num_other=sum(not call.is_bucket and step.start <= call.call < step.end for _, call in own),
-            waited_s={last: length(clipped(when, step.start, step.end)) for last, when in idle.items() if last != rank},
+            num_other=sum(
+                not call.is_bucket and step.start <= call.call < step.end for _, call in own
+            ),
+            waited_s={
+                last: length(clipped(when, step.start, step.end))
+                for last, when in idle.items()
+                if last != rank
+            },
         )
         for step in trace.steps
     ]

@@ -11,8 +11,11 @@ Intervals = NDArray[np.float64]
 
 
 def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
-    """The instants of any of these intervals, which may overlap; empty and reversed ones are left out."""
-    rows = np.array(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
+    """The instants of any of these intervals, which may overlap; empty and reversed ones are left
+    out."""
+    rows = np.array(
+        pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64
+    ).reshape(-1, 2)
     rows = rows[rows[:, 1] > rows[:, 0]]
     if not len(rows):
         return rows

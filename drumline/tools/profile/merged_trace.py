@@ -1,4 +1,5 @@
-"""One trace of ranks by one clock, for https://ui.perfetto.dev: a process for each rank, and one for its GPU."""
+"""One trace of ranks by one clock, for https://ui.perfetto.dev: a process for each rank, and one
+for its GPU."""
 
 from __future__ import annotations
 
@@ -15,31 +16,36 @@ from drumline.runs.profile_files import MERGED_FILE, MOST_RANKS_MERGED, trace_pa
 from drumline.tools.profile.trace_file import ON_DEVICE, read_entries
 
 PROCESSES = 100
-"""Numbers of processes for each rank: its own, its GPU's streams. They begin at 100: Perfetto takes 0 for the idle
-process, and shows it last."""
+"""Numbers of processes for each rank: its own, its GPU's streams. They begin at 100: Perfetto takes
+0 for the idle process, and shows it last."""
 EARLY_US = 3.6e9
 """An hour for what comes before the instant that all ranks share: Perfetto drops times before 0."""
 
 
 def write_merged(folder: Path, hosts: Mapping[int, str], base_ns: Mapping[int, int]) -> Path:
-    """Write it beside the traces of these ranks; of more than `MOST_RANKS_MERGED`, it has the first ones. `base_ns`:
-    the same instant by the clock of each rank."""
+    """Write it beside the traces of these ranks; of more than `MOST_RANKS_MERGED`, it has the first
+    ones. `base_ns`: the same instant by the clock of each rank."""
     path = folder / MERGED_FILE
     with replacing(path) as file, gzip.open(file, "wb", compresslevel=1) as packed:
         packed.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = b""
         for rank in sorted(hosts)[:MOST_RANKS_MERGED]:
             entries, own_ns = read_entries(trace_path(folder, rank))
-            for entry in renumbered(entries, rank, hosts[rank], EARLY_US + (own_ns - base_ns[rank]) / 1e3):
+            for entry in renumbered(
+                entries, rank, hosts[rank], EARLY_US + (own_ns - base_ns[rank]) / 1e3
+            ):
                 packed.write(separator + json.dumps(entry).encode())
                 separator = b",\n"
         packed.write(b"\n]}\n")
     return path
 
 
-def renumbered(entries: Sequence[Any], rank: int, host: str, shift_us: float) -> Iterator[dict[str, Any]]:
-    """A rank's entries, with processes, flows and times that do not clash with those of other ranks. The profiler's own
-    rows, whose process is no number, are left out. Ids of flows stay whole numbers, which Perfetto needs to join them.
+def renumbered(
+    entries: Sequence[Any], rank: int, host: str, shift_us: float
+) -> Iterator[dict[str, Any]]:
+    """A rank's entries, with processes, flows and times that do not clash with those of other
+    ranks. The profiler's own rows, whose process is no number, are left out. Ids of flows stay
+    whole numbers, which Perfetto needs to join them.
     """
     numbers: dict[int, int] = {}
     cut_us = cut_durations(entries)
@@ -48,11 +54,17 @@ def renumbered(entries: Sequence[Any], rank: int, host: str, shift_us: float) ->
             continue
         is_name = entry.get("ph") == "M"
         flow = entry.get("id")
-        is_kept = entry.get("name") == "thread_name" if is_name else isinstance(entry.get("ts"), int | float)
+        is_kept = (
+            entry.get("name") == "thread_name"
+            if is_name
+            else isinstance(entry.get("ts"), int | float)
+        )
         if not is_kept:
             continue
         # The rank's own process is the first that its trace names.
-        number = numbers.setdefault(process, (rank + 1) * PROCESSES + min(len(numbers), PROCESSES - 1))
+        number = numbers.setdefault(
+            process, (rank + 1) * PROCESSES + min(len(numbers), PROCESSES - 1)
+        )
         own_flow = {"id": (rank << 40) + flow} if isinstance(flow, int) else {}
         times = {} if is_name else {"ts": entry["ts"] + shift_us}
         if position in cut_us:
@@ -66,15 +78,17 @@ def renumbered(entries: Sequence[Any], rank: int, host: str, shift_us: float) ->
 
 
 def cut_durations(entries: Sequence[Any]) -> dict[int, float]:
-    """Durations, by position, of kernels that end after the next one of their stream has begun, which Perfetto would
-    drop: up to where that begins."""
+    """Durations, by position, of kernels that end after the next one of their stream has begun,
+    which Perfetto would drop: up to where that begins."""
     streams: dict[tuple[int, int], list[int]] = defaultdict(list)
     for position, entry in enumerate(entries):
         if isinstance(entry, dict) and entry.get("cat") in ON_DEVICE and entry.get("ph") == "X":
             streams[entry["pid"], entry["tid"]].append(position)
     found = {}
     for positions in streams.values():
-        for before, after in pairwise(sorted(positions, key=lambda position: entries[position]["ts"])):
+        for before, after in pairwise(
+            sorted(positions, key=lambda position: entries[position]["ts"])
+        ):
             room_us = entries[after]["ts"] - entries[before]["ts"]
             if entries[before]["dur"] > room_us:
                 found[before] = room_us

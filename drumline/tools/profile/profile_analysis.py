@@ -1,4 +1,5 @@
-"""From the traces of a profile to its result: reads RUN/profile, and writes profile.json and the merged trace."""
+"""From the traces of a profile to its result: reads RUN/profile, and writes profile.json and the
+merged trace."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ import numpy as np
 
 from drumline.base.errors import UsageError
 from drumline.base.terminal import one_line
-from drumline.runs.profile_files import PROFILE_FOLDER, RankFacts, facts_path, read_facts, trace_path
+from drumline.runs.profile_files import (
+    PROFILE_FOLDER,
+    RankFacts,
+    facts_path,
+    read_facts,
+    trace_path,
+)
 from drumline.runs.profile_result import (
     PARTS,
     Bucket,
@@ -35,7 +42,13 @@ from drumline.tools.profile.breakdown import (
 )
 from drumline.tools.profile.intervals import clipped, length, union
 from drumline.tools.profile.merged_trace import write_merged
-from drumline.tools.profile.trace_file import CollectiveCall, RankTrace, TraceStep, from_events, read_events
+from drumline.tools.profile.trace_file import (
+    CollectiveCall,
+    RankTrace,
+    TraceStep,
+    from_events,
+    read_events,
+)
 
 K = TypeVar("K", bound=Hashable)
 MOST_KERNELS = 15
@@ -43,7 +56,8 @@ MOST_SYNCS = 10
 MOST_RANKS = 4096
 LINE_AFTER_S = 0.05
 SAME_CALL_S = 50e-6
-"""How long after a host sync its source line may be recorded; how soon a copy is followed by its wait."""
+"""How long after a host sync its source line may be recorded; how soon a copy is followed by its
+wait."""
 
 
 def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
@@ -58,7 +72,8 @@ def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileRe
 
 
 def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace], dict[int, str]]:
-    """The facts and traces that can be read, by one clock; and for each other rank, why its own cannot."""
+    """The facts and traces that can be read, by one clock; and for each other rank, why its own
+    cannot."""
     facts: dict[int, RankFacts] = {}
     traces: dict[int, RankTrace] = {}
     missing: dict[int, str] = {}
@@ -74,16 +89,23 @@ def read_ranks(folder: Path) -> tuple[dict[int, RankFacts], dict[int, RankTrace]
         except (OSError, ValueError) as error:
             missing[rank] = one_line(error)
             if rank not in facts and not traces:
-                world_size = max(world_size, rank + 2 if facts_path(folder, rank + 1).exists() else 0)
+                world_size = max(
+                    world_size, rank + 2 if facts_path(folder, rank + 1).exists() else 0
+                )
         rank += 1
     if not traces:
         why = "; ".join(f"rank {rank}: {reason}" for rank, reason in list(missing.items())[:4])
-        raise UsageError(f"{folder} has no trace that can be read ({why})", next_step="profile the job again")
+        raise UsageError(
+            f"{folder} has no trace that can be read ({why})", next_step="profile the job again"
+        )
     return {rank: facts[rank] for rank in traces}, traces, missing
 
 
-def _read_rank(path: Path, facts: RankFacts, traces: Mapping[int, RankTrace], ahead: dict[str, float]) -> RankTrace:
-    """A trace by the clock of the first one in `traces`; `ahead`: by how much each host's clock is ahead of that."""
+def _read_rank(
+    path: Path, facts: RankFacts, traces: Mapping[int, RankTrace], ahead: dict[str, float]
+) -> RankTrace:
+    """A trace by the clock of the first one in `traces`; `ahead`: by how much each host's clock is
+    ahead of that."""
     events, base_ns = read_events(path)
     if not traces:
         ahead.clear()
@@ -111,12 +133,16 @@ def result_of(
     collectives = matched(traces, clock_error_s=CLOCK_ERROR_S)
     divided = {rank: divide_steps(rank, trace, collectives) for rank, trace in traces.items()}
     critical = critical_ranks(divided)
-    ranks = [_rank_steps(facts[rank], steps, critical.count(rank)) for rank, steps in divided.items()]
+    ranks = [
+        _rank_steps(facts[rank], steps, critical.count(rank)) for rank, steps in divided.items()
+    ]
     first = facts[min(facts)]
     first_trace = traces[min(facts)]
     every = [one for steps in divided.values() for one in steps]
     every_trace = list(traces.values())
-    unprofiled = [one.unprofiled_step_s for one in facts.values() if one.unprofiled_step_s is not None]
+    unprofiled = [
+        one.unprofiled_step_s for one in facts.values() if one.unprofiled_step_s is not None
+    ]
     return ProfileResult(
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
         task=first.job.task,
@@ -143,7 +169,9 @@ def result_of(
         network_bytes_per_s=network_bytes_per_s,
         unprofiled_step_s=statistics.fmean(unprofiled) if unprofiled else None,
         cores_per_rank=first.cores,
-        loading_cores=first.loading_cores if first.job.settings.get("data.workers") == "0" else None,
+        loading_cores=first.loading_cores
+        if first.job.settings.get("data.workers") == "0"
+        else None,
         missing_ranks={str(rank): reason for rank, reason in missing.items()},
     )
 
@@ -177,12 +205,16 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
 
 
 def buckets_of(
-    facts: Mapping[int, RankFacts], traces: Mapping[int, RankTrace], collectives: Sequence[MatchedCollective]
+    facts: Mapping[int, RankFacts],
+    traces: Mapping[int, RankTrace],
+    collectives: Sequence[MatchedCollective],
 ) -> list[Bucket]:
     """The n-th all-reduce of gradients in each step that has as many of them as most."""
     rows: list[list[tuple[int, float, float, float]]] = []
     for rank, trace in traces.items():
-        reduced = {id(one.by_rank[rank]): one.reduce_s for one in collectives if rank in one.by_rank}
+        reduced = {
+            id(one.by_rank[rank]): one.reduce_s for one in collectives if rank in one.by_rank
+        }
         part = sent_part(facts[rank].job.settings) or 0.0
         sizes = [round(size * part) for size in facts[rank].bucket_bytes]
         for step in trace.steps:
@@ -193,19 +225,27 @@ def buckets_of(
             for one, num_bytes in zip(calls, known, strict=True):
                 ready_s = _computed_until(trace, step, one.host_call, one.start)
                 before_s = 0.0 if begin is None else _computed_until(trace, step, begin, begin)
-                row.append((one.num_bytes or num_bytes, ready_s, max(0.0, ready_s - before_s), reduced[id(one)]))
+                row.append(
+                    (
+                        one.num_bytes or num_bytes,
+                        ready_s,
+                        max(0.0, ready_s - before_s),
+                        reduced[id(one)],
+                    )
+                )
             rows.append(row)
     usual = statistics.mode(len(row) for row in rows)
     rows = [row for row in rows if len(row) == usual]
     means = [np.mean(np.array(column), axis=0) for column in zip(*rows, strict=True)]
     return [
-        Bucket(num_bytes=round(n), ready_s=r, backward_s=b, reduce_s=s) for n, r, b, s in (m.tolist() for m in means)
+        Bucket(num_bytes=round(n), ready_s=r, backward_s=b, reduce_s=s)
+        for n, r, b, s in (m.tolist() for m in means)
     ]
 
 
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:
-    """The all-reduces of gradients in a step. Those of a CUDA graph have no call on the host: if there are as many as
-    DDP has buckets, they are these."""
+    """The all-reduces of gradients in a step. Those of a CUDA graph have no call on the host: if
+    there are as many as DDP has buckets, they are these."""
     inside = [one for one in trace.collectives if step.start <= one.call < step.end]
     if found := [one for one in inside if one.is_bucket]:
         return found
@@ -213,22 +253,32 @@ def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[Co
     return plain if len(plain) == num_buckets else []
 
 
-def backward_start(trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]) -> float | None:
-    """When the host began the backward pass in which gradients are reduced: after the last batch of the step."""
+def backward_start(
+    trace: RankTrace, step: TraceStep, calls: Sequence[CollectiveCall]
+) -> float | None:
+    """When the host began the backward pass in which gradients are reduced: after the last batch of
+    the step."""
     if not calls or calls[0].host_call is None:
         return None
     before = trace.data[trace.data[:, 1] <= calls[0].host_call]
     since = before[-1, 1] if len(before) else step.start
-    begun = trace.backward[(trace.backward[:, 1] > since) & (trace.backward[:, 0] <= calls[0].host_call)]
+    begun = trace.backward[
+        (trace.backward[:, 1] > since) & (trace.backward[:, 0] <= calls[0].host_call)
+    ]
     return float(begun[0, 0]) if len(begun) else None
 
 
-def _computed_until(trace: RankTrace, step: TraceStep, host_time: float | None, start: float) -> float:
-    """How long the work of a step takes that the host had launched at this time; before `start`, if it is not known."""
+def _computed_until(
+    trace: RankTrace, step: TraceStep, host_time: float | None, start: float
+) -> float:
+    """How long the work of a step takes that the host had launched at this time; before `start`, if
+    it is not known."""
     if host_time is None or not trace.is_device:
         return length(clipped(trace.compute, step.start, start if host_time is None else host_time))
     launches = trace.launches
-    chosen = launches[(launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end)]
+    chosen = launches[
+        (launches[:, 0] < host_time) & (launches[:, 1] >= step.start) & (launches[:, 1] < step.end)
+    ]
     return length(union(chosen[:, 1:]))
 
 
@@ -243,28 +293,42 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
         if (place := bisect_right(trace.steps, start, key=lambda step: step.start))
         and start < trace.steps[place - 1].end
     )
-    return [Kernel(name=name, seconds=seconds, calls=calls) for name, seconds, calls in _per_step(rows, traces)]
+    return [
+        Kernel(name=name, seconds=seconds, calls=calls)
+        for name, seconds, calls in _per_step(rows, traces)
+    ]
 
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
-    rows = (((one.details["source"], one.name), one.end - one.start) for trace in traces for one in trace.syncs)
+    rows = (
+        ((one.details["source"], one.name), one.end - one.start)
+        for trace in traces
+        for one in trace.syncs
+    )
     found = _per_step(rows, traces)
-    return [HostSync(source=key[0], call=key[1], seconds=seconds, calls=calls) for key, seconds, calls in found]
+    return [
+        HostSync(source=key[0], call=key[1], seconds=seconds, calls=calls)
+        for key, seconds, calls in found
+    ]
 
 
-def _per_step(rows: Iterable[tuple[K, float]], traces: Sequence[RankTrace]) -> list[tuple[K, float, float]]:
+def _per_step(
+    rows: Iterable[tuple[K, float]], traces: Sequence[RankTrace]
+) -> list[tuple[K, float, float]]:
     """The seconds and calls of each key: means over steps and ranks, the longest first."""
     seconds: dict[K, list[float]] = defaultdict(list)
     for key, lasts in rows:
         seconds[key].append(lasts)
     num_steps = sum(len(trace.steps) for trace in traces)
-    found = [(key, sum(times) / num_steps, len(times) / num_steps) for key, times in seconds.items()]
+    found = [
+        (key, sum(times) / num_steps, len(times) / num_steps) for key, times in seconds.items()
+    ]
     return sorted(found, key=lambda row: -row[1])
 
 
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
-    """The trace, with the source line of each host sync. torch reports a line just after the call, so that it is of the
-    last sync before it, and of the copy that this one waits for."""
+    """The trace, with the source line of each host sync. torch reports a line just after the call,
+    so that it is of the last sync before it, and of the copy that this one waits for."""
     syncs = sorted(trace.syncs, key=lambda event: event.end)
     sources = ["unknown"] * len(syncs)
     named = 0
@@ -273,9 +337,14 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
         last = bisect_right(syncs, at, key=lambda event: event.end) - 1
         if last >= named and at - syncs[last].end < LINE_AFTER_S:
             copy = syncs[last - 1]
-            is_of_copy = copy.name.startswith("cudaMemcpy") and syncs[last].start - copy.end < SAME_CALL_S
+            is_of_copy = (
+                copy.name.startswith("cudaMemcpy") and syncs[last].start - copy.end < SAME_CALL_S
+            )
             first = last - 1 if is_of_copy and last > named else last
             sources[first : last + 1] = [place] * (last + 1 - first)
         named = max(named, last + 1)
-    found = (event._replace(details={"source": source}) for event, source in zip(syncs, sources, strict=True))
+    found = (
+        event._replace(details={"source": source})
+        for event, source in zip(syncs, sources, strict=True)
+    )
     return replace(trace, syncs=tuple(found))

@@ -1,7 +1,8 @@
-"""Reads torch.profiler's trace of one rank: its steps, when it computed, its collectives, data and host syncs.
+"""Reads torch.profiler's trace of one rank: its steps, when it computed, its collectives, data and
+host syncs.
 
-A trace is a file of a run folder: it may be damaged, hostile or huge. It is read within limits, and what does not have
-the expected type is left out.
+A trace is a file of a run folder: it may be damaged, hostile or huge. It is read within limits, and
+what does not have the expected type is left out.
 """
 
 from __future__ import annotations
@@ -29,24 +30,36 @@ MOST_BYTES = 1 << 30
 """Of a trace, unpacked."""
 SMALL_BYTES = 1 << 20
 MAX_RATIO = 64
-"""How many times as large as its file a large trace may be, unpacked: those of torch.profiler are 10 to 20 times as
-large."""
+"""How many times as large as its file a large trace may be, unpacked: those of torch.profiler are
+10 to 20 times as large."""
 BYTES_PER_VALUE = 12
-"""Of a large trace, for each object and list in it, at least: those of torch.profiler have more than 30. Empty ones
-take 30 times their bytes in memory."""
+"""Of a large trace, for each object and list in it, at least: those of torch.profiler have more
+than 30. Empty ones take 30 times their bytes in memory."""
 MOST_SECONDS = 1e11
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 ENDING = ON_DEVICE | {"user_annotation", "cpu_op"}
 """What a trace without an end mark ends with."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
-WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"})
+WAITS = frozenset(
+    {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
+)
 BLOCKING_COPY_S = 50e-6
 """A cudaMemcpyAsync that takes longer waits for the device: its host memory is not pinned."""
 LOADER_NEXT = re.compile(r"enumerate\(DataLoader\).*__next__")
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATES = f"{NODE}torch::autograd::AccumulateGrad"
 OF_TORCH = re.compile(r"Backward\d+$|^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFx")
-ITEM_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
+ITEM_BYTES = {
+    "Float": 4,
+    "Half": 2,
+    "BFloat16": 2,
+    "Double": 8,
+    "Long": 8,
+    "Int": 4,
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+}
 
 
 class Event(NamedTuple):
@@ -75,7 +88,8 @@ class CollectiveCall:
     call: float
     """When the rank joined: the call on the host, or the kernel's start."""
     start: float
-    """When the library began to work on it: later than the call if earlier ones keep its threads busy."""
+    """When the library began to work on it: later than the call if earlier ones keep its threads
+    busy."""
     end: float
     host_call: float | None
     """When the host called it; None: the trace has no call for it, as in a CUDA graph."""
@@ -98,14 +112,16 @@ class RankTrace:
     backward: Intervals
     """Operations of backward passes, on the host."""
     launches: NDArray[np.float64] = field(repr=False)
-    """Rows of launch, start and end: every kernel that computes, in the order of their starts; on the CPU no rows."""
+    """Rows of launch, start and end: every kernel that computes, in the order of their starts; on
+    the CPU no rows."""
     operations: tuple[tuple[str, float, float], ...] = field(repr=False)
-    """Name, start and seconds of each kernel, or of each operation on the CPU less those inside it."""
+    """Name, start and seconds of each kernel, or of each operation on the CPU less those inside
+    it."""
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
-    """The ranges of a trace, and the Unix time in ns that they are relative to. Raises OSError for a file that cannot
-    be read, ValueError for one that is no trace."""
+    """The ranges of a trace, and the Unix time in ns that they are relative to. Raises OSError for
+    a file that cannot be read, ValueError for one that is no trace."""
     entries, base_ns = read_entries(path)
     return sorted(_events(entries), key=lambda event: (event.start, -event.end)), base_ns
 
@@ -115,7 +131,9 @@ def read_entries(path: Path) -> tuple[list[Any], int]:
     content = unpacked(path)
     num_values = content.count(b"{") + content.count(b"[")
     if num_values * BYTES_PER_VALUE > len(content) + SMALL_BYTES:
-        raise ValueError(f"it has {num_values:,} objects and lists in {len(content):,} bytes, more than a trace")
+        raise ValueError(
+            f"it has {num_values:,} objects and lists in {len(content):,} bytes, more than a trace"
+        )
     document = parse_json(content)
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it has no traceEvents")
@@ -126,7 +144,8 @@ def read_entries(path: Path) -> tuple[list[Any], int]:
 
 
 def unpacked(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a gzip file of at most so many bytes, and not many times as many as the file has."""
+    """The content of a gzip file of at most so many bytes, and not many times as many as the file
+    has."""
     parts = []
     size = 0
     try:
@@ -152,32 +171,48 @@ def _events(entries: Sequence[Any]) -> Iterator[Event]:
         lasts = entry.get("dur")
         name = entry.get("name")
         details = entry.get("args")
-        if not isinstance(start, int | float) or not isinstance(lasts, int | float) or not isinstance(name, str):
+        if (
+            not isinstance(start, int | float)
+            or not isinstance(lasts, int | float)
+            or not isinstance(name, str)
+        ):
             continue
         if 0 <= start / 1e6 < MOST_SECONDS and 0 <= lasts / 1e6 < MOST_SECONDS:
             thread = f"{entry.get('pid')}:{entry.get('tid')}"
             known = details if isinstance(details, dict) else {}
-            yield Event(start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, known)
+            yield Event(
+                start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, known
+            )
 
 
 def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> RankTrace:
     """What a breakdown needs of a trace; `shift_s` is added to all times."""
     if shift_s:
         base_ns -= round(shift_s * 1e9)
-        events = [event._replace(start=event.start + shift_s, end=event.end + shift_s) for event in events]
+        events = [
+            event._replace(start=event.start + shift_s, end=event.end + shift_s) for event in events
+        ]
     is_device = any(event.kind == "kernel" for event in events)
     gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
-    host = [event for event in events if event.kind == "cpu_op" and event.thread not in gloo_threads]
+    host = [
+        event for event in events if event.kind == "cpu_op" and event.thread not in gloo_threads
+    ]
     data = union(_times(e for e in events if e.name == DATA_MARK or LOADER_NEXT.match(e.name)))
     if is_device:
-        work = [event for event in events if event.kind in ON_DEVICE and not is_communication(event)]
+        work = [
+            event for event in events if event.kind in ON_DEVICE and not is_communication(event)
+        ]
         operations = [(event.name, event.start, event.end - event.start) for event in work]
         compute = union(_times(work))
         launches = _launches(events, work)
     else:
         starts = np.searchsorted(data.reshape(-1), [event.start for event in host], "right")
         # What makes a batch is data.
-        work = [event for event, place in zip(host, starts, strict=True) if place % 2 == 0 and is_compute(event.name)]
+        work = [
+            event
+            for event, place in zip(host, starts, strict=True)
+            if place % 2 == 0 and is_compute(event.name)
+        ]
         operations = list(_self_times(work))
         compute = difference(union(_times(work)), data)
         launches = np.empty((0, 3))
@@ -196,14 +231,19 @@ def from_events(events: Sequence[Event], base_ns: int, shift_s: float = 0.0) -> 
 
 
 def _launches(events: Sequence[Event], kernels: Sequence[Event]) -> NDArray[np.float64]:
-    called = {event.details.get("correlation"): event.start for event in events if event.kind in LAUNCHES}
-    rows = [(called.get(one.details.get("correlation"), one.start), one.start, one.end) for one in kernels]
+    called = {
+        event.details.get("correlation"): event.start for event in events if event.kind in LAUNCHES
+    }
+    rows = [
+        (called.get(one.details.get("correlation"), one.start), one.start, one.end)
+        for one in kernels
+    ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
 def is_compute(name: str) -> bool:
-    """Whether an operation on the CPU is work. Nodes of Python functions are not, as they may wait for a collective;
-    the operations inside them are."""
+    """Whether an operation on the CPU is work. Nodes of Python functions are not, as they may wait
+    for a collective; the operations inside them are."""
     if name.startswith((NODE, "c10d::", "_c10d_functional")):
         return False
     return "::" in name or OF_TORCH.search(name) is not None
@@ -217,26 +257,42 @@ def _times(events: Iterable[Event]) -> Iterator[tuple[float, float]]:
     return ((event.start, event.end) for event in events)
 
 
-def _steps(events: Sequence[Event], work: Sequence[Event], launches: NDArray[np.float64]) -> Iterator[TraceStep]:
-    """A step lasts until the next one starts. On a GPU it starts with the first kernel that it launches on the stream
-    that computes most: the host may be ahead by whole steps."""
+def _steps(
+    events: Sequence[Event], work: Sequence[Event], launches: NDArray[np.float64]
+) -> Iterator[TraceStep]:
+    """A step lasts until the next one starts. On a GPU it starts with the first kernel that it
+    launches on the stream that computes most: the host may be ahead by whole steps."""
     starts: dict[int, float] = {}
     for event in events:
         digits = event.name.removeprefix(STEP_MARK)
-        if event.kind == "user_annotation" and digits != event.name and (number := whole_number(digits)) is not None:
+        if (
+            event.kind == "user_annotation"
+            and digits != event.name
+            and (number := whole_number(digits)) is not None
+        ):
             starts.setdefault(number, event.start)
     if not starts:
         raise ValueError("it has no steps")
     ends = [event.end for event in events if event.name == END_MARK]
-    end = ends[-1] if ends else max((event.end for event in events if event.kind in ENDING), default=0.0)
-    times = _device_starts(list(starts.values()), work, launches) if len(launches) else list(starts.values())
+    end = (
+        ends[-1]
+        if ends
+        else max((event.end for event in events if event.kind in ENDING), default=0.0)
+    )
+    times = (
+        _device_starts(list(starts.values()), work, launches)
+        if len(launches)
+        else list(starts.values())
+    )
     if any(later <= earlier for earlier, later in itertools.pairwise([*times, end])):
         raise ValueError("its steps are not in order")
     for number, start, until in zip(starts, times, [*times[1:], end], strict=True):
         yield TraceStep(number, start, until)
 
 
-def _device_starts(host: list[float], work: Sequence[Event], launches: NDArray[np.float64]) -> list[float]:
+def _device_starts(
+    host: list[float], work: Sequence[Event], launches: NDArray[np.float64]
+) -> list[float]:
     """As those on the host if a step has no kernel."""
     busy: dict[str, float] = defaultdict(float)
     for event in work:
@@ -277,19 +333,25 @@ def _collectives(events: Sequence[Event], host: Sequence[Event]) -> list[Collect
         if event.name.startswith("gloo:"):
             works[_plain(event.name[5:])].append(event)
         elif event.kind == "kernel" and is_communication(event):
-            works[_plain(event.name.split("_")[1] if "_" in event.name else event.name)].append(event)
+            works[_plain(event.name.split("_")[1] if "_" in event.name else event.name)].append(
+                event
+            )
     inside: dict[str, list[Event]] = defaultdict(list)
     for event in host:
         if event.name == ACCUMULATES:
             inside[event.thread].append(event)
     found = []
     for kind, done in works.items():
-        begun: Sequence[Event | None] = calls[kind] if len(calls[kind]) == len(done) else [None] * len(done)
+        begun: Sequence[Event | None] = (
+            calls[kind] if len(calls[kind]) == len(done) else [None] * len(done)
+        )
         found += [_joined(kind, call, work, inside) for call, work in zip(begun, done, strict=True)]
     return sorted(found, key=lambda one: one.call)
 
 
-def _joined(kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]) -> CollectiveCall:
+def _joined(
+    kind: str, call: Event | None, work: Event, inside: Mapping[str, Sequence[Event]]
+) -> CollectiveCall:
     details = work.details
     count = details.get("In msg nelems")
     item = ITEM_BYTES.get(str(details.get("dtype")), 0)
@@ -301,7 +363,9 @@ def _joined(kind: str, call: Event | None, work: Event, inside: Mapping[str, Seq
         start=work.start,
         end=work.end,
         host_call=None if call is None else call.start,
-        is_bucket=call is not None and kind == "allreduce" and _is_inside(call, inside.get(call.thread, ())),
+        is_bucket=call is not None
+        and kind == "allreduce"
+        and _is_inside(call, inside.get(call.thread, ())),
         num_bytes=count * item if isinstance(count, int) and 0 < count < 1 << 50 else 0,
     )
 
@@ -321,5 +385,9 @@ def _syncs(events: Sequence[Event]) -> Iterator[Event]:
     high = max((event.start for event in events if event.name == END_MARK), default=np.inf)
     for event in events:
         is_copy = event.name == "cudaMemcpyAsync" and event.end - event.start > BLOCKING_COPY_S
-        if event.kind == "cuda_runtime" and (is_copy or event.name in WAITS) and low <= event.start < high:
+        if (
+            event.kind == "cuda_runtime"
+            and (is_copy or event.name in WAITS)
+            and low <= event.start < high
+        ):
             yield event

@@ -1,4 +1,5 @@
-"""Starts one leg of a run, follows its trace, kills it with -9 at the chosen moment, and ends all its processes."""
+"""Starts one leg of a run, follows its trace, kills it with -9 at the chosen moment, and ends all
+its processes."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 
 def failed(leg: Leg, code: int) -> RunFailedError:
     """The error for a leg that failed without a kill: its last lines, and its exit code."""
-    lines = leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
+    lines = (
+        leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
+    )
     quoted = [f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()]
     has_advice = code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED)
     advice = "do what it says" if has_advice else "fix the job first"
@@ -88,7 +91,8 @@ def failed(leg: Leg, code: int) -> RunFailedError:
 
 
 def describe(kill: Kill, leg: Leg, last_step: int) -> str:
-    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that was done."""
+    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that was
+    done."""
     saved = RunFolder(leg.folder).checkpoints / folder_name(kill.step)
     where = {
         "step": f"after step {last_step}",
@@ -117,7 +121,9 @@ class LegProgress:
     def __init__(self, leg: Leg) -> None:
         self._folder = RunFolder(leg.folder)
         self._tail = Tail(self._folder.trace_file(0))
-        self._left = {path: _changed_at(path) for path in self._folder.checkpoints.glob(".step-*.partial")}
+        self._left = {
+            path: _changed_at(path) for path in self._folder.checkpoints.glob(".step-*.partial")
+        }
         self.latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
         """By kind of line: the step of the last one."""
         self.seen_at = [time.monotonic()] * 2
@@ -129,9 +135,11 @@ class LegProgress:
             self.latest[line["kind"]] = line["step"]
             self.seen_at = [self.seen_at[-1], time.monotonic()]
         if kill.moment != "save":
-            # There must be a complete checkpoint, which a busy machine may write late: otherwise the next leg cannot
-            # resume.
-            return self.latest[kill.moment] >= kill.step and any(self._folder.checkpoints.glob("step-*"))
+            # There must be a complete checkpoint, which a busy machine may write late: otherwise
+            # the next leg cannot resume.
+            return self.latest[kill.moment] >= kill.step and any(
+                self._folder.checkpoints.glob("step-*")
+            )
         # A folder that an earlier leg left when it was killed in the same save does not count.
         partial = self._folder.checkpoints / f".{folder_name(kill.step)}.partial"
         changed = _changed_at(partial)
@@ -182,12 +190,14 @@ class JobProcesses:
         return None
 
     def kill(self, pids: Sequence[int]) -> None:
-        """End some of its processes with SIGKILL. Their children run until the end of the context."""
+        """End some of its processes with SIGKILL. Their children run until the end of the
+        context."""
         self._note_descendants()
         send_signal(pids, signal.SIGKILL)
 
     def __exit__(self, *_: object) -> None:
-        """End the remaining processes; first with SIGTERM, on which torchrun's agent ends its ranks."""
+        """End the remaining processes; first with SIGTERM, on which torchrun's agent ends its
+        ranks."""
         if self._root.poll() is None:
             self._note_descendants()
             self._root.terminate()

@@ -1,7 +1,8 @@
 """What a proof runs: its options, the settings of its runs, and when each leg is killed.
 
-`--world 4,2,3`: a reference run on 4 ranks without a kill, and a run in three legs: on 4 ranks until a kill, on 2 until
-another, on 3 to the end. Kills are drawn from one seed, so that a failure can be repeated.
+`--world 4,2,3`: a reference run on 4 ranks without a kill, and a run in three legs: on 4 ranks
+until a kill, on 2 until another, on 3 to the end. Kills are drawn from one seed, so that a failure
+can be repeated.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
 
 
 def too_few_steps(options: ProofOptions, *, first_save: int) -> str | None:
-    """A message if there are too few steps: a kill before the first complete save would leave nothing to resume
-    from."""
+    """A message if there are too few steps: a kill before the first complete save would leave
+    nothing to resume from."""
     least = first_save + 1 + options.num_kills
     if options.steps >= least:
         return None
@@ -129,7 +130,8 @@ class ProofSettings:
             yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have none"
 
     def changes(self) -> dict[str, Any]:
-        """Settings that are changed because the proof would otherwise be impossible; flags are never changed."""
+        """Settings that are changed because the proof would otherwise be impossible; flags are
+        never changed."""
         changes: dict[str, Any] = {}
         flags = self.layers.flags.settings
         steps = self.options.steps
@@ -144,12 +146,18 @@ class ProofSettings:
 
     def describe_changes(self) -> str:
         """`checkpoint.every_steps 2 (it was 0)`."""
-        return ", ".join(f"{path} {value} (it was {self._value(path)})" for path, value in self.changes().items())
+        return ", ".join(
+            f"{path} {value} (it was {self._value(path)})" for path, value in self.changes().items()
+        )
 
     def arguments(self, task: str, *, config_file: str | None) -> list[str]:
         """The arguments of `drumline train`, without the folder and the number of ranks."""
         settings = {path: setting.value for path, setting in self.layers.flags.settings.items()}
-        settings |= self.changes() | {"train.steps": self.options.steps, "log.trace": True, "log.display": "none"}
+        settings |= self.changes() | {
+            "train.steps": self.options.steps,
+            "log.trace": True,
+            "log.display": "none",
+        }
         if self.options.is_elastic:
             settings["train.exact"] = "elastic"
         flags = [f"--{path}={flag_text(value)}" for path, value in settings.items()]
@@ -186,13 +194,15 @@ def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
     """What is wrong with the options, given when the reference run saved."""
     first = min(pattern["save"])
     if options.at is not None and options.at[0] <= first:
-        return f"--kill-at: {options.at[0]} is too early: the first checkpoint is that of step {first}"
+        return (
+            f"--kill-at: {options.at[0]} is too early: the first checkpoint is that of step {first}"
+        )
     return too_few_steps(options, first_save=first)
 
 
 def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) -> list[Kill]:
-    """One kill for each leg except the last. After an attempt whose kill came too late, the next one kills earlier, and
-    the last attempt as early as possible."""
+    """One kill for each leg except the last. After an attempt whose kill came too late, the next
+    one kills earlier, and the last attempt as early as possible."""
     draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
     moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern["evaluation"]]
     first_save = min(pattern["save"])
@@ -215,14 +225,17 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
             moment = "step"
         kill = _kill(moment, step, wait, pattern)
         if options.rank is None and kill.moment == "save" and kill.step == options.steps:
-            rank = 0  # the others are done: if one of them is killed, rank 0 still completes the save and the run
+            # the others are done: if one of them is killed, rank 0 still completes the save and the
+            # run
+            rank = 0
         ranks = tuple(range(world)) if options.rank == "all" else (int(options.rank or rank),)
         kills.append(replace(kill, ranks=ranks))
     return kills
 
 
 def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
-    """In the next save or evaluation from this step on, if that is the moment; if there is none, after the step."""
+    """In the next save or evaluation from this step on, if that is the moment; if there is none,
+    after the step."""
     times = pattern.get(moment, {})
     chosen = next((one for one in sorted(times) if one >= step), None)
     if chosen is None:

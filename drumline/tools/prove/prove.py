@@ -1,4 +1,5 @@
-"""Runs the proof: a reference run without a kill, then the same run in legs, killed after each but the last."""
+"""Runs the proof: a reference run without a kill, then the same run in legs, killed after each but
+the last."""
 
 from __future__ import annotations
 
@@ -12,8 +13,21 @@ from drumline.base.text import plural
 from drumline.runs.catalog import folder_name
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
-from drumline.tools.prove.killed_run import Leg, RunFailedError, describe, run_and_kill, run_to_the_end
-from drumline.tools.prove.proof_plan import MAX_ATTEMPTS, Kill, Moment, ProofOptions, draw_kills, too_early
+from drumline.tools.prove.killed_run import (
+    Leg,
+    RunFailedError,
+    describe,
+    run_and_kill,
+    run_to_the_end,
+)
+from drumline.tools.prove.proof_plan import (
+    MAX_ATTEMPTS,
+    Kill,
+    Moment,
+    ProofOptions,
+    draw_kills,
+    too_early,
+)
 from drumline.tools.prove.run_comparison import (
     DifferenceCause,
     RunDifference,
@@ -27,7 +41,8 @@ from drumline.tools.prove.run_comparison import (
     weight_distance,
 )
 
-# Of weights that differ in the order of sums alone, after a few steps; a lost optimizer state changes more.
+# Of weights that differ in the order of sums alone, after a few steps; a lost optimizer state
+# changes more.
 MOST_DISTANCE = 1e-2
 
 
@@ -64,17 +79,23 @@ class Proof:
         difference = self._difference(reference, legs) or self._missing(reference, legs)
         if difference is None:
             last = folder_name(options.steps)
-            one, other = (RunFolder(self.root / name).checkpoints / last for name in ("reference", "killed"))
+            one, other = (
+                RunFolder(self.root / name).checkpoints / last for name in ("reference", "killed")
+            )
             if options.modes:
                 return self._compare_weights(reference, one, other)
-            difference = compare_checkpoints(one, other, options.steps, same_world=not options.is_elastic)
+            difference = compare_checkpoints(
+                one, other, options.steps, same_world=not options.is_elastic
+            )
         if difference is not None:
             cause = self._cause(difference, reference, legs)
             self.show(f"not proved: {difference.sentence} [leg {len(legs)}]")
             self.show(f"  likely cause: {cause.what}")
             self.show(f"  try: {cause.next_step}")
             return False
-        seen = f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
+        seen = (
+            f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
+        )
         self.show(f"proved: {steps}, {seen}: the same bits after {kills}")
         for name in dict.fromkeys(name for one in compared for name in one.unsaved):
             self.show(
@@ -84,8 +105,8 @@ class Proof:
         return True
 
     def _difference(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
-        """The first difference in the last of these legs. In another mode sums have another order, and so other bits:
-        there samples, and what was restored, must be the same."""
+        """The first difference in the last of these legs. In another mode sums have another order,
+        and so other bits: there samples, and what was restored, must be the same."""
         if self.options.modes and len(legs) > 1:
             return compare_restored(reference, legs)
         return compare(reference, legs[-1]).difference
@@ -101,11 +122,17 @@ class Proof:
                 f"  try: --modes {','.join(options.modes[:1] * 2)} first; a lower --optim.lr, if training diverges"
             )
             return False
-        seen = f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
-        self.show(f"proved: {seen}: each mode resumed with the bits that the one before had saved; {text}")
+        seen = (
+            f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
+        )
+        self.show(
+            f"proved: {seen}: each mode resumed with the bits that the one before had saved; {text}"
+        )
         return True
 
-    def _leg(self, name: str, folder: str, world: int, log: str | None = None, mode: str | None = None) -> Leg:
+    def _leg(
+        self, name: str, folder: str, world: int, log: str | None = None, mode: str | None = None
+    ) -> Leg:
         if mode is None and self.options.modes:
             mode = self.options.modes[0]
         arguments = (*self.arguments, *([f"--dist.mode={mode}"] if mode else []))
@@ -124,7 +151,9 @@ class Proof:
             for moment, kind in kinds.items()
         }
         if problem := too_early(self.options, pattern):
-            raise ConfigError([problem], next_step="--checkpoint.every_steps sets how often the job saves here")
+            raise ConfigError(
+                [problem], next_step="--checkpoint.every_steps sets how often the job saves here"
+            )
         if self.options.moment == "evaluation" and not pattern["evaluation"]:
             self.show("the job has no evaluation data: it is killed between steps instead")
         for attempt in range(MAX_ATTEMPTS):
@@ -169,13 +198,17 @@ class Proof:
     def _missing(self, reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
         for step in range(1, self.options.steps + 1):
             if not any(leg.is_complete(step) for leg in legs):
-                return RunDifference("order", step, f"step {step} was never done by all ranks", f"step {step}")
+                return RunDifference(
+                    "order", step, f"step {step} was never done by all ranks", f"step {step}"
+                )
             if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
                 name = f"the evaluation after step {step}"
                 return RunDifference("evaluation", step, f"{name} was never done", name)
         return None
 
-    def _cause(self, found: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]) -> DifferenceCause:
+    def _cause(
+        self, found: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]
+    ) -> DifferenceCause:
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
             return not_repeatable(found)
         self.show("a difference was found; repeating the run without a kill, to find the cause")

@@ -1,4 +1,5 @@
-"""Reads the traces of two runs, and finds the first difference (samples, tensors, metrics) and its likely cause."""
+"""Reads the traces of two runs, and finds the first difference (samples, tensors, metrics) and its
+likely cause."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class StepTrace:
     step: int
     epoch: int
     samples: dict[int, tuple[int | None, str]] = field(default_factory=dict)
-    """By position in the epoch's order: the sample's index, if it has one, and the hash of its bits."""
+    """By position in the epoch's order: the sample's index, if it has one, and the hash of its
+    bits."""
     rests: dict[tuple[int, int], str] = field(default_factory=dict)
     """By micro-batch: the hash of everything that does not belong to a single sample."""
     num_ranks: int = 0
@@ -81,7 +83,9 @@ def read_trace(folder: Path) -> RunTrace:
         for batch in line["batches"]:
             positions = range(batch["low"], batch["high"])
             step.rests[batch["low"], batch["high"]] = batch["rest"]
-            samples = zip(batch["indices"] or [None] * len(positions), batch["samples"], strict=True)
+            samples = zip(
+                batch["indices"] or [None] * len(positions), batch["samples"], strict=True
+            )
             step.samples |= dict(zip(positions, samples, strict=True))
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
@@ -89,7 +93,9 @@ def read_trace(folder: Path) -> RunTrace:
         if line["kind"] == "evaluated"
     }
     state = TensorHashes(start["tensors"], start["unsaved"])
-    return RunTrace(start["world_size"], start["step"], state, dict(sorted(steps.items())), evaluations)
+    return RunTrace(
+        start["world_size"], start["step"], state, dict(sorted(steps.items())), evaluations
+    )
 
 
 Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
@@ -115,27 +121,36 @@ class Comparison:
     difference: RunDifference | None
     """The first difference, if there is one."""
     unsaved: tuple[str, ...]
-    """Buffers with persistent=False that differ. Alone they do not count as a difference: such a buffer may be a cache
-    that is filled at its first use."""
+    """Buffers with persistent=False that differ. Alone they do not count as a difference: such a
+    buffer may be a cache that is filled at its first use."""
 
 
 def compare(reference: RunTrace, other: RunTrace) -> Comparison:
     """Compare a complete run and an attempt, which may have begun later and ended earlier."""
     found = next(_differences(reference, other), None)
     last = max(other.steps, default=0) if found is None else found.step
-    pairs = [(one.unsaved, two.unsaved) for number, one, two in _states(reference, other) if number <= last]
+    pairs = [
+        (one.unsaved, two.unsaved)
+        for number, one, two in _states(reference, other)
+        if number <= last
+    ]
     # Those that differed last come first: they are more likely the cause.
-    unsaved = tuple(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
+    unsaved = tuple(
+        dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two))
+    )
     return Comparison(found and replace(found, unsaved=unsaved), unsaved)
 
 
 def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
-    """Compare the last leg of a run with those before it, in other modes: its samples with those of the reference, and
-    the tensors that it restored with those that were saved."""
+    """Compare the last leg of a run with those before it, in other modes: its samples with those of
+    the reference, and the tensors that it restored with those that were saved."""
     *before, leg = legs
 
     def differences() -> Iterator[RunDifference]:
-        saved = next((one.steps[leg.from_step].state for one in before[::-1] if leg.from_step in one.steps), None)
+        saved = next(
+            (one.steps[leg.from_step].state for one in before[::-1] if leg.from_step in one.steps),
+            None,
+        )
         if saved is not None:
             when = f"as restored from the checkpoint of step {leg.from_step}"
             yield from _tensors(saved.saved, leg.start.saved, leg.from_step, when)
@@ -149,7 +164,9 @@ def weight_distance(reference: Path, other: Path) -> float:
     """How far the weights of two checkpoints are apart, as a fraction of their norm."""
     from drumline.checkpoint import store  # loads torch
 
-    one, two = (store.read(folder, only=("model",)).tensors["model"] for folder in (reference, other))
+    one, two = (
+        store.read(folder, only=("model",)).tensors["model"] for folder in (reference, other)
+    )
     pairs = [(one[name].double(), two[name].double()) for name in one]
     difference, size = (
         sum(float(part.square().sum()) for part in parts)
@@ -167,13 +184,22 @@ def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference
             yield from (replace(one, of_a_stream=of_a_stream) for one in of_step)
             when = f"after step {number}"
         else:
-            when = f"as restored from the checkpoint of step {number}" if number else "before the first step"
+            when = (
+                f"as restored from the checkpoint of step {number}"
+                if number
+                else "before the first step"
+            )
         yield from _tensors(wanted.saved, found.saved, number, when)
-        yield from _metrics(reference.evaluations.get(number), other.evaluations.get(number), number)
+        yield from _metrics(
+            reference.evaluations.get(number), other.evaluations.get(number), number
+        )
 
 
-def _states(reference: RunTrace, other: RunTrace) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
-    """The states that must be equal, by step: at the start of the attempt, and after each of its steps."""
+def _states(
+    reference: RunTrace, other: RunTrace
+) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
+    """The states that must be equal, by step: at the start of the attempt, and after each of its
+    steps."""
     first = reference.steps[other.from_step].state if other.from_step else reference.start
     yield other.from_step, first or NOTHING, other.start
     for number, step in other.steps.items():
@@ -208,14 +234,18 @@ def _samples(wanted: StepTrace, found: StepTrace, *, is_complete: bool) -> Itera
             yield RunDifference("batch", step, sentence, name)
 
 
-def _tensors(wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str) -> Iterator[RunDifference]:
+def _tensors(
+    wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str
+) -> Iterator[RunDifference]:
     if names := _unequal(wanted, found):
         more = len(names) - 1
         others = f", and {plural(more, 'other tensor')} with it" if more else ""
         yield RunDifference("tensor", step, f"{names[0]} differs {when}{others}", names[0])
 
 
-def _metrics(wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int) -> Iterator[RunDifference]:
+def _metrics(
+    wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int
+) -> Iterator[RunDifference]:
     """Compares the evaluation after a step. A killed attempt may lack its last one."""
     if wanted is None or found is None:
         return
@@ -229,14 +259,18 @@ def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     return [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
 
 
-# The manifest contains the time of the save; in progress.json only the step and the cursor must be equal.
+# The manifest contains the time of the save; in progress.json only the step and the cursor must be
+# equal.
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 RANDOM = "rng.safetensors"
 
 
-def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: bool) -> RunDifference | None:
-    """Compare the folders of one step. `same_world`: the random state of every rank must be equal too."""
+def compare_checkpoints(
+    reference: Path, other: Path, step: int, *, same_world: bool
+) -> RunDifference | None:
+    """Compare the folders of one step. `same_world`: the random state of every rank must be equal
+    too."""
     names = {file.name for folder in (reference, other) for file in folder.iterdir()}
     for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
         one, two = (_read_comparable(folder / name) for folder in (reference, other))
@@ -245,8 +279,12 @@ def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: 
             if one is not None and two is not None and name.endswith(".safetensors"):
                 # As bytes: NaN is not equal to itself.
                 first, second = (dict(deserialize(raw)) for raw in (one, two))  # type: ignore[no-untyped-call]
-                inner = next((key for key in sorted(first | second) if first.get(key) != second.get(key)), "")
-            sentence = f"{name} of the checkpoint of step {step} differs{inner and f', first in {inner}'}"
+                inner = next(
+                    (key for key in sorted(first | second) if first.get(key) != second.get(key)), ""
+                )
+            sentence = (
+                f"{name} of the checkpoint of step {step} differs{inner and f', first in {inner}'}"
+            )
             return RunDifference("file", step, sentence, inner or name)
     return None
 
@@ -288,7 +326,11 @@ def not_repeatable(found: RunDifference) -> DifferenceCause:
             f"unseeded randomness in model(): {found.name} starts from different values each time",
             "draw initial weights from torch's global generator, which is seeded before model() is called",
         )
-    where, same = ("evaluation", "weights") if found.kind == "evaluation" else ("the model or its loss", "samples")
+    where, same = (
+        ("evaluation", "weights")
+        if found.kind == "evaluation"
+        else ("the model or its loss", "samples")
+    )
     return DifferenceCause(
         f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {same} are the "
         f"same twice, but {found.name} is not, even without a kill",
@@ -297,8 +339,8 @@ def not_repeatable(found: RunDifference) -> DifferenceCause:
 
 
 def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
-    """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of the leg that
-    differs."""
+    """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of
+    the leg that differs."""
     if found.kind == "order":
         return DifferenceCause(
             "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",

@@ -1,1 +1,2 @@
-"""Why several ranks are not as many times as fast: profiles of steps, measured scaling, predictions."""
+"""Why several ranks are not as many times as fast: profiles of steps, measured scaling,
+predictions."""

@@ -1,5 +1,5 @@
-"""`drumline scale measure`: short runs of a job on several numbers of ranks, each with a profile, and how much faster
-the larger ones are. No torch.
+"""`drumline scale measure`: short runs of a job on several numbers of ranks, each with a profile,
+and how much faster the larger ones are. No torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,16 @@ class HostsLeg(Leg):
     def command(self) -> list[str]:
         hosts = ",".join(f"{name}:{count}" for name, count in self.hosts)
         flags = ["--hosts", hosts, "--max-restarts", "0", "--no-standby"]
-        return [sys.executable, "-m", "drumline", "launch", *flags, *self.arguments, "--run", str(self.folder)]
+        return [
+            sys.executable,
+            "-m",
+            "drumline",
+            "launch",
+            *flags,
+            *self.arguments,
+            "--run",
+            str(self.folder),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +85,25 @@ class SizedRuns:
         self.note(f"{plural(ranks, 'rank')}{'' if batch is None else f', a batch of {batch:,}'}")
         last = WARM_UP + self.options.steps
         changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
-        words = tuple(self.arguments(changed if batch is None else {**changed, "train.batch_size": batch}))
+        words = tuple(
+            self.arguments(changed if batch is None else {**changed, "train.batch_size": batch})
+        )
         run = self.folder / f"{name}-{ranks}"
         hosts = tuple(self.options.hosts_of(ranks))
         what = f"the run on {plural(ranks, 'rank')}"
         log = self.folder / f"{name}-{ranks}.log"
-        leg = HostsLeg(what, words, run, log, ranks, hosts) if hosts else Leg(what, words, run, log, ranks)
+        leg = (
+            HostsLeg(what, words, run, log, ranks, hosts)
+            if hosts
+            else Leg(what, words, run, log, ranks)
+        )
         run_to_the_end(leg)
         return read_profile(run), run
 
 
 def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
-    """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank, `strong` sizes have
-    the same batch in all. `cores`, `gpus`: of this machine; 0: not known."""
+    """Run all sizes. The smallest has the job's own batch; `weak` sizes have as much on each rank,
+    `strong` sizes have the same batch in all. `cores`, `gpus`: of this machine; 0: not known."""
     made_at = time.time()
     worlds = sorted(set(runs.options.worlds))
     make_own_folder(runs.folder, follow_links=True)
@@ -102,7 +117,9 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
             sizes.append(_size(scaling, *runs.profiled(scaling, ranks, batch), base))
     room = (cores if base.device == "cpu" else gpus) or worlds[-1]
     shares = not runs.options.hosts and worlds[-1] > room
-    return Measurement(made_at=made_at, task=base.task, device=base.device, shares_cores=shares, sizes=tuple(sizes))
+    return Measurement(
+        made_at=made_at, task=base.task, device=base.device, shares_cores=shares, sizes=tuple(sizes)
+    )
 
 
 def _size(scaling: str, found: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:

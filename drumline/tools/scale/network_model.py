@@ -1,7 +1,8 @@
-"""How long an all-reduce takes: by its bytes, the ranks within a node and between nodes, the links and the backend.
+"""How long an all-reduce takes: by its bytes, the ranks within a node and between nodes, the links
+and the backend.
 
-gloo's is one ring over all ranks. NCCL chooses the fastest of a ring and a tree, each with two protocols: its own cost
-model is used here. No torch.
+gloo's is one ring over all ranks. NCCL chooses the fastest of a ring and a tree, each with two
+protocols: its own cost model is used here. No torch.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Network:
 
     @property
     def lanes(self) -> int:
-        """Collectives of a process group that run at a time: ProcessGroupGloo has two threads, NCCL one stream."""
+        """Collectives of a process group that run at a time: ProcessGroupGloo has two threads, NCCL
+        one stream."""
         return 2 if self.backend == "gloo" else 1
 
     def used(self, nodes: int, per_node: int) -> list[Link]:
@@ -74,9 +76,12 @@ class Transfer:
 
 # Links by name: a nominal rate, and the part of it that an all-reduce reaches
 
-_TCP = 1448 / 1538  # payload of an Ethernet frame at an MTU of 1500, with all headers and the gap between frames
+_TCP = (
+    1448 / 1538
+)  # payload of an Ethernet frame at an MTU of 1500, with all headers and the gap between frames
 _RDMA = 12.0 / 12.5  # NCCL counts 12 GB/s for 100 Gbit/s: NET_BW in src/graph/topo.h
-_EFA = 0.8  # assumed; docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html has the nominal rates
+# assumed; docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html has the nominal rates
+_EFA = 0.8
 
 
 def _nominal(name: str, gbit: int, part: float, how: str, latency_s: float = 0.0) -> Link:
@@ -94,19 +99,29 @@ def _by_name(*links: Link) -> Mapping[str, Link]:
 
 
 NETWORKS = _by_name(
-    *(_nominal(f"{gbit}gbit", gbit, _TCP, "with TCP; 25 us a hop assumed", 25e-6) for gbit in (1, 10, 25)),
-    *(_nominal(f"{gbit}gbit", gbit, _RDMA, "with RDMA, as NCCL counts it") for gbit in (100, 200, 400, 3200)),
-    # NCCL's own 14 us a hop fit nccl-tests with EFA: 319 us on 4 nodes, 631 on 8 (p3dn, gist.github.com/jacobkahn).
+    *(
+        _nominal(f"{gbit}gbit", gbit, _TCP, "with TCP; 25 us a hop assumed", 25e-6)
+        for gbit in (1, 10, 25)
+    ),
+    *(
+        _nominal(f"{gbit}gbit", gbit, _RDMA, "with RDMA, as NCCL counts it")
+        for gbit in (100, 200, 400, 3200)
+    ),
+    # NCCL's own 14 us a hop fit nccl-tests with EFA: 319 us on 4 nodes, 631 on 8 (p3dn,
+    # gist.github.com/jacobkahn).
     *(_nominal(name, gbit, _EFA, "assumed") for name, gbit in (("efa-p4d", 400), ("efa-p5", 3200))),
 )
-# Links of a GPU times SM80_, SM90_ and SM100_NVLINK_BW, and PCI_BW (of PCIe 3), in NCCL's src/graph/topo.h.
+# Links of a GPU times SM80_, SM90_ and SM100_NVLINK_BW, and PCI_BW (of PCIe 3), in NCCL's
+# src/graph/topo.h.
 INSIDE = _by_name(
     _counted("nvlink3", "nvlink", 12 * 20.0),
     _counted("nvlink4", "nvlink", 18 * 20.6),
     _counted("nvlink5", "nvlink", 18 * 40.1),
     _counted("pcie3", "pcie", 12.0),
     _counted("pcie4", "pcie", 24.0),
-    Link(name="loopback", bytes_per_s=2e9, latency_s=50e-6, source="2 GB/s and 50 us a hop assumed"),
+    Link(
+        name="loopback", bytes_per_s=2e9, latency_s=50e-6, source="2 GB/s and 50 us a hop assumed"
+    ),
 )
 _BY_DEVICE = {"B200": "nvlink5", "H200": "nvlink4", "H100": "nvlink4", "A100": "nvlink3"}
 
@@ -117,10 +132,15 @@ def usual_inside(device: str) -> Link:
     return INSIDE[next((link for chip, link in _BY_DEVICE.items() if chip in device), default)]
 
 
-def link_from_points(name: str, points: Sequence[tuple[float, float]], *, world_size: int, backend: str) -> Link:
-    """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives the latency of a hop,
-    the larger ones the bandwidth by size."""
-    hops = [(num_bytes / world_size, seconds / (2 * (world_size - 1))) for num_bytes, seconds in sorted(points)]
+def link_from_points(
+    name: str, points: Sequence[tuple[float, float]], *, world_size: int, backend: str
+) -> Link:
+    """A link from the (bytes, seconds) of all-reduces over `world_size` ranks: the smallest gives
+    the latency of a hop, the larger ones the bandwidth by size."""
+    hops = [
+        (num_bytes / world_size, seconds / (2 * (world_size - 1)))
+        for num_bytes, seconds in sorted(points)
+    ]
     small, small_s = hops[0]
     large, large_s = hops[-1]
     latency_s = max(0.0, small_s - small / SEGMENTS * large_s / large) if large > small else 0.0
@@ -130,18 +150,26 @@ def link_from_points(name: str, points: Sequence[tuple[float, float]], *, world_
         rates = ()
         latency_s = max(0.0, latency_s - NCCL[0]["network"][RING] * 1e-6)
     source = f"measured with {backend} on {world_size} ranks"
-    return Link(name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates)
+    return Link(
+        name=name, bytes_per_s=large / large_s, latency_s=latency_s, source=source, rates=rates
+    )
 
 
 def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
-    """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts that has a result. A
-    UsageError names the flag."""
+    """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts
+    that has a result. A UsageError names the flag."""
     try:
         found = parse_json(read_regular(path, follow_links=True))["collectives"]
-        results = [one.get("result") for one in found] if isinstance(found, list) else [{"numbers": found}]
+        results = (
+            [one.get("result") for one in found]
+            if isinstance(found, list)
+            else [{"numbers": found}]
+        )
         known = [result["numbers"] for result in results if result and result["numbers"]]
         ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in known]
-        if not ranks or any(one["world_size"] < 2 or not one["all_reduce_gb_per_s"] > 0 for one in ranks):
+        if not ranks or any(
+            one["world_size"] < 2 or not one["all_reduce_gb_per_s"] > 0 for one in ranks
+        ):
             raise ValueError("it measured no all_reduce between ranks")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UsageError(
@@ -161,7 +189,8 @@ def link_from_doctor(name: str, numbers: Mapping[str, float], backend: str) -> L
 
 
 def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -> Link:
-    """A link by its name, or from a file that `drumline doctor --json` wrote; a UsageError lists the names."""
+    """A link by its name, or from a file that `drumline doctor --json` wrote; a UsageError lists
+    the names."""
     path = Path(name)
     if name not in links and path.exists():
         return link_from_doctor(path.name, read_doctor(flag, path)[0], backend)
@@ -177,11 +206,23 @@ def chosen_link(flag: str, name: str, links: Mapping[str, Link], backend: str) -
 
 TREE = 0
 RING = 1
-# Constants of NCCL's cost model (src/graph/tuning.cc, 2.30) for tree and ring: latencies in us, and the part of the bus
-# bandwidth; for the protocols LL and Simple.
+# Constants of NCCL's cost model (src/graph/tuning.cc, 2.30) for tree and ring: latencies in us, and
+# the part of the bus bandwidth; for the protocols LL and Simple.
 NCCL: tuple[Mapping[str, tuple[float, float]], ...] = (
-    {"base": (6.8, 6.6), "nvlink": (0.6, 0.6), "pcie": (1.0, 1.0), "network": (5.0, 2.7), "bandwidth": (1 / 3.8, 0.5)},
-    {"base": (8.4, 8.4), "nvlink": (4.0, 3.4), "pcie": (4.0, 5.7), "network": (14.0, 14.0), "bandwidth": (0.92, 1.0)},
+    {
+        "base": (6.8, 6.6),
+        "nvlink": (0.6, 0.6),
+        "pcie": (1.0, 1.0),
+        "network": (5.0, 2.7),
+        "bandwidth": (1 / 3.8, 0.5),
+    },
+    {
+        "base": (8.4, 8.4),
+        "nvlink": (4.0, 3.4),
+        "pcie": (4.0, 5.7),
+        "network": (14.0, 14.0),
+        "bandwidth": (0.92, 1.0),
+    },
 )
 
 
@@ -193,13 +234,16 @@ def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> T
     if network.backend == "gloo":
         return gloo_ring(network, num_bytes, nodes, per_node)
     ways = ((protocol, way) for protocol in NCCL for way in (TREE, RING))
-    found = (nccl_transfer(network, protocol, way, num_bytes, nodes, per_node) for protocol, way in ways)
+    found = (
+        nccl_transfer(network, protocol, way, num_bytes, nodes, per_node) for protocol, way in ways
+    )
     return min(found, key=lambda transfer: transfer.alone_s)
 
 
 def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Transfer:
-    """2(n-1) hops, each of a chunk of 1/n of the bytes. The second segment of a chunk is sent while the first is being
-    reduced at its receiver, so that a hop takes the time to send its chunk, or one segment and the latency."""
+    """2(n-1) hops, each of a chunk of 1/n of the bytes. The second segment of a chunk is sent while
+    the first is being reduced at its receiver, so that a hop takes the time to send its chunk, or
+    one segment and the latency."""
     ranks = nodes * per_node
     used = network.used(nodes, per_node)
     chunk = num_bytes / ranks
@@ -210,16 +254,25 @@ def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Tr
 
 
 def nccl_transfer(
-    network: Network, protocol: Mapping[str, tuple[float, float]], way: int, num_bytes: int, nodes: int, per_node: int
+    network: Network,
+    protocol: Mapping[str, tuple[float, float]],
+    way: int,
+    num_bytes: int,
+    nodes: int,
+    per_node: int,
 ) -> Transfer:
-    """A ring goes through all GPUs of a node, then to the next node; a tree is a chain within a node and a binary tree
-    between nodes, up and down."""
+    """A ring goes through all GPUs of a node, then to the next node; a tree is a chain within a
+    node and a binary tree between nodes, up and down."""
     ranks = nodes * per_node
     between = 2 * (nodes - 1) if way == RING else 2 * int(math.log2(nodes))
     inside = 2 * (ranks - nodes) if way == RING else 2 * (per_node - 1)
     moved = 2 * (ranks - 1) / ranks if way == RING else 2.0
     hops = [(inside, network.inside), (between, network.between)]
-    latency_s = sum(count * (protocol[link.kind][way] * 1e-6 + link.latency_s) for count, link in hops)
-    rate = min(link.bytes_per_s for link in network.used(nodes, per_node)) * protocol["bandwidth"][way]
+    latency_s = sum(
+        count * (protocol[link.kind][way] * 1e-6 + link.latency_s) for count, link in hops
+    )
+    rate = (
+        min(link.bytes_per_s for link in network.used(nodes, per_node)) * protocol["bandwidth"][way]
+    )
     busy_s = moved * num_bytes / rate
     return Transfer(alone_s=protocol["base"][way] * 1e-6 + latency_s + busy_s, busy_s=busy_s)

@@ -1,4 +1,5 @@
-"""Compares earlier predictions with what was measured since, by `scale measure` or a profile. No torch."""
+"""Compares earlier predictions with what was measured since, by `scale measure` or a profile. No
+torch."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from drumline.tools.scale.network_model import NETWORKS
 
 
 class MeasuredStep(NamedTuple):
-    """The step of a job, wherever it was measured; `job`: task, device, batch of a rank, nodes and ranks."""
+    """The step of a job, wherever it was measured; `job`: task, device, batch of a rank, nodes and
+    ranks."""
 
     made_at: float
     job: tuple[str, str, float | None, int, int]
@@ -52,28 +54,38 @@ class PredictionCheck:
     unmeasured: int
     """Predicted sizes that were not measured since."""
     other_networks: tuple[str, ...]
-    """The networks of predictions that were not compared, since nothing says that the runs used them."""
+    """The networks of predictions that were not compared, since nothing says that the runs used
+    them."""
 
 
 def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> PredictionCheck:
-    """Each prediction with the newest later measurement of the same job on as many nodes and ranks. A measurement does
-    not know the name of its network: `network` is it. Without that, predictions for a network by name are compared on a
-    single node only, and those for a measured network on all."""
+    """Each prediction with the newest later measurement of the same job on as many nodes and ranks.
+    A measurement does not know the name of its network: `network` is it. Without that, predictions
+    for a network by name are compared on a single node only, and those for a measured network on
+    all."""
     predictions = [found for run in runs for found in read_scaling(run, Prediction)]
     if not predictions:
         raise UsageError(
             f"there is no prediction in {', '.join(map(str, runs))}",
             next_step="make one: drumline scale predict RUN --nodes 2,8 --network 100gbit",
         )
-    steps = sorted((step for run in runs for step in _measured_steps(run)), key=lambda step: step.made_at)
+    steps = sorted(
+        (step for run in runs for step in _measured_steps(run)), key=lambda step: step.made_at
+    )
     checked = list[CheckedSize]()
     unmeasured = 0
     others = set[str]()
     for one in predictions:
-        is_same_network = one.network == network if network is not None else one.network not in NETWORKS
+        is_same_network = (
+            one.network == network if network is not None else one.network not in NETWORKS
+        )
         for size in one.sizes:
             job = (one.task, one.device, one.batch_per_rank, size.nodes, size.ranks)
-            later = [step for step in steps if step.job == job and step.made_at > one.made_at and step.step_s > 0]
+            later = [
+                step
+                for step in steps
+                if step.job == job and step.made_at > one.made_at and step.step_s > 0
+            ]
             if not later:
                 unmeasured += 1
             elif size.nodes > 1 and not is_same_network:
@@ -90,7 +102,9 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
                         run=later[-1].run,
                     )
                 )
-    return PredictionCheck(sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(others)))
+    return PredictionCheck(
+        sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(others))
+    )
 
 
 def _measured_steps(run: Path) -> Iterator[MeasuredStep]:

@@ -1,5 +1,5 @@
-"""What a job would reach on other numbers of nodes: step time, efficiency, goodput and cost, from a profile, a network
-and the simulation of steps. No torch.
+"""What a job would reach on other numbers of nodes: step time, efficiency, goodput and cost, from a
+profile, a network and the simulation of steps. No torch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from drumline.base.text import MIB
 from drumline.runs.profile_result import ProfileResult
 from drumline.runs.scaling_result import PredictedSize, Prediction, ScaleOptions
 from drumline.tools.scale.network_model import Network
-from drumline.tools.scale.simulation import StepShape, shape_of, slowest_factor, step_s, typical_step_s
+from drumline.tools.scale.simulation import (
+    StepShape,
+    shape_of,
+    slowest_factor,
+    step_s,
+    typical_step_s,
+)
 
 MODEL_ERROR = 0.074
 """The worst error of the grid in docs/scaling.md (`make bench-scale`), which is over gloo."""
 NCCL_ERROR = 0.15
-"""Assumed, since NCCL's model was not compared with a cluster: published predictors of training steps are 2 to 15%
-off."""
+"""Assumed, since NCCL's model was not compared with a cluster: published predictors of training
+steps are 2 to 15% off."""
 BUCKET_CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
 WANTED_EFFICIENCY = 0.90
@@ -30,7 +36,9 @@ REPLICATES = 40
 DAY_S = 86400.0
 
 
-def predict(profile: ProfileResult, network: Network, options: ScaleOptions, *, source: str) -> Prediction:
+def predict(
+    profile: ProfileResult, network: Network, options: ScaleOptions, *, source: str
+) -> Prediction:
     """From the profile of one job; the same profile gives the same numbers."""
     shape = shape_of(profile)
     if options.accumulate is not None:
@@ -61,11 +69,15 @@ def predict(profile: ProfileResult, network: Network, options: ScaleOptions, *, 
         is_model_compared=network.backend == "gloo",
         stops_paying=_stops_paying(shape, network, options),
         options=options,
-        sizes=tuple(_size(shape, network, options, nodes, batch) for nodes in sorted(set(options.nodes))),
+        sizes=tuple(
+            _size(shape, network, options, nodes, batch) for nodes in sorted(set(options.nodes))
+        ),
     )
 
 
-def _size(shape: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None) -> PredictedSize:
+def _size(
+    shape: StepShape, network: Network, options: ScaleOptions, nodes: int, batch: float | None
+) -> PredictedSize:
     per_node = options.gpus_per_node
     alone_s = shape.alone_s
     mean_s = step_s(shape, network, nodes, per_node)
@@ -92,12 +104,16 @@ def _size(shape: StepShape, network: Network, options: ScaleOptions, nodes: int,
     )
 
 
-def _interval(shape: StepShape, network: Network, nodes: int, options: ScaleOptions) -> tuple[float, float]:
+def _interval(
+    shape: StepShape, network: Network, nodes: int, options: ScaleOptions
+) -> tuple[float, float]:
     """90% of the means of resampled compute times, and the model's error on both sides."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
     again = (sorted(draw.choices(shape.spread, k=len(shape.spread))) for _ in range(REPLICATES))
     shapes = [replace(shape, spread=tuple(one)) for one in again]
-    cuts = quantiles((typical_step_s(one, network, nodes, options.gpus_per_node) for one in shapes), n=20)
+    cuts = quantiles(
+        (typical_step_s(one, network, nodes, options.gpus_per_node) for one in shapes), n=20
+    )
     error = _model_error(network)
     return cuts[0] * (1 - error), cuts[-1] * (1 + error)
 
@@ -107,8 +123,8 @@ def _model_error(network: Network) -> float:
 
 
 def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
-    """The part of the time that goes into steps that are kept. A failure of any node costs the restart and, on average,
-    half of the steps between two checkpoints."""
+    """The part of the time that goes into steps that are kept. A failure of any node costs the
+    restart and, on average, half of the steps between two checkpoints."""
     interval_s = options.checkpoint_every * mean_s
     saving = interval_s / (interval_s + options.checkpoint_pause_s)
     failures_per_s = nodes / (options.mtbf_hours * 3600)
@@ -118,9 +134,14 @@ def goodput(mean_s: float, nodes: int, options: ScaleOptions) -> float:
 # What to change
 
 
-def _best_bucket(shape: StepShape, network: Network, nodes: int, per_node: int) -> tuple[float, float]:
-    """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own 25 MiB."""
-    caps = [cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS] or BUCKET_CAPS_MB[-1:]
+def _best_bucket(
+    shape: StepShape, network: Network, nodes: int, per_node: int
+) -> tuple[float, float]:
+    """The bucket size with the shortest step; of those that are as good, the nearest to DDP's own
+    25 MiB."""
+    caps = [
+        cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS
+    ] or BUCKET_CAPS_MB[-1:]
     tried = (shape.with_bucket_cap(cap) for cap in caps)
     found = {one.bucket_cap_mb: typical_step_s(one, network, nodes, per_node) for one in tried}
     good = [cap for cap, seconds in found.items() if seconds <= min(found.values()) * 1.005]
@@ -128,8 +149,13 @@ def _best_bucket(shape: StepShape, network: Network, nodes: int, per_node: int) 
     return best, found[best]
 
 
-def _best_accumulation(shape: StepShape, network: Network, nodes: int, per_node: int) -> tuple[int, float]:
-    tried = [shape, *(shape.with_accumulation(count) for count in ACCUMULATIONS if count > shape.accumulate)]
+def _best_accumulation(
+    shape: StepShape, network: Network, nodes: int, per_node: int
+) -> tuple[int, float]:
+    tried = [
+        shape,
+        *(shape.with_accumulation(count) for count in ACCUMULATIONS if count > shape.accumulate),
+    ]
     for one in tried:
         efficiency = one.alone_s / typical_step_s(one, network, nodes, per_node)
         if efficiency >= WANTED_EFFICIENCY:
@@ -138,10 +164,15 @@ def _best_accumulation(shape: StepShape, network: Network, nodes: int, per_node:
 
 
 def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
-    """The first number of nodes after which an added node brings too little, on the way to the largest by doubling."""
-    sizes = sorted({*options.nodes, *(1 << power for power in range(max(options.nodes).bit_length()))})
+    """The first number of nodes after which an added node brings too little, on the way to the
+    largest by doubling."""
+    sizes = sorted(
+        {*options.nodes, *(1 << power for power in range(max(options.nodes).bit_length()))}
+    )
     steps = [typical_step_s(shape, network, nodes, options.gpus_per_node) for nodes in sizes]
-    rates = [goodput(one, nodes, options) * nodes / one for one, nodes in zip(steps, sizes, strict=True)]
+    rates = [
+        goodput(one, nodes, options) * nodes / one for one, nodes in zip(steps, sizes, strict=True)
+    ]
     for number in range(1, len(sizes)):
         gain = (rates[number] - rates[number - 1]) / (sizes[number] - sizes[number - 1])
         if gain < options.pays_above * rates[0]:

@@ -7,12 +7,20 @@ from statistics import fmean
 
 from drumline.base.text import columns, duration, join_names, plural, two_digits
 from drumline.runs.profile_result import PART_NAMES
-from drumline.runs.scaling_result import MeasuredSize, Measurement, PredictedSize, Prediction, Range, usual_efficiency
+from drumline.runs.scaling_result import (
+    MeasuredSize,
+    Measurement,
+    PredictedSize,
+    Prediction,
+    Range,
+    usual_efficiency,
+)
 from drumline.tools.scale.prediction_check import PredictionCheck
 
 WORTH = 0.02
 WORTH_A_BATCH = 0.05
-"""A change is mentioned when it saves this part of a step; one of the batch when it raises the efficiency by this."""
+"""A change is mentioned when it saves this part of a step; one of the batch when it raises the
+efficiency by this."""
 
 
 def table_lines(headings: str, rows: Sequence[Sequence[str]]) -> list[str]:
@@ -26,7 +34,9 @@ def step_text(seconds: float) -> str:
 
 
 def count_text(count: float) -> str:
-    scaled = ((count / size, unit) for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
+    scaled = (
+        (count / size, unit) for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+    )
     return next((f"{value:.3g}{unit}" for value, unit in scaled if value >= 1), f"{count:.0f}")
 
 
@@ -72,7 +82,14 @@ def _predicted_row(size: PredictedSize) -> list[str]:
     cost = "-" if size.cost_per_day is None else f"{size.cost_per_day:,.0f}"
     exposed = step_text(size.communication_s)
     waiting = step_text(size.waiting_s)
-    first = [f"{size.nodes:,}", f"{size.ranks:,}", *_steps(size.step_s), *_parts(size.efficiency), exposed, waiting]
+    first = [
+        f"{size.nodes:,}",
+        f"{size.ranks:,}",
+        *_steps(size.step_s),
+        *_parts(size.efficiency),
+        exposed,
+        waiting,
+    ]
     return [*first, f"{size.goodput:.1%}", samples, cost]
 
 
@@ -96,7 +113,10 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
     yield f"{measurement.task} on {measurement.device}"
     if measurement.shares_cores:
         yield "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
-    for scaling, kept in (("weak", "each rank keeps its batch"), ("strong", "all ranks share one batch")):
+    for scaling, kept in (
+        ("weak", "each rank keeps its batch"),
+        ("strong", "all ranks share one batch"),
+    ):
         if sizes := [size for size in measurement.sizes if size.scaling == scaling]:
             yield f"{scaling} scaling: {kept}"
             headings = "ranks,nodes,batch,step,spread,speed-up,efficiency,usual,compute,exposed,hidden,waiting"
@@ -108,21 +128,32 @@ def _measured_row(size: MeasuredSize) -> list[str]:
     known = usual_efficiency(size.ranks)
     usual = "-" if known is None else "{:.0%} - {:.0%}".format(*known)
     compute, exposed, waiting = (
-        step_text(size.parts_s.get(part, 0.0)) for part in ("compute", "exposed_communication", "waiting_for_rank")
+        step_text(size.parts_s.get(part, 0.0))
+        for part in ("compute", "exposed_communication", "waiting_for_rank")
     )
-    times = [step_text(size.step_s), step_text(size.spread_s), f"{size.speedup:.2f}", f"{size.efficiency:.0%}", usual]
+    times = [
+        step_text(size.step_s),
+        step_text(size.spread_s),
+        f"{size.speedup:.2f}",
+        f"{size.efficiency:.0%}",
+        usual,
+    ]
     sizes = [f"{size.ranks:,}", f"{size.nodes:,}", f"{size.batch_size:,}"]
     return [*sizes, *times, compute, exposed, step_text(size.hidden_communication_s), waiting]
 
 
 def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
-    """The largest part of the step that the fewest ranks do not have, where the efficiency is below what is usual."""
+    """The largest part of the step that the fewest ranks do not have, where the efficiency is below
+    what is usual."""
     known = usual_efficiency(size.ranks)
     if known is None or size.efficiency >= known[0]:
         return None
     # With one shared batch, a rank of more ranks has less to compute.
     shrink = 1.0 if size.scaling == "weak" else base.ranks / size.ranks
-    lost = {part: size.parts_s.get(part, 0.0) - base.parts_s.get(part, 0.0) * shrink for part in PART_NAMES}
+    lost = {
+        part: size.parts_s.get(part, 0.0) - base.parts_s.get(part, 0.0) * shrink
+        for part in PART_NAMES
+    }
     part = max(lost, key=lambda name: lost[name])
     longer = ", which takes longer than on the fewest ranks" if part == "compute" else ""
     return (
@@ -137,8 +168,12 @@ def check_lines(found: PredictionCheck) -> Iterator[str]:
         rows = []
         for one in found.sizes:
             times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
-            rows.append([one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run])
-        yield from table_lines("task,network,nodes,ranks,predicted,(interval),measured,error,run", rows)
+            rows.append(
+                [one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run]
+            )
+        yield from table_lines(
+            "task,network,nodes,ranks,predicted,(interval),measured,error,run", rows
+        )
         errors = [abs(one.error) for one in found.sizes]
         outside = sum(not one.is_within for one in found.sizes)
         yield (

@@ -1,5 +1,6 @@
-"""One step of DDP as events: buckets become ready in the backward pass, all-reduces share the network, the slowest rank
-sets the pace. Times come from a profile (profile_result.py) and a network (network_model.py). No torch.
+"""One step of DDP as events: buckets become ready in the backward pass, all-reduces share the
+network, the slowest rank sets the pace. Times come from a profile (profile_result.py) and a network
+(network_model.py). No torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class StepShape:
     """By the compute of a rank of average speed."""
     bucket_cap_mb: float
     sent_part: float | None
-    """Bytes that are sent for a byte of gradients; None: not known, so that buckets cannot have another size."""
+    """Bytes that are sent for a byte of gradients; None: not known, so that buckets cannot have
+    another size."""
     spread: tuple[float, ...]
     """Compute times of ranks and steps as parts of their mean, sorted."""
     other_collectives: float
@@ -57,14 +59,16 @@ class StepShape:
         return sum(bucket.num_bytes for bucket in self.buckets) / (self.sent_part or 1.0)
 
     def with_bucket_cap(self, megabytes: float) -> StepShape:
-        """The same gradients in buckets of this size; as they are, if nothing is known about another size."""
+        """The same gradients in buckets of this size; as they are, if nothing is known about
+        another size."""
         if self.sent_part is None:
             return self
         buckets = planned(self.buckets, megabytes * MIB * self.sent_part, begin_s=self.backward_s)
         return replace(self, buckets=buckets, bucket_cap_mb=megabytes)
 
     def with_accumulation(self, micro_batches: int) -> StepShape:
-        """The same micro-batches, of which this many make a step: gradients are reduced in the last one only."""
+        """The same micro-batches, of which this many make a step: gradients are reduced in the last
+        one only."""
         times = micro_batches / self.accumulate
         more_s = (micro_batches - self.accumulate) * self.buckets[-1].ready_s / self.accumulate
         return replace(
@@ -72,7 +76,9 @@ class StepShape:
             own_s=self.own_s + more_s,
             data_s=self.data_s * times,
             backward_s=self.backward_s + more_s,
-            buckets=tuple(replace(bucket, ready_s=bucket.ready_s + more_s) for bucket in self.buckets),
+            buckets=tuple(
+                replace(bucket, ready_s=bucket.ready_s + more_s) for bucket in self.buckets
+            ),
             other_collectives=self.other_collectives * (times if self.repeats_others else 1),
             accumulate=micro_batches,
         )
@@ -118,19 +124,26 @@ def _quantiles(values: list[float]) -> tuple[float, ...]:
     if len(values) <= MAX_SPREAD:
         return tuple(values)
     last = len(values) - 1
-    return tuple(values[place * last // (MAX_SPREAD - 1)] for place in range(MAX_SPREAD))  # with the largest
+    return tuple(
+        values[place * last // (MAX_SPREAD - 1)] for place in range(MAX_SPREAD)
+    )  # with the largest
 
 
 def step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
-    """The mean length of a step on `nodes` times `per_node` ranks: a step for each measured compute time, weighted by
-    how often it is that of the slowest rank."""
+    """The mean length of a step on `nodes` times `per_node` ranks: a step for each measured compute
+    time, weighted by how often it is that of the slowest rank."""
     weights = slowest_weights(len(shape.spread), nodes * per_node)
     steps = zip(weights, shape.spread, strict=True)
-    return sum(weight * _step_s(shape, network, nodes, per_node, factor) for weight, factor in steps if weight > 1e-9)
+    return sum(
+        weight * _step_s(shape, network, nodes, per_node, factor)
+        for weight, factor in steps
+        if weight > 1e-9
+    )
 
 
 def typical_step_s(shape: StepShape, network: Network, nodes: int, per_node: int) -> float:
-    """One step, in which the slowest rank takes its mean time: nearly the same, and faster to compute."""
+    """One step, in which the slowest rank takes its mean time: nearly the same, and faster to
+    compute."""
     return _step_s(shape, network, nodes, per_node, slowest_factor(shape, nodes * per_node))
 
 
@@ -155,8 +168,9 @@ def _step_s(shape: StepShape, network: Network, nodes: int, per_node: int, facto
 
 
 def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) -> float:
-    """When the last of these all-reduces ends. They start in order, each when it is ready and one of the lanes is free;
-    those that run share the slowest link, each at most at the rate it would have alone."""
+    """When the last of these all-reduces ends. They start in order, each when it is ready and one
+    of the lanes is free; those that run share the slowest link, each at most at the rate it would
+    have alone."""
     now = 0.0
     waiting = 0
     running: dict[int, float] = {}
@@ -169,7 +183,11 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
         ends = {one: now + left / rates[one] for one, left in running.items()}
         starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
         later = min([*ends.values(), *starts], default=now)
-        running = {one: left - rates[one] * (later - now) for one, left in running.items() if ends[one] > later}
+        running = {
+            one: left - rates[one] * (later - now)
+            for one, left in running.items()
+            if ends[one] > later
+        }
         now = later
     return now
 

@@ -20,7 +20,13 @@ def log_as_json(log: NcclLog) -> dict[str, Any]:
         "versions": sorted(log.versions),
         "world_size": log.world_size,
         "ranks": [
-            {"rank": rank, "host": one.host, "pid": one.pid, "network": one.network, "devices": one.devices}
+            {
+                "rank": rank,
+                "host": one.host,
+                "pid": one.pid,
+                "network": one.network,
+                "devices": one.devices,
+            }
             for rank, one in log.ranks.items()
         ],
         "links": [asdict(link) for link in log.links()],
@@ -41,18 +47,26 @@ def log_lines(log: NcclLog) -> Iterator[str]:
     yield from (line for _, line in finding_lines(findings))
     problems = [finding for finding in findings if finding.level == "problem"]
     first = f", the first to look at: {problems[0].where}" if problems else ""
-    yield f"result: {plural(len(problems), 'problem')}{first}" if problems else "result: no problem in these logs"
+    yield (
+        f"result: {plural(len(problems), 'problem')}{first}"
+        if problems
+        else "result: no problem in these logs"
+    )
 
 
 def _summary(log: NcclLog) -> str:
     ranks = log.ranks
-    versions = f"NCCL {join_names(sorted(log.versions))}" if log.versions else "NCCL of an unknown version"
+    versions = (
+        f"NCCL {join_names(sorted(log.versions))}" if log.versions else "NCCL of an unknown version"
+    )
     if not ranks:
         return f"{versions}: no communicator was initialized in these logs"
     networks = sorted({one.network for one in ranks.values() if one.network})
     hosts = plural(len({one.host for one in ranks.values()}), "host")
     network = f", network {join_names(networks)}" if networks else ""
-    return f"{versions}: logs of {len(ranks)} of {plural(log.world_size, 'rank')} on {hosts}{network}"
+    return (
+        f"{versions}: logs of {len(ranks)} of {plural(log.world_size, 'rank')} on {hosts}{network}"
+    )
 
 
 def _hosts(log: NcclLog) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Reads NCCL's debug logs (NCCL_DEBUG=INFO): which ranks are where, how each pair is connected, and what went wrong.
+"""Reads NCCL's debug logs (NCCL_DEBUG=INFO): which ranks are where, how each pair is connected, and
+what went wrong.
 
-A log may have lines of many ranks and programs, lines that two processes wrote into each other, and garbage; what does
-not match is skipped. Time and memory are bounded.
+A log may have lines of many ranks and programs, lines that two processes wrote into each other, and
+garbage; what does not match is skipped. Time and memory are bounded.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ PREFIX = re.compile(
 )
 OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:?")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
-INIT = re.compile(r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) (.{0,300})Init (START|COMPLETE)")
-# What identifies a communicator to all of its processes: the id that it was made with, or how it was split off.
+INIT = re.compile(
+    r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) (.{0,300})Init (START|COMPLETE)"
+)
+# What identifies a communicator to all of its processes: the id that it was made with, or how it
+# was split off.
 ORIGIN = re.compile(
     r"commId (?P<id>0x(?!0+\b)\w{1,16})|parent (?P<parent>\S{1,20}) (?P<split>splitCount \d{1,9} color \d{1,10})"
 )
@@ -101,7 +105,11 @@ class LoggedProcess:
 
     @property
     def name(self) -> str:
-        return f"{self.host} (process {self.pid})" if self.rank is None else f"rank {self.rank} on {self.host}"
+        return (
+            f"{self.host} (process {self.pid})"
+            if self.rank is None
+            else f"rank {self.rank} on {self.host}"
+        )
 
 
 @dataclass(frozen=True, order=True)
@@ -123,9 +131,13 @@ class NcclLog:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
         self.versions: set[str] = set()
         self.num_lines = 0  # of NCCL
-        self.is_partial = False  # whether the middle of a long log was not read, or not all connections were kept
+        self.is_partial = (
+            False  # whether the middle of a long log was not read, or not all connections were kept
+        )
         # By transport, device, ranks and the communicators that they may belong to (name and size).
-        self._channels: dict[tuple[str, str, int, int, frozenset[tuple[str, int]]], set[tuple[str, str]]] = {}
+        self._channels: dict[
+            tuple[str, str, int, int, frozenset[tuple[str, int]]], set[tuple[str, str]]
+        ] = {}
         self._faults: dict[tuple[int, str, str], tuple[LoggedProcess | None, str]] = {}
 
     def read(self, file: BinaryIO, name: str) -> None:
@@ -201,34 +213,45 @@ class NcclLog:
         return process
 
     def _process_with_longer_name(self, name: str, pid: int) -> LoggedProcess | None:
-        """Two processes that write into one line put the end of one before the other's host name."""
+        """Two processes that write into one line put the end of one before the other's host
+        name."""
         for start in range(1, len(name)):
             process = self.processes.get((name[start:], pid))
             if process is not None:
                 return process
         return None
 
-    def _read_init(self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str) -> None:
+    def _read_init(
+        self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str
+    ) -> None:
         if int(size) >= process.world_size:
             process.rank = int(rank)
             process.world_size = int(size)
         known = process.communicators.get(pointer)
         if state == "START" or known is None:
             process.communicators.pop(pointer, None)
-            known = LoggedCommunicator(name=_communicator_name(process, more), rank=int(rank), size=int(size))
+            known = LoggedCommunicator(
+                name=_communicator_name(process, more), rank=int(rank), size=int(size)
+            )
             if len(process.communicators) < MAX_COMMUNICATORS:
                 process.communicators[pointer] = known
         known.is_complete = state == "COMPLETE"
 
     def _read_channel(self, process: LoggedProcess, found: re.Match[str]) -> None:
         channel, number, source, target = found.groups()[:4]
-        kind, name, device, rest = (found[group] or "" for group in ("kind", "name", "device", "rest"))
+        kind, name, device, rest = (
+            found[group] or "" for group in ("kind", "name", "device", "rest")
+        )
         transport = f"{kind}/{name.split()[0]}" if name else kind
         if "GDRDMA" in rest:
             transport += "/GDRDMA"
         ranks = int(source), int(target)
         own = ranks[1] if found["way"] == "receive" else ranks[0]
-        fits = [one for one in process.communicators.values() if one.rank == own and max(ranks) < one.size]
+        fits = [
+            one
+            for one in process.communicators.values()
+            if one.rank == own and max(ranks) < one.size
+        ]
         # Up to NCCL 2.21 it connects while it initializes, later at the first collective.
         fits = [one for one in fits if not one.is_complete] or fits
         of = frozenset((one.name, one.size) for one in fits)
@@ -241,8 +264,14 @@ class NcclLog:
     def _read_warning(self, process: LoggedProcess, text: str) -> None:
         for number, (message, pattern) in enumerate(MESSAGES):
             if not message.is_torch and (found := pattern.search(text)):
-                named = f": NCCL_SOCKET_IFNAME={process.interface} names none" if process.interface else ""
-                self._add_fault(number, message.what.format(named=named, **found.groupdict()), "", process)
+                named = (
+                    f": NCCL_SOCKET_IFNAME={process.interface} names none"
+                    if process.interface
+                    else ""
+                )
+                self._add_fault(
+                    number, message.what.format(named=named, **found.groupdict()), "", process
+                )
                 return
         self._add_fault(len(MESSAGES), text[:MAX_TEXT], "", process)
 
@@ -271,14 +300,18 @@ class NcclLog:
     def links(self) -> list[LoggedLink]:
         """One for each pair; where both ends were logged, the end that has a device."""
         world_size = self.world_size
-        members: dict[str, dict[int, int]] = {}  # of a communicator: the rank in the largest one, by its own
+        members: dict[
+            str, dict[int, int]
+        ] = {}  # of a communicator: the rank in the largest one, by its own
         for rank, process in self.ranks.items():
             for one in filter(lambda one: one.name, process.communicators.values()):
                 members.setdefault(one.name, {})[one.rank] = rank
         best: dict[tuple[bool, str, int, int], tuple[str, int]] = {}
         for (transport, device, source, target, of), channels in self._channels.items():
             pairs = {
-                (source, target) if size == world_size else _in_world(members.get(name), source, target)
+                (source, target)
+                if size == world_size
+                else _in_world(members.get(name), source, target)
                 for name, size in of
             }
             pair = next(iter(pairs)) if len(pairs) == 1 else None
@@ -293,7 +326,9 @@ class NcclLog:
     def findings(self) -> list[Finding]:
         """Causes first."""
         found = []
-        for (number, what, _), (process, where) in sorted(self._faults.items(), key=lambda item: item[0]):
+        for (number, what, _), (process, where) in sorted(
+            self._faults.items(), key=lambda item: item[0]
+        ):
             place = where if process is None else process.name
             if number < len(MESSAGES):
                 message = MESSAGES[number][0]
@@ -305,18 +340,28 @@ class NcclLog:
     def _network_findings(self) -> Iterator[Finding]:
         ranks = self.ranks
         networks = {one.network for one in ranks.values() if one.network}
-        for kind, values, fix in (("version", self.versions, SAME_TORCH), ("network", networks, SAME_CARDS)):
+        for kind, values, fix in (
+            ("version", self.versions, SAME_TORCH),
+            ("network", networks, SAME_CARDS),
+        ):
             if len(values) > 1:
                 what = f"the {kind} of NCCL differs across ranks: {', '.join(sorted(values))}"
                 yield Finding("problem", kind, "every host", what, fix)
         hosts = {one.host for one in ranks.values()}
         for link in self.links():
-            ends = (ranks.get(link.source), ranks.get(link.target)) if link.is_global else (None, None)
+            ends = (
+                (ranks.get(link.source), ranks.get(link.target)) if link.is_global else (None, None)
+            )
             pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
             if link.device.startswith("lo ") and len(hosts) > 1:
                 what = f"NCCL uses the loopback ({link.device}), which reaches no other host"
                 yield Finding("problem", "interface", pair, what, OTHER_INTERFACE)
-            elif link.transport.startswith("NET") and ends[0] and ends[1] and ends[0].host == ends[1].host:
+            elif (
+                link.transport.startswith("NET")
+                and ends[0]
+                and ends[1]
+                and ends[0].host == ends[1].host
+            ):
                 what = f"they are on one host ({ends[0].host}) and use the network: neither P2P nor shared memory"
                 fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
                 yield Finding("warning", "transport", pair, what, fix)
@@ -338,7 +383,11 @@ class NcclLog:
         if missing:
             what = f"no log of {len(missing)} of {self.world_size} ranks, the first is rank {missing[0]}"
             yield Finding(
-                "note", "logs", "every host", what, "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
+                "note",
+                "logs",
+                "every host",
+                what,
+                "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files",
             )
 
 

@@ -41,8 +41,9 @@ class Action:
 
     name = ""
     interval = 1
-    """After how many steps `due` is called; it is also called after the first step, at the end of each epoch and after
-    the last step. 0: after every step, for an action that a thread or a signal triggers."""
+    """After how many steps `due` is called; it is also called after the first step, at the end of
+    each epoch and after the last step. 0: after every step, for an action that a thread or a signal
+    triggers."""
 
     def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
@@ -60,7 +61,12 @@ class SimpleAction(Action):
     """An action that needs nothing but these functions."""
 
     def __init__(
-        self, name: str, due: Callable[[int], bool], run: Callable[[RunContext], None], *, interval: int
+        self,
+        name: str,
+        due: Callable[[int], bool],
+        run: Callable[[RunContext], None],
+        *,
+        interval: int,
     ) -> None:
         self.name = name
         self.interval = interval
@@ -126,7 +132,9 @@ class LogTraining(Action):
 
     name = "log"
 
-    def __init__(self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices) -> None:
+    def __init__(
+        self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices
+    ) -> None:
         self.interval = context.config.log.every_steps
         self._progress = context.progress
         self._first_step = context.progress.step
@@ -220,7 +228,8 @@ class LogTraining(Action):
         )
 
     def _report_phases(self, context: RunContext) -> None:
-        """What this rank's time went to since the last line; the first line has the start of the run, too."""
+        """What this rank's time went to since the last line; the first line has the start of the
+        run, too."""
         before, self._spent_s = self._spent_s, context.job.heartbeat.spent_s()
         spent = {name: seconds - before.get(name, 0.0) for name, seconds in self._spent_s.items()}
         phases_s = {name: round(seconds, 6) for name, seconds in spent.items() if seconds > 0}
@@ -251,7 +260,11 @@ class Evaluate(Periodic):
 
     def __init__(self, context: RunContext, trace: TracedStep | None) -> None:
         train = context.config.train
-        super().__init__(context.progress, every_steps=train.eval_every_steps, every_epochs=train.eval_every_epochs)
+        super().__init__(
+            context.progress,
+            every_steps=train.eval_every_steps,
+            every_epochs=train.eval_every_epochs,
+        )
         self._trace = trace
         self._is_best_metric_checked = not context.job.ddp.is_main_process()
 
@@ -291,7 +304,8 @@ class Evaluate(Periodic):
                 context.end_if(all_sum(context.hooks.vote(context.job.finite.counts)).item())
 
     def _check_best_metric(self, context: RunContext) -> None:
-        """Once, on rank 0: at the first evaluation of this start, or at the start if there is no evaluation."""
+        """Once, on rank 0: at the first evaluation of this start, or at the start if there is no
+        evaluation."""
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked = True
@@ -299,7 +313,9 @@ class Evaluate(Periodic):
         has_data = bool(context.job.eval_loaders)
         what = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
         if not has_data and task.best_metric != Task.best_metric:
-            context.warn(f"{what}, but there is no eval_data(), so no checkpoint is kept as the best")
+            context.warn(
+                f"{what}, but there is no eval_data(), so no checkpoint is kept as the best"
+            )
         elif has_data and task.best_metric not in (found := numbers(context.metrics)):
             context.warn(
                 f"{what}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
@@ -314,7 +330,9 @@ class Save(Periodic):
 
     def __init__(self, context: RunContext, saver: Saver, evaluation: Evaluate) -> None:
         settings = context.config.checkpoint
-        super().__init__(context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs)
+        super().__init__(
+            context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs
+        )
         self._saver = saver
         self._evaluation = evaluation
         self.saved_step = context.progress.step
@@ -339,8 +357,8 @@ class Save(Periodic):
 
 
 class CompareReplicas(Action):
-    """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same bits. With
-    `--dist.sync` only in rounds: what replicas share."""
+    """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same
+    bits. With `--dist.sync` only in rounds: what replicas share."""
 
     name = "compare_replicas"
 
@@ -377,12 +395,15 @@ class CompareReplicas(Action):
 
 
 class Preempt(Action):
-    """When any rank has received a signal or a notice: at the step that all agree on, save and end the run."""
+    """When any rank has received a signal or a notice: at the step that all agree on, save and end
+    the run."""
 
     name = "preempt"
     interval = 0
 
-    def __init__(self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite) -> None:
+    def __init__(
+        self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite
+    ) -> None:
         self._preemption = preemption
         self._save = save
         self._comparison = comparison
@@ -402,6 +423,7 @@ class Preempt(Action):
             return
         context.progress.is_stopping = True
         if self._save.saved_step != step:
-            self._non_finite.read()  # also reports updates that were skipped since the last log line
+            # also reports updates that were skipped since the last log line
+            self._non_finite.read()
             self._comparison.run(context)
             self._save.save(context, {}, must_save=True)

@@ -1,8 +1,8 @@
-"""`--data.balance auto`: shards of the global batch by the measured speed of each rank, so that ranks on different
-GPUs finish a step together.
+"""`--data.balance auto`: shards of the global batch by the measured speed of each rank, so that
+ranks on different GPUs finish a step together.
 
-The sizes are the same on every rank and in the checkpoint. Ranks are measured over some steps, and the sizes change
-only if steps become noticeably faster by it:
+The sizes are the same on every rank and in the checkpoint. Ranks are measured over some steps, and
+the sizes change only if steps become noticeably faster by it:
 
     step 5      the first steps, which load libraries and choose kernels, are over: every step is timed
     step 16     ranks exchange their times and choose the sizes from step 17 on; after a large change again at once
@@ -35,7 +35,8 @@ EVERY_STEPS = 500
 MIN_GAIN = 0.05
 """How much faster steps must become for the sizes to change."""
 LARGE_GAIN = 0.2
-"""A part of a step's time does not depend on its samples, so sizes that change this much are measured again at once."""
+"""A part of a step's time does not depend on its samples, so sizes that change this much are
+measured again at once."""
 MOST_OF_FREE_MEMORY = 0.8
 NAMED_SIZES = 8
 _USUAL_RATE = {"cpu": ExposedCommunication.EVERY, "cuda": 100}
@@ -43,10 +44,13 @@ _USUAL_RATE = {"cpu": ExposedCommunication.EVERY, "cuda": 100}
 
 
 def make_balance(
-    context: RunContext, non_finite: NonFinite, facts: dict[str, Any], saved: Mapping[str, Any] | None
+    context: RunContext,
+    non_finite: NonFinite,
+    facts: dict[str, Any],
+    saved: Mapping[str, Any] | None,
 ) -> Balance | None:
-    """Collective: the action; None: there is one rank. `facts`: what checkpoints record; `saved`: what the one that the
-    run resumes from has recorded."""
+    """Collective: the action; None: there is one rank. `facts`: what checkpoints record; `saved`:
+    what the one that the run resumes from has recorded."""
     loader = context.job.loader
     ddp = context.job.ddp
     if ddp.world_size == 1:
@@ -107,7 +111,9 @@ class Balance(Action):
             self._began_at = step
             self._spent_s = self._job.heartbeat.spent_s()
             self._applied._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-        elif step > self._began_at + 1:  # when a step begins, DDP publishes the times of the one before
+        elif (
+            step > self._began_at + 1
+        ):  # when a step begins, DDP publishes the times of the one before
             measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
             parts = (measured.get(f"{part}_compute_time", 0) for part in ("forward", "backward"))
             self._times.append(sum(parts) / 1e9)
@@ -126,14 +132,20 @@ class Balance(Action):
         seconds, most = ([one[place] for one in found] for place in (0, 1))
         later = step - step % EVERY_STEPS + EVERY_STEPS
         sharding = self._loader.sharding
-        smallest = min(sharding.min_shard_size * sharding.accumulate, sharding.batch_size // sharding.world_size)
+        smallest = min(
+            sharding.min_shard_size * sharding.accumulate,
+            sharding.batch_size // sharding.world_size,
+        )
         # DDP may not measure on every kind of device.
-        sizes = choose_sizes(before, seconds, smallest=smallest, most=most) if all(seconds) else before
+        sizes = (
+            choose_sizes(before, seconds, smallest=smallest, most=most) if all(seconds) else before
+        )
         gain = speed_up(before, sizes, seconds)
         if gain < MIN_GAIN:
             self._use(before, later)
             return
-        self._non_finite.read()  # it makes the batches of steps before this one again, if they were not finite
+        # it makes the batches of steps before this one again, if they were not finite
+        self._non_finite.read()
         self._use(sizes, step + 1 if gain >= LARGE_GAIN else later)
         if (marks := self._job.ddp._connection.compilations) is not None:
             marks.is_usual_until = step + FIRST_STEPS  # torch compiles for the new sizes
@@ -151,7 +163,11 @@ class Balance(Action):
             self._loader.resize_shards(None if sizes == even else sizes)
         self._sizes = sizes
         self._measure_at = measure_at
-        self._facts["balance"] = {"sizes": list(sizes), "measure_at": measure_at, "ranks": self._ranks}
+        self._facts["balance"] = {
+            "sizes": list(sizes),
+            "measure_at": measure_at,
+            "ranks": self._ranks,
+        }
 
     def _own_s(self, step: int) -> float:
         """This rank's own time in a step, without waiting for others; 0: unknown."""
@@ -161,7 +177,9 @@ class Balance(Action):
         compute_s = median(self._times) * num_micro  # DDP measures the last micro-batch
         now = self._job.heartbeat.spent_s()
         steps = step - self._began_at
-        data_s, optimizer_s = ((now[name] - self._spent_s[name]) / steps for name in ("data", "optimizer"))
+        data_s, optimizer_s = (
+            (now[name] - self._spent_s[name]) / steps for name in ("data", "optimizer")
+        )
         if self._job.ddp.device.type == "cuda":  # there batches are made while the device computes
             return compute_s and max(compute_s, data_s)
         return compute_s and compute_s + data_s + optimizer_s
@@ -186,7 +204,9 @@ class Balance(Action):
         text = f"ranks get samples by their speed from step {step + 1} on ({listed}): steps should be {gain:.0%} faster"
         if sharding.micro_batch_size is not None:
             return text
-        now, even = (-(-max(of_all) // sharding.accumulate) for of_all in (sizes, even_sizes(sharding)))
+        now, even = (
+            -(-max(of_all) // sharding.accumulate) for of_all in (sizes, even_sizes(sharding))
+        )
         return f"{text}; a rank holds up to {now} at once instead of {even}: --train.micro_batch_size limits that"
 
 
@@ -197,15 +217,22 @@ def even_sizes(sharding: Sharding) -> tuple[int, ...]:
 
 
 def is_record(found: Any, even: tuple[int, ...]) -> bool:
-    """Whether this is what `Balance` records, for as many ranks and samples; anyone may have written it."""
+    """Whether this is what `Balance` records, for as many ranks and samples; anyone may have
+    written it."""
     if not isinstance(found, dict) or not isinstance(sizes := found.get("sizes"), list):
         return False
     is_split = len(sizes) == len(even) and all(type(size) is int and size > 0 for size in sizes)
-    return is_split and sum(sizes) == sum(even) and type(found.get("measure_at")) is int and "ranks" in found
+    return (
+        is_split
+        and sum(sizes) == sum(even)
+        and type(found.get("measure_at")) is int
+        and "ranks" in found
+    )
 
 
 def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """How much faster steps become with `sizes`, as a fraction, if each rank took so many seconds with those before."""
+    """How much faster steps become with `sizes`, as a fraction, if each rank took so many seconds
+    with those before."""
     expected = [time * new / old for time, new, old in zip(seconds, sizes, before, strict=True)]
     return max(seconds) / max(expected) - 1 if all(seconds) else 0.0
 
@@ -213,14 +240,16 @@ def speed_up(before: Sequence[int], sizes: Sequence[int], seconds: Sequence[floa
 def choose_sizes(
     sizes: Sequence[int], seconds: Sequence[float], *, smallest: int, most: Sequence[int]
 ) -> tuple[int, ...]:
-    """The sizes with which the slowest rank takes the least time, if a rank's time is proportional to its samples.
-    `seconds`: what each rank took for `sizes`; `most`: the limit of each rank, which is not below `sizes`."""
+    """The sizes with which the slowest rank takes the least time, if a rank's time is proportional
+    to its samples. `seconds`: what each rank took for `sizes`; `most`: the limit of each rank,
+    which is not below `sizes`."""
     total = sum(sizes)
     ranks = range(len(sizes))
     per_sample = [time / size for time, size in zip(seconds, sizes, strict=True)]
     per_second = sum(1 / one for one in per_sample)
     chosen = [
-        min(limit, max(smallest, int(total / one / per_second))) for one, limit in zip(per_sample, most, strict=True)
+        min(limit, max(smallest, int(total / one / per_second)))
+        for one, limit in zip(per_sample, most, strict=True)
     ]
     while (missing := total - sum(chosen)) > 0:
         free = (rank for rank in ranks if chosen[rank] < most[rank])

@@ -1,5 +1,5 @@
-"""What to do about a run that waits for data, from what is measured between steps: the share of the time, whether the
-device was idle meanwhile, the CPU time of the workers, and one sample."""
+"""What to do about a run that waits for data, from what is measured between steps: the share of the
+time, whether the device was idle meanwhile, the CPU time of the workers, and one sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from drumline.training.run_context import RunContext
 MIN_SHARE = 0.2
 MIN_S = 10.0
 MAX_STEPS_LEFT = 1.5  # of the device when the loop asks for the loss; with more, it was not idle
-MIN_LOAD = 0.5  # of a core; with less, workers wait for storage, and there may be more of them than cores
+MIN_LOAD = (
+    0.5  # of a core; with less, workers wait for storage, and there may be more of them than cores
+)
 WORKERS_PER_CORE = 4
 MIN_GAIN = 1.25  # as many workers
 SMALL_SAMPLE = 4096
@@ -45,7 +47,8 @@ class LoadingFacts(NamedTuple):
 
 
 class DataAdvice:
-    """Gives advice once, when the loop has waited for data in all log intervals of the last seconds."""
+    """Gives advice once, when the loop has waited for data in all log intervals of the last
+    seconds."""
 
     def __init__(self, context: RunContext) -> None:
         """After the first log interval, which has the start of the workers in it."""
@@ -57,7 +60,8 @@ class DataAdvice:
         self._worker_times: WorkerTimes | None = None
 
     def check(self, context: RunContext, share: float, steps_left: float) -> None:
-        """After each later log interval, on rank 0. `steps_left`: how many the device had not finished by then."""
+        """After each later log interval, on rank 0. `steps_left`: how many the device had not
+        finished by then."""
         began, waited_before, epoch = self._since
         producer = context.job.loader._producer
         seconds = context.throughput.seconds - began
@@ -69,7 +73,9 @@ class DataAdvice:
             self._is_given = True
             share = min(1.0, (context.job.loader.waited_s - waited_before) / max(seconds, 1e-9))
             facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
-            context.note(f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=seconds)}")
+            context.note(
+                f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=seconds)}"
+            )
 
 
 def _facts(context: RunContext, before: WorkerTimes | None, *, has_new_epoch: bool) -> LoadingFacts:
@@ -92,7 +98,8 @@ def _facts(context: RunContext, before: WorkerTimes | None, *, has_new_epoch: bo
 
 
 def _load(before: WorkerTimes | None, now: WorkerTimes | None) -> float | None:
-    """The fraction of a core that each worker has used since then, on average; None: there are none, or new ones."""
+    """The fraction of a core that each worker has used since then, on average; None: there are
+    none, or new ones."""
     if before is None or now is None or before.pids != now.pids:
         return None
     return (now.cpu_s - before.cpu_s) / max(now.age_s - before.age_s, 1e-9)
@@ -105,7 +112,11 @@ def _sizes(maker: BatchMaker, device: torch.device) -> tuple[str | None, str | N
     total = sum(leaf.nbytes for leaf in found) * maker.length
     free = torch.cuda.mem_get_info(device)[0]
     fits = is_in_two_parts(maker.dataset) and total <= MOST_OF_FREE * free
-    could_be_bytes = largest.is_floating_point() and largest.nbytes >= SMALL_SAMPLE and not makes_batches(maker.dataset)
+    could_be_bytes = (
+        largest.is_floating_point()
+        and largest.nbytes >= SMALL_SAMPLE
+        and not makes_batches(maker.dataset)
+    )
     sample = f"{file_size(largest.nbytes)} of {str(largest.dtype).removeprefix('torch.')}"
     return file_size(total) if fits else None, sample if could_be_bytes else None
 
@@ -120,14 +131,23 @@ def advice(facts: LoadingFacts, *, share: float, seconds: float) -> str:
 
 def _remedies(facts: LoadingFacts, share: float) -> Iterator[str]:
     waits_for_storage = facts.worker_load is not None and facts.worker_load < MIN_LOAD
-    # As many as make a batch in the time of a step. Without workers, the loop makes batches while it waits.
+    # As many as make a batch in the time of a step. Without workers, the loop makes batches while
+    # it waits.
     wanted = math.ceil((facts.workers or share) / max(1 - share, 0.01))
-    most = 1 if facts.is_stream else max(1, facts.cores - 1) * (WORKERS_PER_CORE if waits_for_storage else 1)
+    most = (
+        1
+        if facts.is_stream
+        else max(1, facts.cores - 1) * (WORKERS_PER_CORE if waits_for_storage else 1)
+    )
     if facts.fits is not None:
         yield f"--data.resident: the {facts.fits} of this dataset fit into the GPU's memory"
     if facts.restarts_for_epochs:
         yield "leave --no-data.persistent_workers out: workers are started again for every epoch"
-    more_workers = [f"--data.workers {min(wanted, most)}"] if min(wanted, most) >= MIN_GAIN * facts.workers else []
+    more_workers = (
+        [f"--data.workers {min(wanted, most)}"]
+        if min(wanted, most) >= MIN_GAIN * facts.workers
+        else []
+    )
     if wanted <= most:
         yield from more_workers
     if facts.float_sample is not None:

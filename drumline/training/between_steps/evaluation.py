@@ -1,4 +1,5 @@
-"""Evaluation: the mean loss and the metrics of the model as it is now, the same numbers on any number of ranks."""
+"""Evaluation: the mean loss and the metrics of the model as it is now, the same numbers on any
+number of ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +22,17 @@ from drumline.watch.heartbeat import Phase
 
 @torch.no_grad()
 def evaluate(job: EvaluationJob) -> dict[str, Any]:
-    """Collective: the mean loss and all metrics of the model, as it is now, over every sample of each evaluation set.
-    Those of a set with a name are called `NAME/METRIC`."""
+    """Collective: the mean loss and all metrics of the model, as it is now, over every sample of
+    each evaluation set. Those of a set with a name are called `NAME/METRIC`."""
     job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(job.model).broadcast()
     found: dict[str, Any] = {}
     with evaluation_mode(job.task, job.model):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""
-            found |= {f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()}
+            found |= {
+                f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()
+            }
     return found
 
 
@@ -39,8 +42,8 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any]:
-    """Collective. A batch holds the same samples whatever the world size, every batch is summed by one rank, and the
-    sums are added with exact rounding, in any order."""
+    """Collective. A batch holds the same samples whatever the world size, every batch is summed by
+    one rank, and the sums are added with exact rounding, in any order."""
     device = job.ddp.device
     for metric in job.metrics.values():
         metric.reset()
@@ -62,16 +65,21 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
     if weight <= 0:
         raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
-    reported = job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
+    reported = job.reported(
+        {name: total / weight for name, total in zip(names, totals, strict=True)}
+    )
     measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
     if both := sorted(reported.keys() & measured.keys()):
         raise TrainingError(
-            f"loss() or report() and metrics() both report {', '.join(both)}", next_step="rename one of them"
+            f"loss() or report() and metrics() both report {', '.join(both)}",
+            next_step="rename one of them",
         )
     return {**reported, **measured}
 
 
-def _sum_batches(job: EvaluationJob, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
+def _sum_batches(
+    job: EvaluationJob, loader: EvaluationLoader
+) -> tuple[list[str], dict[int, Tensor]]:
     """The names of the metrics, and for each batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}
@@ -84,5 +92,7 @@ def _sum_batches(job: EvaluationJob, loader: EvaluationLoader) -> tuple[list[str
         update_metrics(job.metrics, loss.outputs)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
-        sums[number] = torch.stack([torch.as_tensor(value, device=job.ddp.device).double() for value in row])
+        sums[number] = torch.stack(
+            [torch.as_tensor(value, device=job.ddp.device).double() for value in row]
+        )
     return names, sums

@@ -1,4 +1,5 @@
-"""The mirror of a run (`--checkpoint.mirror`): restored from at the start, made for the saver on rank 0."""
+"""The mirror of a run (`--checkpoint.mirror`): restored from at the start, made for the saver on
+rank 0."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def make_mirror(context: RunContext, url: str) -> Mirror:
         context.folder.path,
         retention=context.retention,
         note=context.note,
-        alive=lambda: context.job.heartbeat.mark(Phase.SAVE),  # or the watchdog would report a stall
+        alive=lambda: context.job.heartbeat.mark(
+            Phase.SAVE
+        ),  # or the watchdog would report a stall
     )
 
 
@@ -43,8 +46,8 @@ def refuse_used_mirror(request: RunRequest) -> None:
 
 
 def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager) -> list[Message]:
-    """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror. Returns what to
-    report, on rank 0."""
+    """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror.
+    Returns what to report, on rank 0."""
     if not ddp.is_main_process():
         while not broadcast_json(None, device=ddp.device):
             pass

@@ -1,5 +1,6 @@
-"""`--train.on_nan`: what the loop does about non-finite steps (`FiniteSteps` counts them), and how it finds the cause:
-all ranks run the batch of the first such step again and check the output of every module.
+"""`--train.on_nan`: what the loop does about non-finite steps (`FiniteSteps` counts them), and how
+it finds the cause: all ranks run the batch of the first such step again and check the output of
+every module.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class NonFinite:
         self._num_skipped = 0
 
     def check(self) -> None:
-        """Collective: `stop` reads the counts, unless that was done after this step; the others read them to log."""
+        """Collective: `stop` reads the counts, unless that was done after this step; the others
+        read them to log."""
         if self._on_nan == "stop" and self._read_at[0] != self._progress.step:
             self.read()
 
@@ -54,7 +56,9 @@ class NonFinite:
             why = f": {cause}" if cause else ""
             match self._on_nan:
                 case "stop":
-                    raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
+                    raise NonFiniteError(
+                        f"the loss is not finite{why}", next_step=self._next_step(), place=place
+                    )
                 case "warn":
                     self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
                 case "skip":
@@ -69,7 +73,8 @@ class NonFinite:
         self._read_at = (self._progress.step, self._progress.cursor)
 
     def check_state(self) -> str | None:
-        """Collective, before a save: the first non-finite tensor on any rank. With `stop` it is an error."""
+        """Collective, before a save: the first non-finite tensor on any rank. With `stop` it is an
+        error."""
         ddp = self._job.ddp
         state = capture(self._job.model, self._job.optimizer, progress={}).tensors
         tensors = {f"{file}/{name}": one for file in state for name, one in state[file].items()}
@@ -90,7 +95,8 @@ class NonFinite:
         return str(name)
 
     def _locate(self) -> tuple[int, Place, str | None]:
-        """Collective: how many steps were not finite, where the first was, and its cause if known."""
+        """Collective: how many steps were not finite, where the first was, and its cause if
+        known."""
         ddp = self._job.ddp
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
@@ -105,8 +111,8 @@ class NonFinite:
         return max(one for one, _ in found), Place(host, rank, step), cause
 
     def _explain(self, step: int) -> str | None:
-        """Collective: run the batch of that step again. A stream cannot be read again, but if the weights are too
-        large, the next batch shows it, too."""
+        """Collective: run the batch of that step again. A stream cannot be read again, but if the
+        weights are too large, the next batch shows it, too."""
         job = self._job
         read_step, cursor = self._read_at
         parameter = first_non_finite(dict(job.model.named_parameters()))
@@ -116,7 +122,8 @@ class NonFinite:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None
         reasons: list[str] = []
-        # The task's code runs here: an error in it must not hide the NaN, unless other ranks wait in its forward pass.
+        # The task's code runs here: an error in it must not hide the NaN, unless other ranks wait
+        # in its forward pass.
         with nullcontext() if job.is_sharded else suppress(Exception):
             if isinstance(job.loader, IndexedLoader):
                 explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
@@ -136,7 +143,8 @@ class NonFinite:
 
 @torch.no_grad()
 def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
-    """Collective if the model has collectives: run all these batches, and add what is not finite to `reasons`."""
+    """Collective if the model has collectives: run all these batches, and add what is not finite to
+    `reasons`."""
     names = {module: name for name, module in job.model.named_modules()}
 
     def check_output(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -155,7 +163,9 @@ def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
             with job.autocast:
                 total = float(loss_function(task)(job.model, batch).total)
             if not math.isfinite(total):
-                reasons.append(f"every module's output is finite, but {type(task).__name__}.loss() returns {total}")
+                reasons.append(
+                    f"every module's output is finite, but {type(task).__name__}.loss() returns {total}"
+                )
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:

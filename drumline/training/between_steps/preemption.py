@@ -1,8 +1,10 @@
-"""On SIGTERM, SIGUSR1 or a notice, a run finishes its step, saves and exits, so that the same command resumes it.
+"""On SIGTERM, SIGUSR1 or a notice, a run finishes its step, saves and exits, so that the same
+command resumes it.
 
-A thread of each rank receives signals over a pipe, at any moment, and agrees with the threads of the other ranks on the
-step to stop at (`rank/stop_vote.py`). The training loop reads one attribute, `is_asked`, after each step. This
-is only for ranks of `drumline train`; in a user's own loop signals are not handled.
+A thread of each rank receives signals over a pipe, at any moment, and agrees with the threads of
+the other ranks on the step to stop at (`rank/stop_vote.py`). The training loop reads one attribute,
+`is_asked`, after each step. This is only for ranks of `drumline train`; in a user's own loop
+signals are not handled.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Preemption:
 
     def __init__(self) -> None:
         self.is_asked = False
-        """Whether any rank was asked to stop: the only attribute that the loop reads after each step."""
+        """Whether any rank was asked to stop: the only attribute that the loop reads after each
+        step."""
         self.cause: dict[str, Any] = {}
         """Which rank was asked, by which signal, when."""
         self.is_writing: Callable[[], bool] = lambda: False
@@ -77,49 +80,62 @@ class Preemption:
         self._store: SealedStore | None = None
         self._first: tuple[int, float] | None = None
         self.notice: str | None = None
-        """Set from any thread, once the group exists: stop the run, for this reason. A spot notice (`--watch.notice`)
-        is not a signal: a signal after it counts as the first."""
+        """Set from any thread, once the group exists: stop the run, for this reason. A spot notice
+        (`--watch.notice`) is not a signal: a signal after it counts as the first."""
         self._has_warned = False
         self._local_ranks: list[str] = []
         self._local_pids: list[int] = []
         self._may_leave = False
         self._nodes = list[str]()
         self._own_node = ""
-        """Where nodes continue without each other: for each one, where it writes that it was asked to stop."""
+        """Where nodes continue without each other: for each one, where it writes that it was asked
+        to stop."""
         self._node_asked_at = math.inf
         self.is_between_groups = False
-        """Whether nodes have changed, and the next group has not begun: it then decides what a signal means."""
+        """Whether nodes have changed, and the next group has not begun: it then decides what a
+        signal means."""
         self.environment: Mapping[str, str] = {}
-        """Where a launcher says how long it waits after a SIGTERM, and where a save is reported to it."""
+        """Where a launcher says how long it waits after a SIGTERM, and where a save is reported to
+        it."""
         self.ignores_signals = False
-        """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when the first exit."""
+        """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when
+        the first exit."""
         self._is_joined = self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: SignalPipe | None = None
-        self._thread = threading.Thread(target=self._listen, name="drumline-preemption", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name="drumline-preemption", daemon=True
+        )
 
     def listen(self, *, prints: bool) -> None:
-        """Call it from the main thread, as early as possible. `prints`: whether this rank reports an early stop."""
+        """Call it from the main thread, as early as possible. `prints`: whether this rank reports
+        an early stop."""
         self._prints = prints
         self._pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
     def join(self, ddp: DDPManager, progress: Progress, *, may_leave: bool = False) -> None:
-        """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all nodes are asked to
-        stop, the others continue."""
+        """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all
+        nodes are asked to stop, the others continue."""
         is_own = bool(self.cause) and self.cause.get("rank") == self._place.get("rank")
         self._place = {"host": ddp.host, "rank": ddp.rank}
         self.cause |= self._place if is_own else {}  # ranks are numbered anew
         if self._pipe is not None and ddp._connection.store is not None:
             node = ddp.rank // ddp.local_world_size
             self._may_leave = may_leave
-            where = node if may_leave else ddp.host  # a host may have several nodes; srun may scatter ranks
+            where = (
+                node if may_leave else ddp.host
+            )  # a host may have several nodes; srun may scatter ranks
             ddp._connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp._connection.store.clone()
-            self._vote = StopVote(self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step)
+            self._vote = StopVote(
+                self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
+            )
             self._own_node = f"asked/{node}"
-            self._nodes = [f"asked/{one}" for one in range(ddp.world_size // ddp.local_world_size) if may_leave]
+            self._nodes = [
+                f"asked/{one}" for one in range(ddp.world_size // ddp.local_world_size) if may_leave
+            ]
             self.is_between_groups = False
             if self.cause:  # in the group before
                 self._request()
@@ -137,7 +153,8 @@ class Preemption:
         return self.is_asked and (self._vote is None or self._vote.stops_at(step))
 
     def time_left_s(self) -> float:
-        """How long a run that has saved may still upload: the launcher kills ranks some time after a SIGTERM."""
+        """How long a run that has saved may still upload: the launcher kills ranks some time after
+        a SIGTERM."""
         grace_s = grace_from(self.environment)
         if grace_s is None or self._first is None or self._first[0] != signal.SIGTERM:
             return MAX_WAIT_FOR_SAVE_S
@@ -172,7 +189,9 @@ class Preemption:
         if self._first is not None:
             # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
             if number == signal.SIGTERM and now - self._first[1] > SAME_SIGNAL_S:
-                os._exit(128 + number)  # safe at any moment: a checkpoint is complete or does not exist
+                os._exit(
+                    128 + number
+                )  # safe at any moment: a checkpoint is complete or does not exist
             return
         self._first = number, now
         name = signal.Signals(number).name
@@ -195,8 +214,12 @@ class Preemption:
         assert self._vote is not None
         is_sigterm = self._first is not None and self._first[0] == signal.SIGTERM
         is_left = self.is_between_groups
-        if is_sigterm and (self._has_lost_a_local_rank() or (not is_left and self._store.check([FIRST]))):
-            self._exit(128 + signal.SIGTERM)  # another rank has failed, and the launcher ends this one
+        if is_sigterm and (
+            self._has_lost_a_local_rank() or (not is_left and self._store.check([FIRST]))
+        ):
+            self._exit(
+                128 + signal.SIGTERM
+            )  # another rank has failed, and the launcher ends this one
         if is_left:
             return False
         if len(self._nodes) > 1:
@@ -206,18 +229,23 @@ class Preemption:
         return True
 
     def _leave(self, store: SealedStore, vote: StopVote) -> None:
-        """If this node was asked to stop: if all were, they save and stop together; otherwise it exits alone."""
+        """If this node was asked to stop: if all were, they save and stop together; otherwise it
+        exits alone."""
         if (asked := store.peek(self._own_node)) is None:
             return
         cause = json.loads(asked)
         self._node_asked_at = min(self._node_asked_at, time.monotonic())
         if store.check(self._nodes):
             self._nodes = []
-            vote.request(cause, in_a_hurry=self._first is not None and self._first[0] == signal.SIGTERM)
+            vote.request(
+                cause, in_a_hurry=self._first is not None and self._first[0] == signal.SIGTERM
+            )
         elif time.monotonic() > self._node_asked_at + ALL_NODES_S:
             if cause["rank"] == self._place["rank"]:  # the last one of this node that was asked
                 print_message(LEAVES.format(**cause), stream=screen())
-            wait([in_background(sys.stdout.flush)], timeout=FLUSH_S)  # what the task has printed; it may block
+            wait(
+                [in_background(sys.stdout.flush)], timeout=FLUSH_S
+            )  # what the task has printed; it may block
             self._exit(ExitCode.PREEMPTED)
 
     def _has_lost_a_local_rank(self) -> bool:
@@ -234,7 +262,8 @@ class Preemption:
             self._leave(self._store, self._vote)
         is_busy = self._vote.tick()
         if self._vote.cause is not None:
-            # The vote joins in one tick and answers in a later one: so the loop reads it before it could miss its step.
+            # The vote joins in one tick and answers in a later one: so the loop reads it before it
+            # could miss its step.
             self.cause = self._vote.cause
             self.is_asked = True
         if self._vote.is_decided and self._vote.stop is None:
@@ -270,7 +299,8 @@ class Preemption:
             self._exit(128 + self._first[0])
 
     def _exit(self, code: int) -> None:
-        """Exit when the checkpoint that is being written is complete, if that is soon; at a second signal, at once."""
+        """Exit when the checkpoint that is being written is complete, if that is soon; at a second
+        signal, at once."""
         deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
         while self._pipe is not None and self.is_writing() and time.monotonic() < deadline:
             for number in self._pipe.wait(BUSY_POLL_S):
@@ -279,15 +309,22 @@ class Preemption:
 
 
 def report_preemption(context: RunContext, preemption: Preemption) -> None:
-    """Collective: write preempted.json, report, and wait for all ranks, so that none exits before all is written."""
+    """Collective: write preempted.json, report, and wait for all ranks, so that none exits before
+    all is written."""
     ddp = context.job.ddp
     step = context.progress.step
     cause = preemption.cause
     if ddp.is_main_process():
-        write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
+        write_whole(
+            context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n"
+        )
         note_saved(preemption.environment)  # the other ranks know only after the barrier
     context.reporter.report(
-        "preempted", step=step, signal=cause["signal"], about_rank=cause["rank"], about_host=cause["host"]
+        "preempted",
+        step=step,
+        signal=cause["signal"],
+        about_rank=cause["rank"],
+        about_host=cause["host"],
     )
     preemption.ignores_signals = True
     ddp.barrier()
@@ -295,8 +332,9 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
 
 
 class SignalPipe:
-    """Signals, received by a thread over a pipe. Python runs a signal handler only when its main thread returns to the
-    interpreter, which may never happen in a collective; the pipe is written at once.
+    """Signals, received by a thread over a pipe. Python runs a signal handler only when its main
+    thread returns to the interpreter, which may never happen in a collective; the pipe is written
+    at once.
 
     From `__init__` to `close`, both in the main thread, these signals have no other effect."""
 
@@ -332,7 +370,8 @@ class SignalPipe:
         os.close(self._out)
 
     def _restore_in_child(self) -> None:
-        """A forked child (a DataLoader worker) shares the pipe, but signals to it must not stop the run."""
+        """A forked child (a DataLoader worker) shares the pipe, but signals to it must not stop the
+        run."""
         if self._is_open:
             signal.set_wakeup_fd(-1)
             self._restore()
@@ -343,10 +382,12 @@ class SignalPipe:
 
 
 @contextmanager
-def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preemption) -> Iterator[None]:
-    """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a thread: the steps do not
-    wait for it, and its errors do not end them. A user's function is loaded here, so that a missing one is an error at
-    once."""
+def watching_for_notice(
+    notice: str | None, ddp: DDPManager, preemption: Preemption
+) -> Iterator[None]:
+    """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a
+    thread: the steps do not wait for it, and its errors do not end them. A user's function is
+    loaded here, so that a missing one is an error at once."""
     if notice is None or ddp.get_local_rank() != 0:
         yield
         return

@@ -1,11 +1,13 @@
-"""Saving checkpoints while training continues: the loop pauses for a copy of the state, and a thread writes it.
+"""Saving checkpoints while training continues: the loop pauses for a copy of the state, and a
+thread writes it.
 
     (entered)  the ranks that write are chosen, and make a small copy, so that the first save need not load and pin
     prepare    waits for the previous save, or skips this one (`checkpoint.when_busy`)
     save       the ledger is gathered, the state is gathered and copied, and the writer's thread starts
     report     a finished checkpoint is reported, or the writer's error raised, by the loop after a later step
 
-Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and fails.
+Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and
+fails.
 """
 
 from __future__ import annotations
@@ -57,16 +59,17 @@ _STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
 
 
 class LedgerFile:
-    """The sample ledger's file, `ledger.jsonl` in the run folder, written by rank 0 at each start and before each save.
-    Only rank 0 has a path.
+    """The sample ledger's file, `ledger.jsonl` in the run folder, written by rank 0 at each start
+    and before each save. Only rank 0 has a path.
 
         {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
         {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
 
-    A start has the step that it resumes from: later steps in lines above it were repeated and do not count. A save adds
-    about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the last save. Where nodes continue without a
-    lost one, the steps since the last save are `unsaved`, and the start after them has what was `lost`: ranks, each
-    with the first and last step whose samples are in no weights."""
+    A start has the step that it resumes from: later steps in lines above it were repeated and do
+    not count. A save adds about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the
+    last save. Where nodes continue without a lost one, the steps since the last save are `unsaved`,
+    and the start after them has what was `lost`: ranks, each with the first and last step whose
+    samples are in no weights."""
 
     def __init__(self, path: Path | None) -> None:
         self.ledger = Ledger()
@@ -79,7 +82,8 @@ class LedgerFile:
         self._waiting: list[str] = []
 
     def start(self, context: RunContext, before: Sequence[Mapping[str, Any] | None] = ()) -> None:
-        """Record that the job starts from this step. `before`: what each rank keeps of the group before this one."""
+        """Record that the job starts from this step. `before`: what each rank keeps of the group
+        before this one."""
         job = context.job
         train = context.config.train
         progress = context.progress
@@ -99,10 +103,12 @@ class LedgerFile:
         }
         self._write(record)
 
-    def _end_group(self, before: Sequence[Mapping[str, Any] | None], step: int) -> list[tuple[int, int, int]]:
-        """Write what the ranks of the group before covered since the last save. Which samples that were follows from
-        the cursor and the sizes of the global batches, also for a rank that is lost. Returns which steps of which ranks
-        are lost."""
+    def _end_group(
+        self, before: Sequence[Mapping[str, Any] | None], step: int
+    ) -> list[tuple[int, int, int]]:
+        """Write what the ranks of the group before covered since the last save. Which samples that
+        were follows from the cursor and the sizes of the global batches, also for a rank that is
+        lost. Returns which steps of which ranks are lost."""
         known = [one for one in before if one is not None]
         if not known:
             return []
@@ -124,7 +130,9 @@ class LedgerFile:
                 covered.add(plan_step(at, length=at.position + size, sharding=sharding))
             ranks.append(to_json(covered.take()))
         if step >= first:
-            self._write({"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True})
+            self._write(
+                {"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True}
+            )
         in_weights = {one["ledger"]["sharding"]["rank"]: one["step"] for one in known}
         round_at = min(max(one["finished_at"] for one in known))
         ends = [(rank, in_weights.get(rank, round_at)) for rank in range(len(ranks))]
@@ -136,14 +144,17 @@ class LedgerFile:
         return self._taken
 
     def gather(self, progress: Progress, *, device: torch.device) -> None:
-        """Collective: write what all ranks have covered up to this step. Call `flush` before the checkpoint."""
+        """Collective: write what all ranks have covered up to this step. Call `flush` before the
+        checkpoint."""
         step = progress.step
         runs = self.unsaved()
         ranks = gather_json(to_json(runs), device=device)
         self._taken = []
         self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
         if runs:
-            self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
+            self._write(
+                {"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks}
+            )
 
     def flush(self) -> None:
         """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
@@ -169,8 +180,9 @@ class LedgerFile:
 
     @contextmanager
     def _errors_as_warnings(self) -> Iterator[None]:
-        """A ledger that cannot be written does not end the run, as it does not affect the result: the line is written
-        with the next save. (If the disk is full, saving the checkpoint fails, which does end the run.)"""
+        """A ledger that cannot be written does not end the run, as it does not affect the result:
+        the line is written with the next save. (If the disk is full, saving the checkpoint fails,
+        which does end the run.)"""
         try:
             yield
         except OSError as error:
@@ -178,10 +190,16 @@ class LedgerFile:
 
 
 def gather_state(
-    job: Job, progress: Progress, facts: Mapping[str, Any], hooks: TaskHooks | None = None, *, is_writer: bool
+    job: Job,
+    progress: Progress,
+    facts: Mapping[str, Any],
+    hooks: TaskHooks | None = None,
+    *,
+    is_writer: bool,
 ) -> GatheredState | None:
-    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. All
-    ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in `job.shared_weights()`.
+    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's
+    is complete. All ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in
+    `job.shared_weights()`.
 
     With a single rank this does not wait for its GPU."""
     device = job.ddp.device
@@ -191,8 +209,14 @@ def gather_state(
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
     of_run: dict[str, Any] = {}
     if hooks is not None:
-        of_run = {"stop_asked": hooks.pending_reason(), "stopped": progress.stopped, "metrics": progress.metrics}
-    of_hooks = store.Snapshot({}, {}) if hooks is None else hooks.capture()  # on every rank: it may be collective
+        of_run = {
+            "stop_asked": hooks.pending_reason(),
+            "stopped": progress.stopped,
+            "metrics": progress.metrics,
+        }
+    of_hooks = (
+        store.Snapshot({}, {}) if hooks is None else hooks.capture()
+    )  # on every rank: it may be collective
     if not is_writer:
         return None
     measured: dict[str, Any] = {"names": job.meter.names}
@@ -219,11 +243,15 @@ def gather_state(
 
 
 def _gather_rank_states(job: Job) -> store.Snapshot:
-    """Collective: every rank's state of what has one of its own: a dataset that keeps its position, PowerSGD, a replica
-    of `--dist.sync`."""
+    """Collective: every rank's state of what has one of its own: a dataset that keeps its position,
+    PowerSGD, a replica of `--dist.sync`."""
     gathered = store.Snapshot({}, {})
     comm = None if job.comm is None else job.comm.state_dict()
-    states = {DATA_FILE: job.loader.stream_state(), COMM_FILE: comm, REPLICAS_FILE: replica_state(job)}
+    states = {
+        DATA_FILE: job.loader.stream_state(),
+        COMM_FILE: comm,
+        REPLICAS_FILE: replica_state(job),
+    }
     for file, own in states.items():
         if own is None:
             continue
@@ -246,8 +274,8 @@ class Saver:
         check_state: Callable[[], str | None],
         before: Sequence[Mapping[str, Any] | None] = (),
     ) -> None:
-        """`check_state`, collective: the first tensor that is not finite, if there is one; or an error. `before`: what
-        each rank keeps of the group before this one."""
+        """`check_state`, collective: the first tensor that is not finite, if there is one; or an
+        error. `before`: what each rank keeps of the group before this one."""
         self._before = before
         self._job = context.job
         self._context = context
@@ -264,13 +292,16 @@ class Saver:
             from drumline.training.between_steps.mirroring import make_mirror  # few runs need it
 
             self._mirror = make_mirror(context, self._settings.mirror)
-        self._background = BackgroundSaver(self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune)
+        self._background = BackgroundSaver(
+            self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune
+        )
         self.writer = self._background.writer
         self._held: object = None
         self._paused_at = self._paused_s = 0.0
 
     def unsaved(self) -> dict[str, Any]:
-        """The first step since the last save, its cursor, what this rank has trained on since, and as which part."""
+        """The first step since the last save, its cursor, what this rank has trained on since, and
+        as which part."""
         entries = to_json(self._ledger_file.unsaved())
         split = asdict(self._job.loader.sharding)
         return {**self._ledger_file.since, "entries": entries, "sharding": split}
@@ -292,7 +323,8 @@ class Saver:
         return self
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
-        """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous save or to skip."""
+        """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous
+        save or to skip."""
         self._paused_at = time.perf_counter()
         match self._settings.when_busy:
             case "wait":
@@ -307,11 +339,18 @@ class Saver:
             skips = (
                 ddp.is_main_process()
                 and self.writer.is_busy
-                and not is_best(self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better)
+                and not is_best(
+                    self._root,
+                    metrics,
+                    metric=task.best_metric,
+                    higher_is_better=task.higher_is_better,
+                )
             )
             if skips:
                 busy_with = self._background.step
-                self._context.note(f"skipped the save of step {step}: step {busy_with} is still being written")
+                self._context.note(
+                    f"skipped the save of step {step}: step {busy_with} is still being written"
+                )
             if ddp.world_size > 1:
                 skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
             if skips:
@@ -332,12 +371,14 @@ class Saver:
         gathered = gather_state(self._job, progress, self._facts, hooks, is_writer=is_writer)
         if gathered is None:
             return
-        # Kept until the next save: if the writer's thread freed the pinned memory of the sums while a step is being
-        # captured, torch would count the capture as a use of it, and fail later.
+        # Kept until the next save: if the writer's thread freed the pinned memory of the sums while
+        # a step is being captured, torch would count the capture as a use of it, and fail later.
         self._held = gathered.complete
         complete = replace(gathered, complete=partial(self._complete, gathered))
         with self._job.shared_weights():  # the copy is made in it
-            kind = self._background.start(progress.step, complete, copies=self._settings.background, about=about)
+            kind = self._background.start(
+                progress.step, complete, copies=self._settings.background, about=about
+            )
         self._paused_s = time.perf_counter() - self._paused_at
         if kind == "none":
             self.report()
@@ -356,7 +397,8 @@ class Saver:
         self.report()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Finish the checkpoint that is being written, however the loop ends. Its error never hides another one."""
+        """Finish the checkpoint that is being written, however the loop ends. Its error never hides
+        another one."""
         if self.writer.is_busy:
             self._job.heartbeat.mark(Phase.SAVE)
         try:
@@ -369,7 +411,8 @@ class Saver:
             log.warning(also)
         finally:
             self._ledger_file.close()
-            # A run that is preempted reports its save first: the launcher, and the other ranks, wait for that only.
+            # A run that is preempted reports its save first: the launcher, and the other ranks,
+            # wait for that only.
             if not self._context.progress.is_stopping or error is not None:
                 self._finish_mirror(FAILED_S if error is not None else inf)
 

@@ -1,4 +1,5 @@
-"""Profiles some steps of a run (`log.profile`): torch.profiler's trace of every rank, in RUN/profile."""
+"""Profiles some steps of a run (`log.profile`): torch.profiler's trace of every rank, in
+RUN/profile."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ADVISABLE = ("train.", "dist.", "data.", "model.activation_checkpointing")
 
 
 class ProfiledStep:
-    """A train step, of which some are profiled. Steps are counted from the start of this process."""
+    """A train step, of which some are profiled. Steps are counted from the start of this
+    process."""
 
     def __init__(self, inner: AnyStep, context: RunContext) -> None:
         steps = profiled_steps(context.config.log.profile or "")
@@ -78,15 +80,23 @@ class ProfiledStep:
             if self._capture.is_done:
                 self._capture.collect(device)
         if not self._capture.is_done:
-            self._context.warn(f"nothing was profiled: the run ended before step {self._steps.start} of this start")
+            self._context.warn(
+                f"nothing was profiled: the run ended before step {self._steps.start} of this start"
+            )
 
 
 def job_facts(task: str, config: Config, job: Job) -> JobFacts:
-    settings = {name: value for name, value in flat(config).items() if name.startswith(ADVISABLE) and value is not None}
+    settings = {
+        name: value
+        for name, value in flat(config).items()
+        if name.startswith(ADVISABLE) and value is not None
+    }
     return JobFacts(
         task=task,
         batch_size=job.batch.size,
-        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
+        accumulate=len(
+            plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
+        ),
         precision=config.train.precision,
         bucket_cap_mb=config.dist.bucket_cap_mb,
         settings={name: flag_text(value) for name, value in settings.items()},

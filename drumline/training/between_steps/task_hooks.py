@@ -1,5 +1,5 @@
-"""The hooks of a task in a run: called at their moments, in order; what checkpoints keep of them; and how ranks agree
-to end the run because a hook asked for it."""
+"""The hooks of a task in a run: called at their moments, in order; what checkpoints keep of them;
+and how ranks agree to end the run because a hook asked for it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,30 @@ class TaskHooks:
         self.run = run
         self._job = job
 
-    def call(self, moment: str, *, step: int, epoch: int, metrics: Mapping[str, Any], only: Hook | None = None) -> None:
+    def call(
+        self,
+        moment: str,
+        *,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, Any],
+        only: Hook | None = None,
+    ) -> None:
         """Call this method of every hook, or of one. Collective where a hook's is."""
         self._job.heartbeat.mark(Phase.BETWEEN)
         hooks = self.hooks if only is None else (only,)
         # The checkpoint of this step has the random numbers of the moment before.
         draws = keeping_rng(self.run.device) if moment in ("start", "after_save") else nullcontext()
         with draws, self._logging(step, epoch, metrics) as run:
-            # Hooks nest around an evaluation: the last one to change the model is the first to put it back.
+            # Hooks nest around an evaluation: the last one to change the model is the first to put
+            # it back.
             for hook in hooks[::-1] if moment == "after_evaluation" else hooks:
                 with _named(hook, moment):
                     getattr(hook, moment)(run)
 
-    def fail(self, error: BaseException, *, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+    def fail(
+        self, error: BaseException, *, step: int, epoch: int, metrics: Mapping[str, Any]
+    ) -> None:
         """This rank ends with this error. What a hook raises about it does not hide it."""
         with self._logging(step, epoch, metrics) as run:
             for hook in self.hooks:
@@ -93,7 +104,9 @@ class TaskHooks:
     def restore(self, snapshot: Snapshot) -> None:
         """Give every hook the state that one of its class had, in order."""
 
-        def copied(tensor: Tensor) -> Tensor:  # a shard is read on the host; it goes where the parameters are
+        def copied(
+            tensor: Tensor,
+        ) -> Tensor:  # a shard is read on the host; it goes where the parameters are
             device = next(self.run.model.parameters()).device if is_shard(tensor) else tensor.device
             return tensor.to(device, copy=True)
 
@@ -101,7 +114,8 @@ class TaskHooks:
             tensors = snapshot.tensors.get(HOOKS_FILE, {})
             document = snapshot.documents.get(HOOKS_FILE, [])
             saved = [
-                (entry["name"], decode_state(entry["state"], lambda name: copied(tensors[name]))) for entry in document
+                (entry["name"], decode_state(entry["state"], lambda name: copied(tensors[name])))
+                for entry in document
             ]
         for hook in self.hooks:
             name = type(hook).__name__
@@ -116,7 +130,9 @@ class TaskHooks:
                     hook.load_state_dict(found[1])
         for name, state in saved:
             if state:
-                self._warn(f"the task no longer has the hook {name}: its state in the checkpoint is not used")
+                self._warn(
+                    f"the task no longer has the hook {name}: its state in the checkpoint is not used"
+                )
 
     def _warn(self, message: str) -> None:
         if self.run.rank == 0:
@@ -124,16 +140,28 @@ class TaskHooks:
 
 
 def make_hooks(
-    job: EvaluationJob, config: Config, folder: Path, report: Callable[..., None] | None, total_steps: int
+    job: EvaluationJob,
+    config: Config,
+    folder: Path,
+    report: Callable[..., None] | None,
+    total_steps: int,
 ) -> TaskHooks | None:
-    """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for `Run`."""
+    """Collective: the task's hooks, compared across ranks; None: it has none. `report`: as for
+    `Run`."""
     hooks: list[Any] = list(job.task.hooks())
     ddp = job.ddp
     where = f"{type(job.task).__name__}.hooks()"
     for hook in hooks:
         if not isinstance(hook, Hook):
-            what = f"the class {hook.__name__}" if isinstance(hook, type) else f"a {type(hook).__name__}"
-            raise UsageError(f"{where} returned {what}, not a drumline.Hook", next_step="return a list of hook objects")
+            what = (
+                f"the class {hook.__name__}"
+                if isinstance(hook, type)
+                else f"a {type(hook).__name__}"
+            )
+            raise UsageError(
+                f"{where} returned {what}, not a drumline.Hook",
+                next_step="return a list of hook objects",
+            )
         if type(hook.every_steps) is not int or hook.every_steps < 1:
             raise UsageError(
                 f"{type(hook).__name__}.every_steps is {hook.every_steps!r}",

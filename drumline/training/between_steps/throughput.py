@@ -1,4 +1,5 @@
-"""How fast a run trains: samples, tokens and FLOPs a second, and where the time goes beside computing."""
+"""How fast a run trains: samples, tokens and FLOPs a second, and where the time goes beside
+computing."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class DdpStepTimes(NamedTuple):
     exposed_s: float
     """How long it waited in communication that nothing overlapped."""
     computing_s: float
-    """Its forward and backward pass, without what is exposed; of several micro-batches, the last one's."""
+    """Its forward and backward pass, without what is exposed; of several micro-batches, the last
+    one's."""
 
 
 class _Totals(NamedTuple):
@@ -48,7 +50,8 @@ class _Totals(NamedTuple):
 
 @dataclass(frozen=True)
 class _Interval:
-    """A part of a run. Its time is that of waiting for data and that of steps, which has the exposed communication."""
+    """A part of a run. Its time is that of waiting for data and that of steps, which has the
+    exposed communication."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -69,7 +72,8 @@ class _Interval:
         measured_s = 0.0
         if measured is not None and steps:
             measured_s = seconds - waited_s
-            # The measured step may have taken much longer than the others: its parts are fractions of its own time.
+            # The measured step may have taken much longer than the others: its parts are fractions
+            # of its own time.
             step_s = max(measured_s / steps, measured.exposed_s + measured.computing_s)
             exposed_s = measured_s * (measured.exposed_s / step_s) if step_s else 0.0
         return cls(
@@ -143,8 +147,8 @@ class Throughput:
         self._samples += num_samples
 
     def end_start(self, *, waited_s: float = 0.0, tokens: float = 0.0) -> None:
-        """The device has finished the first step. It may have compiled, so it is not part of the steady speed.
-        `waited_s`, `tokens`: of this rank so far."""
+        """The device has finished the first step. It may have compiled, so it is not part of the
+        steady speed. `waited_s`, `tokens`: of this rank so far."""
         self.stop()
         self.start()
         self.start_s = time.perf_counter() - self.created
@@ -162,9 +166,10 @@ class Throughput:
         start_tokens: float = 0.0,
         has_compiled: bool = False,
     ) -> Speed:
-        """The speed since the last lap. Call it when the device has finished its work. `waited_s`: how long the run has
-        waited for data so far, the mean of all ranks. `tokens`: of all ranks so far. `start_waited_s`, `start_tokens`:
-        the same, when the first step ended. `has_compiled`: in this lap, after the first step."""
+        """The speed since the last lap. Call it when the device has finished its work. `waited_s`:
+        how long the run has waited for data so far, the mean of all ranks. `tokens`: of all ranks
+        so far. `start_waited_s`, `start_tokens`: the same, when the first step ended.
+        `has_compiled`: in this lap, after the first step."""
         self.stop()
         self.start()
         begin = self._last
@@ -179,8 +184,8 @@ class Throughput:
         return self._speed(lap)
 
     def steady(self) -> Speed:
-        """The speed of all laps, without the first step and without laps in which something was compiled. If nothing
-        else is left: with them."""
+        """The speed of all laps, without the first step and without laps in which something was
+        compiled. If nothing else is left: with them."""
         return self._speed(self._steady if self._steady.steps else self._whole)
 
     def _speed(self, interval: _Interval) -> Speed:
@@ -213,16 +218,18 @@ class Throughput:
 
 
 def total_peak(ranks: Iterable[Mapping[str, Any]], arithmetic: str) -> float | None:
-    """The peak of the GPUs of all ranks, in TFLOP/s; one that several ranks share counts once. None: unknown."""
+    """The peak of the GPUs of all ranks, in TFLOP/s; one that several ranks share counts once.
+    None: unknown."""
     gpus = {(rank["host"], rank["gpu"]): str(rank["device"]) for rank in ranks}
     peaks = [peak_tflop_per_s(name, arithmetic) for name in gpus.values()]
     return None if None in peaks else sum(filter(None, peaks))
 
 
 class ExposedCommunication:
-    """How long this rank's steps wait in DDP's all-reduce when their backward pass has ended, for the network or for a
-    slower rank, as DDP measures it in some steps anyway. On the CPU that is in every tenth step; on a GPU, where it has
-    to wait for the device, in one of a hundred, as torch does by default. The first ten steps are all measured."""
+    """How long this rank's steps wait in DDP's all-reduce when their backward pass has ended, for
+    the network or for a slower rank, as DDP measures it in some steps anyway. On the CPU that is in
+    every tenth step; on a GPU, where it has to wait for the device, in one of a hundred, as torch
+    does by default. The first ten steps are all measured."""
 
     EVERY = 10
     LONGEST = 200
@@ -235,7 +242,8 @@ class ExposedCommunication:
             self._applied._set_ddp_runtime_logging_sample_rate(self.EVERY)  # type: ignore[no-untyped-call]
 
     def newest(self, step: int) -> DdpStepTimes | None:
-        """The parts of the step that was measured last, on this rank. A captured step is not measured."""
+        """The parts of the step that was measured last, on this rank. A captured step is not
+        measured."""
         if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
             return None
         measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]

@@ -1,12 +1,15 @@
-"""The trace of a run (`log.trace`): hashes of every sample and tensor at every step, to compare two runs bit by bit.
+"""The trace of a run (`log.trace`): hashes of every sample and tensor at every step, to compare two
+runs bit by bit.
 
 One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happened:
 
-- `start`: an attempt starts: world_size, pid, the step it starts from, and the tensors at that step;
+- `start`: an attempt starts: world_size, pid, the step it starts from, and the tensors at that
+  step;
 - `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
 - `evaluation`, `evaluated`: an evaluation begins, and ends with its metrics.
 
-Tensors (rank 0 writes them) have their names in a checkpoint; `unsaved` are those that are in no checkpoint.
+Tensors (rank 0 writes them) have their names in a checkpoint; `unsaved` are those that are in no
+checkpoint.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ class TracedStep:
                 indices = None  # in a stream the position identifies the sample
                 if (length := self._job.loader.num_samples) is not None:
                     positions = np.arange(span.low, span.high, dtype=np.int64)
-                    indices = permute(positions, length=length, seed=self._seed, epoch=step.plan.epoch).tolist()
+                    indices = permute(
+                        positions, length=length, seed=self._seed, epoch=step.plan.epoch
+                    ).tolist()
                 position = {"low": span.low, "high": span.high, "indices": indices}
                 self._batches.append({**position, "samples": samples, "rest": rest})
             yield micro
@@ -90,13 +95,23 @@ class TracedStep:
         if not job.ddp.is_main_process() and not job.is_sharded:
             return {}
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
-        hashes = {name: hash_tensor(whole(one)) for group in state.tensors.values() for name, one in group.items()}
+        hashes = {
+            name: hash_tensor(whole(one))
+            for group in state.tensors.values()
+            for name, one in group.items()
+        }
         if not job.ddp.is_main_process():  # it has sent its shards
             return {}
-        documents = {f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"}
+        documents = {
+            f"{name}.json": hash_json(one)
+            for name, one in state.documents.items()
+            if name != "progress"
+        }
         # Buffers that are in no checkpoint are lost with the process.
         saved = {*state.tensors["model"], *job.model.state_dict()}
-        unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}
+        unsaved = {
+            name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved
+        }
         return {"tensors": hashes | documents, "unsaved": unsaved}
 
 
@@ -110,8 +125,8 @@ def hash_json(document: Any) -> str:
 
 
 def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
-    """One hash for each sample, of its row in every tensor whose first dimension is the batch's size; and one hash of
-    the rest of the batch."""
+    """One hash for each sample, of its row in every tensor whose first dimension is the batch's
+    size; and one hash of the rest of the batch."""
     samples = [blake3() for _ in range(size)]
     rest = blake3()
     for place, leaf in _leaves(batch, ""):
@@ -127,8 +142,8 @@ def hash_samples(batch: Any, size: int) -> tuple[list[str], str]:
 
 
 def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a batch, and its path. An object of a user's class is replaced by its attributes: its repr may
-    contain an address, which differs between runs."""
+    """Every leaf of a batch, and its path. An object of a user's class is replaced by its
+    attributes: its repr may contain an address, which differs between runs."""
     if id(value) in above:
         return
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
@@ -139,11 +154,15 @@ def _leaves(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tup
     if isinstance(value, Mapping | tuple | list):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         items = ((f"{place}[{name!r}]", item) for name, item in pairs)
-    elif is_dataclass(value) or (hasattr(value, "__dict__") and not isinstance(value, Tensor | type)):
+    elif is_dataclass(value) or (
+        hasattr(value, "__dict__") and not isinstance(value, Tensor | type)
+    ):
         names = [field.name for field in fields(value)] if is_dataclass(value) else vars(value)
         items = ((f"{place}.{name}", getattr(value, name)) for name in names)
     else:
-        is_plain = isinstance(value, Tensor | np.ndarray | np.generic | str | bytes | int | float | complex)
+        is_plain = isinstance(
+            value, Tensor | np.ndarray | np.generic | str | bytes | int | float | complex
+        )
         yield place, value if is_plain or value is None else type(value).__name__
         return
     for inner, item in items:
@@ -154,4 +173,6 @@ def _add(digest: blake3, tensor: Tensor) -> blake3:
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
-    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(as_bytes(dense).numpy().data)
+    return digest.update(f"{tensor.dtype}{list(tensor.shape)}:".encode()).update(
+        as_bytes(dense).numpy().data
+    )

@@ -1,5 +1,6 @@
-"""What an evaluation works on: the model, the evaluation sets and the metrics. The job of a training run has these and
-more; a checkpoint is evaluated without training data and without an optimizer."""
+"""What an evaluation works on: the model, the evaluation sets and the metrics. The job of a
+training run has these and more; a checkpoint is evaluated without training data and without an
+optimizer."""
 
 from __future__ import annotations
 
@@ -66,10 +67,15 @@ class EvaluationJob:
 
 
 def build_evaluation_job(
-    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any], *, has_metrics: bool = True
+    config: Config,
+    task: Task,
+    ddp: DDPManager,
+    sets: Mapping[str, Any],
+    *,
+    has_metrics: bool = True,
 ) -> EvaluationJob:
-    """Collective: build the model, as a training run has it, and the loaders of these sets, and compare them across
-    ranks. `has_metrics`: whether the task's own are measured."""
+    """Collective: build the model, as a training run has it, and the loaders of these sets, and
+    compare them across ranks. `has_metrics`: whether the task's own are measured."""
     ddp._connection.heartbeat.mark(Phase.START)
     set_arithmetic(config.train, ddp.device)
     check_same_data(ddp, evaluation_facts(sets))
@@ -98,7 +104,9 @@ def evaluation_sets(task: Task) -> dict[str, Any]:
 def evaluation_facts(sets: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same on every rank."""
     facts: dict[str, Any] = {"the evaluation sets": list(sets)}
-    return facts | {f"the evaluation data {name}".rstrip(): fingerprint(data) for name, data in sets.items()}
+    return facts | {
+        f"the evaluation data {name}".rstrip(): fingerprint(data) for name, data in sets.items()
+    }
 
 
 def check_same_data(ddp: DDPManager, facts: Mapping[str, Any]) -> None:
@@ -151,7 +159,9 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = train.cudnn_benchmark
 
 
-def make_autocast(precision: Literal["fp32", "bf16", "fp16"], device: torch.device) -> AbstractContextManager[object]:
+def make_autocast(
+    precision: Literal["fp32", "bf16", "fp16"], device: torch.device
+) -> AbstractContextManager[object]:
     """A context for forward passes, made once and entered in every step. fp32 needs none."""
     match precision:
         case "fp32":

@@ -1,6 +1,8 @@
-"""The weights that a new run begins with (`--model.init`): from a safetensors file, a Hugging Face folder, or a run.
+"""The weights that a new run begins with (`--model.init`): from a safetensors file, a Hugging Face
+folder, or a run.
 
-Rank 0 reads them, compares them with the model and sends them to the other ranks, so that only rank 0 needs the files.
+Rank 0 reads them, compares them with the model and sends them to the other ranks, so that only rank
+0 needs the files.
 """
 
 from __future__ import annotations
@@ -63,9 +65,11 @@ class Fit:
             yield f"{len(self.different) - _MOST_NAMES} more that differ in shape or type"
 
 
-def load_initial_weights(settings: ModelConfig, model: nn.Module, ddp: DDPManager, report: Callable[..., None]) -> None:
-    """Collective: put the weights that `model.init` names into a new model, and report what they are. An error on rank
-    0, before anything is changed, if they do not fit."""
+def load_initial_weights(
+    settings: ModelConfig, model: nn.Module, ddp: DDPManager, report: Callable[..., None]
+) -> None:
+    """Collective: put the weights that `model.init` names into a new model, and report what they
+    are. An error on rank 0, before anything is changed, if they do not fit."""
     fitting = None
     if ddp.is_main_process():
         found = read_weights(Path(str(settings.init)))
@@ -73,13 +77,18 @@ def load_initial_weights(settings: ModelConfig, model: nn.Module, ddp: DDPManage
         problems = list(fit.problems())
         if not fit.fitting or (problems and settings.init_strict):
             raise UsageError(
-                as_list(f"the weights in {found.path} do not fit {type(model).__name__}:", problems),
+                as_list(
+                    f"the weights in {found.path} do not fit {type(model).__name__}:", problems
+                ),
                 next_step=_next_step(fit),
             )
         fitting = fit.fitting
         report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {found.path}")
         if problems:
-            report("warning", message=f"the model keeps its own values where they do not fit: {'; '.join(problems)}")
+            report(
+                "warning",
+                message=f"the model keeps its own values where they do not fit: {'; '.join(problems)}",
+            )
     model.load_state_dict(broadcast_tensors(fitting, device=ddp.device), strict=False)
 
 
@@ -90,11 +99,15 @@ def _next_step(fit: Fit) -> str:
 
 
 def fit_weights(found: Mapping[str, Tensor], model: nn.Module) -> Fit:
-    """Compare them with the model by name, shape and type. One of the names of a tied weight is enough; a DDP model's
-    names, which all begin with `module.`, count without that."""
+    """Compare them with the model by name, shape and type. One of the names of a tied weight is
+    enough; a DDP model's names, which all begin with `module.`, count without that."""
     tensors, aliases = model_state(model)
     stored = {**{name: name for name in tensors}, **aliases}
-    if found and all(name.startswith(DDP_PREFIX) for name in found) and stored.keys().isdisjoint(found):
+    if (
+        found
+        and all(name.startswith(DDP_PREFIX) for name in found)
+        and stored.keys().isdisjoint(found)
+    ):
         found = {name.removeprefix(DDP_PREFIX): tensor for name, tensor in found.items()}
     fitting: dict[str, Tensor] = {}
     different = []
@@ -103,8 +116,12 @@ def fit_weights(found: Mapping[str, Tensor], model: nn.Module) -> Fit:
         own = stored[name]
         if (difference := _difference(theirs, tensors[own])) is not None:
             different.append(f"{name} is {difference}")
-        elif (first := fitting.setdefault(own, theirs)) is not theirs and not torch.equal(first, theirs):
-            different.append(f"{name} and another name of the same tensor in the model have different values")
+        elif (first := fitting.setdefault(own, theirs)) is not theirs and not torch.equal(
+            first, theirs
+        ):
+            different.append(
+                f"{name} and another name of the same tensor in the model have different values"
+            )
     known = {stored[name] for name in found if name in stored}
     return Fit(
         fitting={name: fitting[name] for name in tensors if name in fitting},
@@ -124,12 +141,15 @@ def _difference(theirs: Tensor, ours: Tensor) -> str | None:
 
 
 def read_weights(path: Path) -> FoundWeights:
-    """The tensors of a safetensors file, of a folder with one or with an index of several (as Hugging Face saves a
-    model), of a checkpoint, or of the best checkpoint of a run. Mapped from the files: copy those that you keep."""
+    """The tensors of a safetensors file, of a folder with one or with an index of several (as
+    Hugging Face saves a model), of a checkpoint, or of the best checkpoint of a run. Mapped from
+    the files: copy those that you keep."""
     if path.is_file():
         return FoundWeights(path, _read_file(path))
     if not path.is_dir():
-        raise UsageError(f"there is no file or folder {path} (looked in {Path.cwd()})", next_step=_GIVE)
+        raise UsageError(
+            f"there is no file or folder {path} (looked in {Path.cwd()})", next_step=_GIVE
+        )
     if (path / manifest.FILE_NAME).is_file():
         return FoundWeights(path, _read_checkpoint(path))
     if RunFolder(path).checkpoints.is_dir():
@@ -139,7 +159,9 @@ def read_weights(path: Path) -> FoundWeights:
     if (single := path / SINGLE_FILE).is_file():
         return FoundWeights(single, _read_file(single))
     others = sorted(path.glob("*.safetensors"))
-    for pickled in sorted(one for one in path.iterdir() if one.suffix in PICKLE_ENDINGS and not others):
+    for pickled in sorted(
+        one for one in path.iterdir() if one.suffix in PICKLE_ENDINGS and not others
+    ):
         _refuse_pickle(pickled)
     raise UsageError(
         f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints",
@@ -160,20 +182,24 @@ def _read_checkpoint(path: Path) -> Mapping[str, Tensor]:
     tensors = store.read(path).tensors
     if "model" not in tensors:
         raise CheckpointError(
-            f"the checkpoint {path} holds no model, but {join_names(sorted(tensors))}", next_step="give another one"
+            f"the checkpoint {path} holds no model, but {join_names(sorted(tensors))}",
+            next_step="give another one",
         )
     return tensors["model"]
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     try:
-        document = parse_json(read_regular(index, most=catalog.MAX_DOCUMENT_BYTES, follow_links=True))
+        document = parse_json(
+            read_regular(index, most=catalog.MAX_DOCUMENT_BYTES, follow_links=True)
+        )
         files = sorted(set(document["weight_map"].values()))
         if not all(manifest.NAME.fullmatch(file) for file in files):
             raise ValueError("it names a file outside its folder")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{index} is not an index of safetensors files: {type(error).__name__}: {error}", next_step=_GIVE
+            f"{index} is not an index of safetensors files: {type(error).__name__}: {error}",
+            next_step=_GIVE,
         ) from error
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -188,7 +214,9 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", next_step=_GIVE) from error
     except CorruptCheckpointError as error:
-        raise UsageError(f"{path} is not a complete safetensors file: {error.reason}", next_step=_GIVE) from error
+        raise UsageError(
+            f"{path} is not a complete safetensors file: {error.reason}", next_step=_GIVE
+        ) from error
 
 
 def _refuse_pickle(path: Path) -> None:

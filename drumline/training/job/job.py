@@ -1,7 +1,8 @@
-"""The parts of a run on one rank, built in the order that distributed training needs, and compared across ranks.
+"""The parts of a run on one rank, built in the order that distributed training needs, and compared
+across ranks.
 
-All ranks build the model from the same seed; it is moved to its device and compared before it is wrapped; the optimizer
-is built from the parameters on the device.
+All ranks build the model from the same seed; it is moved to its device and compared before it is
+wrapped; the optimizer is built from the parameters on the device.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ from drumline.training.job.evaluation_job import (
 )
 from drumline.training.job.learning_rates import LearningRates, peak_rate
 from drumline.training.job.model_setup import plan_sharding, set_up_model
-from drumline.training.job.optimizer import check_own_optimizer, find_uncapturable, group_settings, make_optimizer
+from drumline.training.job.optimizer import (
+    check_own_optimizer,
+    find_uncapturable,
+    group_settings,
+    make_optimizer,
+)
 from drumline.training.job.task_metrics import make_metrics
 from drumline.training.manager import DDPManager
 from drumline.training.steps.finite_steps import FiniteSteps
@@ -95,7 +101,8 @@ class Job(EvaluationJob):
     """What the step, the loop, evaluation and checkpoints work on."""
 
     applied: nn.Module
-    """The wrapped model, called with a function of the model and its arguments; under DDP if there is a group."""
+    """The wrapped model, called with a function of the model and its arguments; under DDP if there
+    is a group."""
     optimizer: Optimizer
     rates: LearningRates
     scaler: GradScaler | None
@@ -107,19 +114,21 @@ class Job(EvaluationJob):
     step: str = "eager"
     """The kind of its steps: a value of `train.step`."""
     uncapturable: str | None = None
-    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can."""
+    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
+    it can."""
     group_settings: list[dict[str, Any]] = field(default_factory=list)
     """The optimizer's before its first step, by parameter group."""
     comm: PowerSGD | None = None
     """What reduces the gradients, if it has a state (`--dist.comm powersgd` on several ranks)."""
     sync: OuterSync | None = None
-    """What synchronizes the replicas, if they do not reduce their gradients in every step (`--dist.sync`)."""
+    """What synchronizes the replicas, if they do not reduce their gradients in every step
+    (`--dist.sync`)."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
     """The steps of `steps/graph.py` that are still in use."""
 
     def shared_weights(self) -> AbstractContextManager[None]:
-        """In it the model has the weights and buffers that all ranks share: with `--dist.sync` those of the last
-        round, otherwise those that it has."""
+        """In it the model has the weights and buffers that all ranks share: with `--dist.sync`
+        those of the last round, otherwise those that it has."""
         return nullcontext() if self.sync is None else self.sync.shared_weights()
 
     @property
@@ -128,7 +137,8 @@ class Job(EvaluationJob):
         return self.applied if isinstance(self.applied, ShardedModel) else None
 
     def close(self) -> None:
-        """Release captured steps, which must not outlive the process group, and end the processes that load data."""
+        """Release captured steps, which must not outlive the process group, and end the processes
+        that load data."""
         for captured in self.captured_steps:
             captured.release()
         if self.sharded is not None:
@@ -138,9 +148,12 @@ class Job(EvaluationJob):
 
 
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
-    """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its folder."""
+    """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its
+    folder."""
     is_elastic = config.train.exact == "elastic"
-    by_default = config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
+    by_default = (
+        config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
+    )
     return DDPManager(
         device=config.dist.device,
         backend=config.dist.backend,
@@ -159,7 +172,11 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
 
 def compared_settings(config: Config, task: str) -> dict[str, Any]:
     """The settings that must be the same on every rank, and the name of the task."""
-    settings = {name: value for name, value in flat(config).items() if not scope_of(name).may_differ_across_ranks}
+    settings = {
+        name: value
+        for name, value in flat(config).items()
+        if not scope_of(name).may_differ_across_ranks
+    }
     # The task's file may be in a different folder on each node.
     return {**settings, "TASK": task.rpartition("/")[2]}
 
@@ -167,17 +184,28 @@ def compared_settings(config: Config, task: str) -> dict[str, Any]:
 def flat(config: Config) -> dict[str, Any]:
     """The settings by their dotted names, in JSON's types."""
     sections = json.loads(json.dumps(asdict(config)))
-    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    return {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
 
 
-def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None) -> GlobalBatch:
-    """The global batch, which does not depend on the number of ranks once the run has begun. `saved`: the facts of the
-    checkpoint that the run resumes from."""
+def choose_batch(
+    train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None
+) -> GlobalBatch:
+    """The global batch, which does not depend on the number of ranks once the run has begun.
+    `saved`: the facts of the checkpoint that the run resumes from."""
     per_rank = train.batch_size_per_rank or 1
     size = train.batch_size or per_rank * world_size
     began_with = None if saved is None else saved["config"].get("train.batch_size_per_rank")
     # With a changed batch per rank the user chooses a new global batch.
-    if saved is None or train.batch_size is not None or began_with != per_rank or saved["batch_size"] == size:
+    if (
+        saved is None
+        or train.batch_size is not None
+        or began_with != per_rank
+        or saved["batch_size"] == size
+    ):
         return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
     size = int(saved["batch_size"])
     ranks = size // per_rank
@@ -192,15 +220,20 @@ def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any
     return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
 
 
-def choose_step(config: Config, device: torch.device, saved: Mapping[str, Any] | None = None) -> str:
-    """`train.step`; by default the kind that the run began with, and in a new run `auto` on a GPU, if its bits need not
-    be the same each time, otherwise `eager`. `saved`: the facts of the checkpoint that the run resumes from."""
+def choose_step(
+    config: Config, device: torch.device, saved: Mapping[str, Any] | None = None
+) -> str:
+    """`train.step`; by default the kind that the run began with, and in a new run `auto` on a GPU,
+    if its bits need not be the same each time, otherwise `eager`. `saved`: the facts of the
+    checkpoint that the run resumes from."""
     if config.train.step is not None:
         return config.train.step
     if config.dist.mode != "ddp":
         return "eager"
     began_with = None if saved is None else saved["config"].get("train.step", "eager")
-    if config.data.balance == "auto":  # the shapes of a captured step are fixed, and trials would be measured too
+    if (
+        config.data.balance == "auto"
+    ):  # the shapes of a captured step are fixed, and trials would be measured too
         return "compile" if began_with == "compile" else "eager"
     if device.type != "cuda":
         return began_with if began_with in ("compile", "auto") else "eager"
@@ -220,9 +253,9 @@ def build_job(
     on_data: Callable[[], None] = lambda: None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> Job:
-    """Collective: build data, model and optimizer, and compare them across ranks. `batch` and `step`: those
-    of the resumed run; otherwise the settings decide. `on_data` is called when the data is built, `on_model` with the
-    new model, before it is compared."""
+    """Collective: build data, model and optimizer, and compare them across ranks. `batch` and
+    `step`: those of the resumed run; otherwise the settings decide. `on_data` is called when the
+    data is built, `on_model` with the new model, before it is compared."""
     ddp._connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
@@ -249,8 +282,12 @@ def build_job(
     if (optimizer := task.optimizer(model)) is not None:
         check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
     else:
-        optimizer = make_optimizer(model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares))
-    rates = LearningRates(optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule)
+        optimizer = make_optimizer(
+            model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares)
+        )
+    rates = LearningRates(
+        optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule
+    )
     # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -265,7 +302,9 @@ def build_job(
         autocast=make_autocast(config.train.precision, device),
         loader=loader,
         eval_loaders=eval_loaders,
-        metrics=make_metrics(task, ddp) if eval_loaders and type(task).metrics is not Task.metrics else {},
+        metrics=make_metrics(task, ddp)
+        if eval_loaders and type(task).metrics is not Task.metrics
+        else {},
         meter=meter,
         finite=FiniteSteps(
             config.train.on_nan,
@@ -279,25 +318,32 @@ def build_job(
         batch=batch,
         data_fingerprint=data_fingerprint,
         step=step,
-        uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip") if in_graph else None,
+        uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip")
+        if in_graph
+        else None,
         group_settings=group_settings(optimizer),
         comm=PowerSGD(applied, columns=config.dist.powersgd_rank, start=config.dist.powersgd_start)
-        if config.dist.comm == "powersgd" and isinstance(applied, DistributedDataParallel) and get_world_size() > 1
+        if config.dist.comm == "powersgd"
+        and isinstance(applied, DistributedDataParallel)
+        and get_world_size() > 1
         else None,
         sync=None if groups is None else make_sync(config.dist, model, groups),
     )
 
 
 def leave_default_stream(device: torch.device) -> None:
-    """Make a new stream current: CUDA cannot capture the default stream, and a step must be captured on the stream of
-    its warm-up. Call it before the model is built: autograd remembers each parameter's first stream."""
+    """Make a new stream current: CUDA cannot capture the default stream, and a step must be
+    captured on the stream of its warm-up. Call it before the model is built: autograd remembers
+    each parameter's first stream."""
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
         own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         own.wait_stream(torch.cuda.default_stream(device))
         torch.cuda.set_stream(own)
 
 
-def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, data: Any) -> AnyLoader:
+def _make_loader(
+    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, data: Any
+) -> AnyLoader:
     made = ddp.loader(
         data,
         batch_size=batch.size,
@@ -312,14 +358,20 @@ def _make_loader(config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch
     return cast(AnyLoader, made)
 
 
-def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int) -> None:
+def _warn_about_data(
+    config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int
+) -> None:
     num_samples = loader.num_samples
     if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
         log.warning(
             f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
             "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
         )
-    if loader.stream_state() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
+    if (
+        loader.stream_state() is not None
+        and not config.checkpoint.every_steps
+        and ddp.is_main_process()
+    ):
         log.warning(
             "training data with a state_dict has no epochs, so nothing is saved before the end: set "
             "--checkpoint.every_steps"
@@ -327,8 +379,9 @@ def _warn_about_data(config: Config, ddp: DDPManager, loader: AnyLoader, model: 
 
 
 def check_streams(job: Job) -> None:
-    """Collective: compare the next sample of the training stream across ranks, without taking it. In a plain iterable
-    it must be the same on every rank, in a stream with its own state it must not."""
+    """Collective: compare the next sample of the training stream across ranks, without taking it.
+    In a plain iterable it must be the same on every rank, in a stream with its own state it must
+    not."""
     loader = job.loader
     ddp = job.ddp
     if not isinstance(loader, StreamLoader) or ddp.world_size == 1:
@@ -350,26 +403,31 @@ def check_streams(job: Job) -> None:
 
 
 def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
-    """How many steps the run has in all, as seen from `progress`: no more where a hook has stopped it, unless the user
-    has made the run longer since."""
+    """How many steps the run has in all, as seen from `progress`: no more where a hook has stopped
+    it, unless the user has made the run longer since."""
     length = run_length(train)
     stopped = progress.stopped
     # Not by the number of steps, which a smaller batch raises, too.
-    if stopped is not None and stopped["unit"] == length["unit"] and stopped["length"] >= length["length"]:
+    if (
+        stopped is not None
+        and stopped["unit"] == length["unit"]
+        and stopped["length"] >= length["length"]
+    ):
         return progress.step
     return steps_of_settings(job, train, progress)
 
 
 def run_length(train: TrainConfig) -> dict[str, Any]:
-    """How long the settings want the run to be: its `unit`, steps or epochs, and the `length` in it."""
+    """How long the settings want the run to be: its `unit`, steps or epochs, and the `length` in
+    it."""
     if train.steps is not None:
         return {"unit": "steps", "length": train.steps}
     return {"unit": "epochs", "length": train.epochs or 1}
 
 
 def steps_of_settings(job: Job, train: TrainConfig, progress: Progress) -> int:
-    """How many steps the settings ask for. Epochs are passes over the data, so if the user has changed the batch since,
-    the remaining epochs have a different number of steps."""
+    """How many steps the settings ask for. Epochs are passes over the data, so if the user has
+    changed the batch since, the remaining epochs have a different number of steps."""
     if train.steps is not None:
         return train.steps
     if isinstance(job.loader, StreamLoader):

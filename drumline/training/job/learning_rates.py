@@ -14,12 +14,17 @@ from drumline.config.schema import OptimConfig
 
 
 class LearningRates:
-    """Sets the rates of a step: each parameter group's own, times a factor that depends only on the step."""
+    """Sets the rates of a step: each parameter group's own, times a factor that depends only on the
+    step."""
 
     def __init__(
-        self, optimizer: Optimizer, optim: OptimConfig, schedule: Callable[[int, int], float | None] | None = None
+        self,
+        optimizer: Optimizer,
+        optim: OptimConfig,
+        schedule: Callable[[int, int], float | None] | None = None,
     ) -> None:
-        """`schedule(step, total_steps)`: the task's own factor; if it is None or returns None, the settings decide."""
+        """`schedule(step, total_steps)`: the task's own factor; if it is None or returns None, the
+        settings decide."""
         self._optimizer = optimizer
         self._optim = optim
         self._schedule = schedule
@@ -31,11 +36,13 @@ class LearningRates:
         self._highest_group = self._own.index(self.peak)
 
     def highest(self) -> float:
-        """The rate of the latest step, of the group whose peak is the highest. Waits for a rate on the device."""
+        """The rate of the latest step, of the group whose peak is the highest. Waits for a rate on
+        the device."""
         return float(self._optimizer.param_groups[self._highest_group]["lr"])
 
     def set(self, step: int, total_steps: int) -> None:
-        """Before optimizer step `step`, counted from 0. A rate on the device is overwritten there, without waiting."""
+        """Before optimizer step `step`, counted from 0. A rate on the device is overwritten there,
+        without waiting."""
         factor = self.factor(step, total_steps)
         # Looked up each time: loading a state replaces the groups.
         for group, own in zip(self._optimizer.param_groups, self._own, strict=True):
@@ -57,7 +64,8 @@ class LearningRates:
 
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:
-    """The highest rate of the run: `optim.lr`, scaled by the number of ranks if the global batch was."""
+    """The highest rate of the run: `optim.lr`, scaled by the number of ranks if the global batch
+    was."""
     match optim.scale_lr:
         case "none":
             return optim.lr

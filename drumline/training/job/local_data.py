@@ -1,4 +1,5 @@
-"""`--data.dir s3://...`: one rank of each machine copies the data to its disk before the job is built."""
+"""`--data.dir s3://...`: one rank of each machine copies the data to its disk before the job is
+built."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def with_local_data(config: Config, ddp: DDPManager) -> Config:
     if ddp.get_local_rank() == 0:
         copy.update()
     if ddp._connection.store is not None:
-        what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"  # with --dist.mode auto there are two
+        # with --dist.mode auto there are two
+        what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"
         # A download has no limit here: the watchdog observes it, and one that fails ends the job.
         wait_for_ranks(ddp._connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
     return replace(config, data=replace(config.data, dir=str(copy.folder)))

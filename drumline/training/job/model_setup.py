@@ -1,4 +1,5 @@
-"""The model of a run: built on the host or without memory (`--dist.meta_init`), and wrapped for its `--dist.mode`."""
+"""The model of a run: built on the host or without memory (`--dist.meta_init`), and wrapped for its
+`--dist.mode`."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def set_up_model(
     plan: ShardingPlan | None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> tuple[nn.Module, ReplicaGroups | None]:
-    """Collective: the task's model, wrapped, and the replicas of `--dist.sync`. `on_model` is called with the new
-    model, before it is compared."""
+    """Collective: the task's model, wrapped, and the replicas of `--dist.sync`. `on_model` is
+    called with the new model, before it is compared."""
     prepare = None
     if config.dist.meta_init:
         with torch.device("meta"):
@@ -93,7 +94,8 @@ def set_up_model(
 
 
 def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> ReplicaGroups | None:
-    """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every step."""
+    """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
+    step."""
     if not sync_interval(dist.sync) or (rendezvous := ddp._connection.rendezvous) is None:
         return None
     replicas: Sequence[tuple[int, ...]]
@@ -117,7 +119,9 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> Replica
     return groups
 
 
-def _wrap(config: Config, model: nn.Module, ddp: DDPManager, groups: ReplicaGroups | None) -> nn.Module:
+def _wrap(
+    config: Config, model: nn.Module, ddp: DDPManager, groups: ReplicaGroups | None
+) -> nn.Module:
     dist = config.dist
     is_alone = groups is not None and groups.within is None
     return ddp.wrap(

@@ -25,14 +25,17 @@ GIVEN_ELSEWHERE = ("lr", "weight_decay")
 
 
 def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimizer:
-    """The optimizer of the settings over the trained parameters, fused if the device has such a kernel."""
+    """The optimizer of the settings over the trained parameters, fused if the device has such a
+    kernel."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"{type(model).__name__} has no trainable parameter")
     options = {name: _parsed(value) for name, value in optim.options.items()}
     for name in GIVEN_ELSEWHERE:
         if name in options:
-            raise UsageError(f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}")
+            raise UsageError(
+                f"--optim.options.{name} is not an option", next_step=f"give it as --optim.{name}"
+            )
     try:
         if optim.name == "muon":
             return _make_muon(model, trained, optim, lr, options)
@@ -44,7 +47,9 @@ def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float) -> Optimi
         ) from error
 
 
-def _make_named(trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Mapping[str, Any]) -> Optimizer:
+def _make_named(
+    trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Mapping[str, Any]
+) -> Optimizer:
     settings: dict[str, Any] = {}
     if optim.name == "sgd":
         settings = {"momentum": optim.momentum, "nesterov": optim.nesterov and optim.momentum > 0}
@@ -52,17 +57,22 @@ def _make_named(trained: list[nn.Parameter], optim: OptimConfig, lr: float, opti
         settings = {"betas": optim.betas, "eps": optim.eps}
     kind = optimizer_class(optim.name)
     if kind in FUSED:
-        settings["fused"] = all(p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained)
+        settings["fused"] = all(
+            p.device.type in ("cuda", "cpu") and torch.is_floating_point(p) for p in trained
+        )
         if kind is SGD and any(map(is_shard, trained)):  # torch has no fused SGD for shards
             settings["fused"] = False
     takes_decay = "weight_decay" in inspect.signature(kind).parameters
     groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
     pool = {"params": groups, "lr": lr, **settings}
-    return check_steps(build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}"))
+    return check_steps(
+        build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}")
+    )
 
 
 class MuonAndAdamW(Optimizer):
-    """`--optim.name muon`: one optimizer over the groups and the state of two, which take a step each."""
+    """`--optim.name muon`: one optimizer over the groups and the state of two, which take a step
+    each."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
         self._both: list[Optimizer] = [muon] if adamw is None else [muon, adamw]
@@ -71,7 +81,8 @@ class MuonAndAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Both steps. Groups and state are passed on each time, because `load_state_dict` replaces them."""
+        """Both steps. Groups and state are passed on each time, because `load_state_dict` replaces
+        them."""
         loss = None if closure is None else closure()
         groups = iter(self.param_groups)
         for one, count in zip(self._both, self._num_groups, strict=True):
@@ -84,10 +95,15 @@ class MuonAndAdamW(Optimizer):
 MuonAndAdamW.__name__ = "muon"  # messages and checkpoints name it as the user does
 
 
-def _make_muon(model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Any) -> Optimizer:
-    """Muon for matrices but for embeddings, as torch documents it, and AdamW for the rest. `match_rms_adamw` makes
-    Muon's updates as large as AdamW's, so one rate and one decay fit both."""
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+def _make_muon(
+    model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig, lr: float, options: Any
+) -> Optimizer:
+    """Muon for matrices but for embeddings, as torch documents it, and AdamW for the rest.
+    `match_rms_adamw` makes Muon's updates as large as AdamW's, so one rate and one decay fit
+    both."""
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
     if not matrices:
         raise UsageError(
@@ -96,9 +112,16 @@ def _make_muon(model: nn.Module, trained: list[nn.Parameter], optim: OptimConfig
         )
     chosen = {id(p) for p in matrices}
     others = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
-    pool = {"params": matrices, "lr": lr, "weight_decay": optim.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    pool = {
+        "params": matrices,
+        "lr": lr,
+        "weight_decay": optim.weight_decay,
+        "adjust_lr_fn": "match_rms_adamw",
+    }
     muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
-    return MuonAndAdamW(muon, AdamW(others, lr=lr, betas=optim.betas, eps=optim.eps) if others else None)
+    return MuonAndAdamW(
+        muon, AdamW(others, lr=lr, betas=optim.betas, eps=optim.eps) if others else None
+    )
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -109,12 +132,15 @@ def optimizer_class(name: str) -> type[Optimizer]:
     module, _, last = name.rpartition(".")
     found = load_class(name if ":" in name else f"{module}:{last}", Optimizer)
     if not issubclass(found, Optimizer):
-        raise UsageError(f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer")
+        raise UsageError(
+            f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer"
+        )
     return found
 
 
 def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups at most. Biases and normalization scales have one dimension; they are not decayed."""
+    """Two groups at most. Biases and normalization scales have one dimension; they are not
+    decayed."""
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
@@ -126,7 +152,11 @@ def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> l
 def _parsed(value: Any) -> Any:
     """An option as torch takes it: `0.9,0.99` is a tuple of numbers."""
     try:
-        return tuple(map(float, value.split(","))) if isinstance(value, str) and "," in value else value
+        return (
+            tuple(map(float, value.split(",")))
+            if isinstance(value, str) and "," in value
+            else value
+        )
     except ValueError:
         return value
 
@@ -149,7 +179,8 @@ def check_steps(optimizer: Optimizer) -> Optimizer:
 
 
 def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -> Optimizer:
-    """What a task's own `optimizer(model)` returned, if it trains the whole model. `maker`: its name for messages."""
+    """What a task's own `optimizer(model)` returned, if it trains the whole model. `maker`: its
+    name for messages."""
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"{maker} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
@@ -162,7 +193,9 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
             f"{maker} holds a parameter that the model does not have",
             next_step="build it from the model that is given, not from self.model(), which makes another one",
         )
-    left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held]
+    left_out = [
+        name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held
+    ]
     if left_out:
         more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
         raise UsageError(
@@ -173,8 +206,8 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
 
 
 def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
-    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None: it can. `skips`:
-    non-finite updates are skipped."""
+    """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
+    it can. `skips`: non-finite updates are skipped."""
     groups = optimizer.param_groups
     name = type(optimizer).__name__
     if skips and not leaves_out_itself(optimizer):
@@ -186,8 +219,8 @@ def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
 
 
 def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool) -> None:
-    """Let the optimizer's step be captured: its rates and counts of steps move to the device, where torch rounds
-    differently. Or undo it, with the `group_settings` that it was built with."""
+    """Let the optimizer's step be captured: its rates and counts of steps move to the device, where
+    torch rounds differently. Or undo it, with the `group_settings` that it was built with."""
     for group, own in zip(optimizer.param_groups, built, strict=True):
         device = next((parameter.device for parameter in group["params"]), None)
         group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
@@ -201,20 +234,25 @@ def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: 
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """A copy of what each parameter group holds beside its parameters and its rate, which is set before each step."""
+    """A copy of what each parameter group holds beside its parameters and its rate, which is set
+    before each step."""
     return [
-        copy.deepcopy({name: value for name, value in group.items() if name not in ("params", "lr")})
+        copy.deepcopy(
+            {name: value for name, value in group.items() if name not in ("params", "lr")}
+        )
         for group in optimizer.param_groups
     ]
 
 
 def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[str]]:
-    """By group: the settings that the optimizer has changed itself since it was built, as schedule-free ones and
-    Prodigy do. They are state: a resumed run takes them from the checkpoint. Tensors always count, since comparing
-    them would wait for the device."""
+    """By group: the settings that the optimizer has changed itself since it was built, as
+    schedule-free ones and Prodigy do. They are state: a resumed run takes them from the checkpoint.
+    Tensors always count, since comparing them would wait for the device."""
 
     def is_state(value: Any, before: Any) -> bool:
-        return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)) or bool(value != before)
+        return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)) or bool(
+            value != before
+        )
 
     return [
         [name for name, before in own.items() if name in group and is_state(group[name], before)]
@@ -223,7 +261,7 @@ def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[
 
 
 def leaves_out_itself(optimizer: Optimizer) -> bool:
-    """Whether the optimizer itself skips an update if `found_inf` is set, as torch's fused optimizers do for a loss
-    scaler. torch has no public name for it."""
+    """Whether the optimizer itself skips an update if `found_inf` is set, as torch's fused
+    optimizers do for a loss scaler. torch has no public name for it."""
     is_fused = all(group.get("fused", True) for group in optimizer.param_groups)
     return is_fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -1,5 +1,5 @@
-"""A task's own metrics: every rank updates them with its evaluation batches, and rank 0 merges all ranks' states, in
-their order, and computes the values once."""
+"""A task's own metrics: every rank updates them with its evaluation batches, and rank 0 merges all
+ranks' states, in their order, and computes the values once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), o
 
 
 def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
-    """Those of the task, on the device. What could not be merged on several ranks is refused there."""
+    """Those of the task, on the device. What could not be merged on several ranks is refused
+    there."""
     metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
     check_names(metrics)
     for name, metric in metrics.items():
         needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
         # By its class where that has it: a property may need an update first.
-        if missing := [one for one in needed if not (hasattr(type(metric), one) or hasattr(metric, one))]:
+        if missing := [
+            one for one in needed if not (hasattr(type(metric), one) or hasattr(metric, one))
+        ]:
             raise UsageError(
                 f"the metric {name!r} has no {' and no '.join(missing)}",
                 next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
@@ -36,7 +39,9 @@ def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
         if isinstance(metric, nn.Module):
             metric.to(ddp.device)
         for place, part in _parts(metric).items():
-            if hasattr(part, "sync_on_compute"):  # torchmetrics would add up the ranks by itself, and again
+            if hasattr(
+                part, "sync_on_compute"
+            ):  # torchmetrics would add up the ranks by itself, and again
                 vars(part).update(sync_on_compute=False, _to_sync=False)
             if ddp.world_size > 1:
                 _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
@@ -49,7 +54,8 @@ def _is_collection(metric: Any) -> bool:
 
 
 def _without_groups(metric: Any) -> Any:
-    """A MetricCollection updates one metric of a group, and each rank would form its groups from its first batch."""
+    """A MetricCollection updates one metric of a group, and each rank would form its groups from
+    its first batch."""
     if not _is_collection(metric):
         return metric
     members = dict(metric.items(keep_base=True, copy_state=False))
@@ -57,8 +63,8 @@ def _without_groups(metric: Any) -> Any:
 
 
 def _check_merge(name: str, metric: Metric) -> None:
-    """Refuse what torchmetrics' own merge_state cannot merge, or merges wrongly. One that was written for the metric is
-    not tried: a state without updates is nothing that it must expect."""
+    """Refuse what torchmetrics' own merge_state cannot merge, or merges wrongly. One that was
+    written for the metric is not tried: a state without updates is nothing that it must expect."""
     if getattr(type(metric).merge_state, "__module__", "") != "torchmetrics.metric":
         return
     problem = _unweighted(metric)
@@ -68,12 +74,14 @@ def _check_merge(name: str, metric: Metric) -> None:
         problem = str(error)
     metric.reset()
     if problem is not None:
-        raise UsageError(f"the metric {name!r} cannot be merged over ranks: {problem}", next_step=INSTEAD)
+        raise UsageError(
+            f"the metric {name!r} cannot be merged over ranks: {problem}", next_step=INSTEAD
+        )
 
 
 def _unweighted(metric: Metric) -> str | None:
-    """What merge_state gets wrong: it does not know how many updates a mean is of, nor what a tensor
-    without a reduction is for."""
+    """What merge_state gets wrong: it does not know how many updates a mean is of, nor what a
+    tensor without a reduction is for."""
     for key, reduction in getattr(metric, "_reductions", {}).items():
         if getattr(reduction, "__name__", "") == "dim_zero_mean":
             return f"its {key} is a mean, of which merge_state does not know the weight"
@@ -83,10 +91,14 @@ def _unweighted(metric: Metric) -> str | None:
 
 
 def _parts(metric: Metric) -> dict[str, Metric]:
-    """What holds states, by name: the wrappers of torchmetrics have them in metrics inside them, whose `_defaults` some
-    of them share."""
+    """What holds states, by name: the wrappers of torchmetrics have them in metrics inside them,
+    whose `_defaults` some of them share."""
     modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
-    inside = {id(vars(one)["_defaults"]): (name, one) for name, one in modules if vars(one).get("_defaults")}
+    inside = {
+        id(vars(one)["_defaults"]): (name, one)
+        for name, one in modules
+        if vars(one).get("_defaults")
+    }
     holders: dict[str, Any] = dict(inside.values())
     return holders or {"": metric}
 
@@ -107,8 +119,11 @@ def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
             metric.update(outputs)
 
 
-def compute_metrics(metrics: Mapping[str, Metric], ddp: DDPManager, *, is_updated: bool) -> dict[str, Any]:
-    """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a batch; rank 0 has."""
+def compute_metrics(
+    metrics: Mapping[str, Metric], ddp: DDPManager, *, is_updated: bool
+) -> dict[str, Any]:
+    """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a
+    batch; rank 0 has."""
     if not metrics:
         return {}
     tensors: dict[str, Tensor] = {}
@@ -125,12 +140,22 @@ def compute_metrics(metrics: Mapping[str, Metric], ddp: DDPManager, *, is_update
         # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
         for rank, document in enumerate(gathered["ranks"]):
             if rank > 0 and document is not None:
-                own = {name: one.to(ddp.device) for name, one in tensors.items() if name.startswith(f"{rank}/")}
-                states = decode_state(document, {name.partition("/")[2]: one for name, one in own.items()}.__getitem__)
+                own = {
+                    name: one.to(ddp.device)
+                    for name, one in tensors.items()
+                    if name.startswith(f"{rank}/")
+                }
+                states = decode_state(
+                    document, {name.partition("/")[2]: one for name, one in own.items()}.__getitem__
+                )
                 for name, metric in metrics.items():
                     for place, part in _parts(metric).items():
                         part.merge_state(states[name][place])
-        values = {key: value for name, metric in metrics.items() for key, value in _values(name, metric.compute())}
+        values = {
+            key: value
+            for name, metric in metrics.items()
+            for key, value in _values(name, metric.compute())
+        }
     found: dict[str, Any] = broadcast_json(values, device=ddp.device)
     return found
 

@@ -16,11 +16,14 @@ class KnownGpu:
     """One model of GPU."""
 
     device_name: str
-    """As torch reports it: a regular expression. A name that matches none (a MIG slice, a laptop) is unknown."""
+    """As torch reports it: a regular expression. A name that matches none (a MIG slice, a laptop)
+    is unknown."""
     memory_gib: float
-    """`total_memory` in torch, rounded down; it is less than the vendor's number, since the driver takes a part."""
+    """`total_memory` in torch, rounded down; it is less than the vendor's number, since the driver
+    takes a part."""
     peaks: tuple[float, float, float, float]
-    """In TFLOP/s, without sparsity, by `ARITHMETICS` (tensor cores, which add up in fp32); 0: it has none."""
+    """In TFLOP/s, without sparsity, by `ARITHMETICS` (tensor cores, which add up in fp32); 0: it
+    has none."""
 
 
 GPUS: Mapping[str, KnownGpu] = {
@@ -33,8 +36,12 @@ GPUS: Mapping[str, KnownGpu] = {
     "h100-nvl": KnownGpu(r"NVIDIA H100 NVL", 93.0, (60, 417, 835, 835)),
     "h100-pcie": KnownGpu(r"NVIDIA H100 PCIe", 79.1, (51.2, 378, 756, 756)),
     # nvidia-a100-datasheet-us-nvidia-1758950-r4, a10-datasheet
-    "a100-80gb": KnownGpu(r"NVIDIA A100[- ](SXM4-|PCIE-)?80GB( PCIe)?", 79.1, (19.5, 156, 312, 312)),
-    "a100-40gb": KnownGpu(r"NVIDIA A100[- ](SXM4-|PCIE-)?40GB( PCIe)?", 39.3, (19.5, 156, 312, 312)),
+    "a100-80gb": KnownGpu(
+        r"NVIDIA A100[- ](SXM4-|PCIE-)?80GB( PCIe)?", 79.1, (19.5, 156, 312, 312)
+    ),
+    "a100-40gb": KnownGpu(
+        r"NVIDIA A100[- ](SXM4-|PCIE-)?40GB( PCIe)?", 39.3, (19.5, 156, 312, 312)
+    ),
     "a10": KnownGpu(r"NVIDIA A10", 22.0, (31.2, 62.5, 125, 125)),
     # l4-datasheet, l40s-datasheet
     "l4": KnownGpu(r"NVIDIA L4", 22.0, (30.3, 60, 121, 121)),
@@ -45,7 +52,8 @@ GPUS: Mapping[str, KnownGpu] = {
     "v100-pcie-32gb": KnownGpu(r"Tesla V100-PCIE-32GB", 31.7, (14, 0, 112, 0)),
     "v100-pcie-16gb": KnownGpu(r"Tesla V100-PCIE-16GB", 15.7, (14, 0, 112, 0)),
     "t4": KnownGpu(r"(Tesla|NVIDIA) T4", 14.5, (8.1, 0, 65, 0)),
-    # nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2, nvidia-ada-gpu-architecture-whitepaper-v2.1
+    # nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2,
+    # nvidia-ada-gpu-architecture-whitepaper-v2.1
     "rtx-3090": KnownGpu(r"NVIDIA GeForce RTX 3090", 23.6, (35.6, 35.6, 71, 71)),
     "rtx-4090": KnownGpu(r"NVIDIA GeForce RTX 4090", 23.6, (82.6, 82.6, 165.2, 165.2)),
 }
@@ -58,7 +66,8 @@ def peak_tflop_per_s(device_name: str, arithmetic: str) -> float | None:
 
 
 def gpu_memory(names: Sequence[str]) -> dict[str, int]:
-    """The bytes of these GPUs. A name is one of `GPUS`, or a number of GiB for a GPU that is not there: `24`."""
+    """The bytes of these GPUs. A name is one of `GPUS`, or a number of GiB for a GPU that is not
+    there: `24`."""
     found = {}
     for name in names:
         known = GPUS.get(name.lower())
@@ -67,5 +76,7 @@ def gpu_memory(names: Sequence[str]) -> dict[str, int]:
                 f"--gpu {name}: there is no such GPU; {did_you_mean(name, GPUS)}",
                 next_step="give its memory in GiB instead, as in --gpu 24",
             )
-        found[name.lower() if known else f"{name} GiB"] = int((known.memory_gib if known else float(name)) * 2**30)
+        found[name.lower() if known else f"{name} GiB"] = int(
+            (known.memory_gib if known else float(name)) * 2**30
+        )
     return found

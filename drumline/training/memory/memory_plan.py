@@ -1,7 +1,8 @@
-"""The memory of a rank by `dist.mode` and world size, from one traced step, and the cheapest mode that fits on a GPU.
+"""The memory of a rank by `dist.mode` and world size, from one traced step, and the cheapest mode
+that fits on a GPU.
 
-The trace (memory_trace.py) is that of a rank that holds everything. What DDP and `fully_shard` add to it, and what they
-split, follows from how they work: docs/plan.md has the rules.
+The trace (memory_trace.py) is that of a rank that holds everything. What DDP and `fully_shard` add
+to it, and what they split, follows from how they work: docs/plan.md has the rules.
 """
 
 from __future__ import annotations
@@ -25,26 +26,36 @@ from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
 from drumline.parallel.outer_sync import split_evenly
 from drumline.training.job.job import choose_batch
-from drumline.training.memory.memory_trace import FakeJob, MemoryMoment, StepMemory, TracedParameter, rounded
+from drumline.training.memory.memory_trace import (
+    FakeJob,
+    MemoryMoment,
+    StepMemory,
+    TracedParameter,
+    rounded,
+)
 from drumline.training.memory.recompute_saving import LEAST_SAVING
 from drumline.training.tasks.base import Task
 
 MemoryAt = Callable[[MemoryMoment], dict[str, int]]
 MODES = ("ddp", "zero1", "hsdp", "fsdp")
 """The cheapest first: each sends more, or over slower links, than the one before."""
-# cuBLAS has one for the forward pass and one for the thread of the backward pass, of this size from Hopper on.
+# cuBLAS has one for the forward pass and one for the thread of the backward pass, of this size from
+# Hopper on.
 WORKSPACES = 2 * 32 * MIB
 MARGIN = 0.05
 """The part of a GPU's memory that stays free, for fragmentation."""
 OUTSIDE = GIB
-"""What a process takes on a GPU besides torch's tensors: CUDA itself, its kernels, NCCL's buffers."""
-# Gathered blocks and reduced ones that fully_shard holds at a time, by phase. Forward: the gathered block and its
-# message, or two messages. Backward: the gathered block, the message of the next one, that of the gradients before it.
+"""What a process takes on a GPU besides torch's tensors: CUDA itself, its kernels, NCCL's
+buffers."""
+# Gathered blocks and reduced ones that fully_shard holds at a time, by phase. Forward: the gathered
+# block and its message, or two messages. Backward: the gathered block, the message of the next one,
+# that of the gradients before it.
 GATHERED = {"forward": 2, "backward": 3}
 # The same where parameters stay whole: only messages.
 MESSAGES = {"forward": 2, "backward": 1}
-# `--dist.sync`: bytes for each parameter of a part, in a message and, at most, while a round begins: this rank's own
-# weights, the difference, it with what was left out before, the message, what that is decoded to.
+# `--dist.sync`: bytes for each parameter of a part, in a message and, at most, while a round
+# begins: this rank's own weights, the difference, it with what was left out before, the message,
+# what that is decoded to.
 MESSAGE = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256}
 ROUND = {"fp32": 16.0, "bf16": 22.0, "int8": 25 + 4 / 256}
 
@@ -66,7 +77,13 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.communication
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.communication
+        )
 
     def fits(self, memory: int) -> bool:
         """Whether a GPU with so many bytes has room for it."""
@@ -108,7 +125,9 @@ class MemoryPlan:
         return min(fitting, key=lambda one: MODES.index(one.mode), default=None)
 
 
-def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_node: int) -> MemoryPlan:
+def plan_memory(
+    config: Config, task: Task, *, worlds: Iterable[int], ranks_per_node: int
+) -> MemoryPlan:
     """The memory of a rank in every mode that makes a difference on these numbers of ranks."""
     if config.train.exact == "elastic":
         raise UsageError(
@@ -144,13 +163,26 @@ def plan_memory(config: Config, task: Task, *, worlds: Iterable[int], ranks_per_
                 break  # only ddp has rounds
             step = traced(micro.size, None if mode == "ddp" else sharded_type)
             if mode == "ddp":
-                memory_at = _in_replicas(step, world_size, num_replicas, config.dist, accumulates=micro.accumulates)
+                memory_at = _in_replicas(
+                    step, world_size, num_replicas, config.dist, accumulates=micro.accumulates
+                )
             else:
-                memory_at = _in_shards(step, mode, num_shards, config.dist, accumulates=micro.accumulates)
-            ranks.append(_memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro))
+                memory_at = _in_shards(
+                    step, mode, num_shards, config.dist, accumulates=micro.accumulates
+                )
+            ranks.append(
+                _memory_at_peak(step, memory_at, mode=mode, world_size=world_size, micro=micro)
+            )
             if recomputes and recompute is None:
-                recompute = _compare_without(config, task, ranks[0], micro, num_replicas, blocks=job(None).recomputed())
-    return MemoryPlan(num_parameters=job(None).num_parameters, ranks=ranks, impossible=impossible, recompute=recompute)
+                recompute = _compare_without(
+                    config, task, ranks[0], micro, num_replicas, blocks=job(None).recomputed()
+                )
+    return MemoryPlan(
+        num_parameters=job(None).num_parameters,
+        ranks=ranks,
+        impossible=impossible,
+        recompute=recompute,
+    )
 
 
 def _num_replicas(dist: DistConfig, world_size: int, ranks_per_node: int) -> int:
@@ -169,14 +201,24 @@ def _memory_at_peak(
 
 
 def _compare_without(
-    config: Config, task: Task, memory: RankMemory, micro: _MicroBatch, num_replicas: int, *, blocks: str
+    config: Config,
+    task: Task,
+    memory: RankMemory,
+    micro: _MicroBatch,
+    num_replicas: int,
+    *,
+    blocks: str,
 ) -> RecomputePlan:
-    """The same rank, of the mode ddp, without activation checkpointing. The task is made again, since its model may
-    depend on the setting."""
+    """The same rank, of the mode ddp, without activation checkpointing. The task is made again,
+    since its model may depend on the setting."""
     plain = replace(config, model=replace(config.model, activation_checkpointing=False))
     step = FakeJob(plain, type(task)(plain)).trace(micro.data)
-    memory_at = _in_replicas(step, memory.world_size, num_replicas, config.dist, accumulates=micro.accumulates)
-    without = _memory_at_peak(step, memory_at, mode=memory.mode, world_size=memory.world_size, micro=micro)
+    memory_at = _in_replicas(
+        step, memory.world_size, num_replicas, config.dist, accumulates=micro.accumulates
+    )
+    without = _memory_at_peak(
+        step, memory_at, mode=memory.mode, world_size=memory.world_size, micro=micro
+    )
     activations = memory.activations - WORKSPACES
     activations_without = without.activations - WORKSPACES
     return RecomputePlan(
@@ -189,7 +231,8 @@ def _compare_without(
 
 
 def modes_for(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, int]]:
-    """The modes that differ from each other on this number of ranks, and over how many ranks each shards the model."""
+    """The modes that differ from each other on this number of ranks, and over how many ranks each
+    shards the model."""
     yield "ddp", 1
     if world_size > 1:
         yield "zero1", world_size
@@ -216,7 +259,9 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
     )
     make: Any = StreamLoader if is_stream(data) else IndexedLoader
     options = LoadingOptions(collate=task.collate)
-    loader = make(data, sharding=sharding, device=torch.device("cpu"), seed=config.train.seed, options=options)
+    loader = make(
+        data, sharding=sharding, device=torch.device("cpu"), seed=config.train.seed, options=options
+    )
     try:
         length = min(batch.size, loader.num_samples or batch.size)
         spans = plan_step(Cursor(), length=length, sharding=sharding).spans
@@ -228,8 +273,9 @@ def _first_micro_batch(config: Config, task: Task, data: Any, world_size: int) -
 def _in_replicas(
     step: StepMemory, world_size: int, num_replicas: int, dist: DistConfig, *, accumulates: bool
 ) -> MemoryAt:
-    """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but not while they add up
-    before the ranks synchronize. With `--dist.sync` only the ranks of a replica reduce gradients, if it has several."""
+    """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but
+    not while they add up before the ranks synchronize. With `--dist.sync` only the ranks of a
+    replica reduce gradients, if it has several."""
     trained = sum(one.num_bytes for one in step.parameters if one.is_trained)
     has_buckets = world_size > num_replicas
     is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
@@ -239,13 +285,18 @@ def _in_replicas(
             case "none":
                 pass
             case "bf16" | "fp16":
-                communication += int(dist.bucket_cap_mb * MIB)  # two buckets in half the bytes, on their way
+                communication += int(
+                    dist.bucket_cap_mb * MIB
+                )  # two buckets in half the bytes, on their way
             case "powersgd":
                 communication += trained  # what the last step left out
             case _:
                 assert_never(dist.comm)
     parameters = sum(rounded(one.num_bytes) for one in step.parameters) + step.buffer_bytes
-    optimizer = sum(rounded(size) for one in step.parameters for size in one.state_bytes) + step.scalar_bytes
+    optimizer = (
+        sum(rounded(size) for one in step.parameters for size in one.state_bytes)
+        + step.scalar_bytes
+    )
 
     between, in_round = _for_rounds(step, num_replicas, dist)
 
@@ -256,34 +307,44 @@ def _in_replicas(
             "gradients": trained if accumulates or is_view else moment.gradients,
             "optimizer": optimizer,
             "activations": moment.live,
-            "communication": communication + (max(between, in_round - moment.live) if is_after else between),
+            "communication": communication
+            + (max(between, in_round - moment.live) if is_after else between),
         }
 
     return at
 
 
 def _for_rounds(step: StepMemory, num_replicas: int, dist: DistConfig) -> tuple[int, int]:
-    """What the first rank of a replica holds for `--dist.sync`: while it computes, and while a round begins."""
+    """What the first rank of a replica holds for `--dist.sync`: while it computes, and while a
+    round begins."""
     if num_replicas < 2:
         return 0, 0
     sizes = [one.num_elements for one in step.parameters if one.is_trained]
-    named = {str(number): nn.Parameter(torch.empty(size, device="meta")) for number, size in enumerate(sizes)}
+    named = {
+        str(number): nn.Parameter(torch.empty(size, device="meta"))
+        for number, size in enumerate(sizes)
+    }
     parts = split_evenly(named, dist.sync_parts)
     elements = sum(sizes)
     part = max(sum(one.numel() for one in part.values()) for part in parts)
     always = 4.0 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
     if dist.outer_dtype != "fp32":
-        always += 4 * elements * (1 + 1 / num_replicas)  # what rounding leaves out, in either half of a round
+        always += (
+            4 * elements * (1 + 1 / num_replicas)
+        )  # what rounding leaves out, in either half of a round
     on_its_way = (4 + 2 * MESSAGE[dist.outer_dtype]) * part if dist.sync_overlap else 0
     return int(always + step.buffer_bytes + on_its_way), int(
         always + step.buffer_bytes + ROUND[dist.outer_dtype] * part
     )
 
 
-def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *, accumulates: bool) -> MemoryAt:
-    """`fully_shard`. What is in no block is gathered from the beginning of the forward pass to the end of the backward
-    pass; a block only while it is computed, in zero1 as long as the rest. Gradients are whole until all of their block
-    are there; zero1 adds them up before that, unless they are reduced in a type of their own."""
+def _in_shards(
+    step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *, accumulates: bool
+) -> MemoryAt:
+    """`fully_shard`. What is in no block is gathered from the beginning of the forward pass to the
+    end of the backward pass; a block only while it is computed, in zero1 as long as the rest.
+    Gradients are whole until all of their block are there; zero1 adds them up before that, unless
+    they are reduced in a type of their own."""
     sizes: dict[int | None, float] = {None: 0.0}
     for one in step.parameters:
         sizes[one.in_block] = sizes.get(one.in_block, 0) + one.num_bytes * step.gathered
@@ -301,7 +362,11 @@ def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *
             reduced = 1.0
             communication = 0.0
         else:
-            whole = trained if accumulates and is_zero1 and not reduces_each else min(moment.gradients, rest + block)
+            whole = (
+                trained
+                if accumulates and is_zero1 and not reduces_each
+                else min(moment.gradients, rest + block)
+            )
             reduced = 1.0 if accumulates else moment.gradients / max(1.0, trained)
             communication = gathered + (copies[moment.phase] * block if moment.in_blocks else 0)
         return {
@@ -316,9 +381,12 @@ def _in_shards(step: StepMemory, mode: str, num_shards: int, dist: DistConfig, *
 
 
 class _Shards:
-    """The bytes of the first rank's shards on its GPU, which are the largest. `on_host`: they are in host memory."""
+    """The bytes of the first rank's shards on its GPU, which are the largest. `on_host`: they are
+    in host memory."""
 
-    def __init__(self, parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool) -> None:
+    def __init__(
+        self, parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool
+    ) -> None:
         self.parameters = self.gradients = self.optimizer = 0
         for one in () if on_host else parameters:
             own = rounded(one.part(one.num_bytes, num_shards))

@@ -1,5 +1,6 @@
-"""What a training step holds in a GPU's memory, without a GPU: the model, the optimizer and a micro-batch are torch's
-fake tensors, which have a device and a size but no data, and a mode adds up the storages after each operation.
+"""What a training step holds in a GPU's memory, without a GPU: the model, the optimizer and a
+micro-batch are torch's fake tensors, which have a device and a size but no data, and a mode adds up
+the storages after each operation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from drumline.training.job.optimizer import check_own_optimizer, make_optimizer
 from drumline.training.steps.eager import loss_function
 from drumline.training.tasks.base import Task
 
-# Not a GPU: torch without CUDA has no gradients of fake tensors there. What a GPU does differently is in `_as_on_gpu`.
+# Not a GPU: torch without CUDA has no gradients of fake tensors there. What a GPU does differently
+# is in `_as_on_gpu`.
 DEVICE = torch.device("cpu")
 
 # Beside losses, where autocast on the CPU does the same.
@@ -40,7 +42,8 @@ def rounded(num_bytes: int) -> int:
 
 
 class MemoryMoment(NamedTuple):
-    """The bytes on the device after one operation, besides parameters, buffers and optimizer state."""
+    """The bytes on the device after one operation, besides parameters, buffers and optimizer
+    state."""
 
     phase: str
     """forward, backward or optimizer."""
@@ -88,7 +91,8 @@ class FakeJob:
     """A task's model and optimizer as fake tensors on a GPU."""
 
     def __init__(self, config: Config, task: Task, *, gathered: torch.dtype | None = None) -> None:
-        """`gathered`: the type in which a sharded model has its parameters in a step, if not their own."""
+        """`gathered`: the type in which a sharded model has its parameters in a step, if not their
+        own."""
         from torch._subclasses.fake_tensor import FakeTensorMode  # a slow import that few runs need
 
         self._task = task
@@ -107,8 +111,12 @@ class FakeJob:
             temporary = _take_steps(self._model, optimizer)
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))
             self._buffers = sum(map(_on_device, self._model.buffers()))
-            states = ((state, one) for one, own in optimizer.state.items() for state in own.values())
-            self._scalars = sum(_on_device(state) for state, one in states if not _is_like(state, one))
+            states = (
+                (state, one) for one, own in optimizer.state.items() for state in own.values()
+            )
+            self._scalars = sum(
+                _on_device(state) for state, one in states if not _is_like(state, one)
+            )
             before = sum(one.nbytes for one in self._model.parameters())
             _give_fake_tensors(self._model, gathered)
             self._gathered = sum(one.nbytes for one in self._model.parameters()) / before
@@ -126,7 +134,9 @@ class FakeJob:
     def trace(self, batch: Any) -> StepMemory:
         """A step with this micro-batch, which is on the CPU."""
         with self._faked(), _MemoryTrace() as trace, _watched(self._model, self._blocks, trace):
-            data = pytree.tree_map_only(Tensor, lambda leaf: self._mode.from_tensor(leaf).clone(), batch)
+            data = pytree.tree_map_only(
+                Tensor, lambda leaf: self._mode.from_tensor(leaf).clone(), batch
+            )
             batch_bytes = trace.live
             with make_autocast(self._precision, DEVICE):
                 loss = loss_function(self._task)(self._model, data)
@@ -171,12 +181,16 @@ def _build(task: Task) -> nn.Module:
 
 def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Replace all parameters and buffers. `dtype`: of the parameters, if not their own."""
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old one, so that no other object gets its id
+    made: dict[
+        int, tuple[Tensor, Tensor]
+    ] = {}  # with the old one, so that no other object gets its id
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, old in tensors.items():
                 if old is not None and id(old) not in made:
-                    new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=DEVICE)
+                    new = torch.empty_strided(
+                        old.shape, old.stride(), dtype=old.dtype, device=DEVICE
+                    )
                     if tensors is module._parameters:
                         new = nn.Parameter(new.to(dtype or old.dtype), old.requires_grad)
                     made[id(old)] = (old, new)
@@ -185,7 +199,8 @@ def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> No
 
 
 def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
-    """Let the optimizer make its state, and return what another step needs beside it; fused kernels need nothing."""
+    """Let the optimizer make its state, and return what another step needs beside it; fused kernels
+    need nothing."""
     is_fused = all(group.get("fused") for group in optimizer.param_groups)
     for group in optimizer.param_groups:
         if not group.get("fused"):
@@ -203,8 +218,12 @@ def _take_steps(model: nn.Module, optimizer: Optimizer) -> int:
     return 0 if is_fused else max((moment.live for moment in trace.moments), default=0)
 
 
-def _parameters(model: nn.Module, optimizer: Optimizer, blocks: Iterable[nn.Module]) -> Iterator[TracedParameter]:
-    block_of = {id(one): number for number, block in enumerate(blocks) for one in block.parameters()}
+def _parameters(
+    model: nn.Module, optimizer: Optimizer, blocks: Iterable[nn.Module]
+) -> Iterator[TracedParameter]:
+    block_of = {
+        id(one): number for number, block in enumerate(blocks) for one in block.parameters()
+    }
     for one in model.parameters():
         states = optimizer.state.get(one, {}).values()
         yield TracedParameter(
@@ -222,7 +241,11 @@ def _is_like(state: Any, parameter: Tensor) -> bool:
 
 
 def _on_device(value: Any) -> int:
-    return rounded(value.nbytes) if isinstance(value, Tensor) and value.device.type == DEVICE.type else 0
+    return (
+        rounded(value.nbytes)
+        if isinstance(value, Tensor) and value.device.type == DEVICE.type
+        else 0
+    )
 
 
 class _MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -251,7 +274,9 @@ class _MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._scaled_dot_product_flash_attention_backward.default:
             query = args[1]  # its gradient is added up in fp32, and there is a sum for each row
             inside = 4 * (query.numel() + query.shape[:-1].numel())
-        self.moments.append(MemoryMoment(self.phase, self.in_blocks, self.live + inside, self._gradients))
+        self.moments.append(
+            MemoryMoment(self.phase, self.in_blocks, self.live + inside, self._gradients)
+        )
         return result
 
     def keep_gradient(self, parameter: Tensor) -> None:
@@ -305,8 +330,8 @@ def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace)
 
 @contextmanager
 def _as_on_gpu() -> Iterator[None]:
-    """Let functions keep for the backward pass what they keep on a GPU: attention no scores, dropout a mask of bytes;
-    and some compute in fp32 under autocast."""
+    """Let functions keep for the backward pass what they keep on a GPU: attention no scores,
+    dropout a mask of bytes; and some compute in fp32 under autocast."""
     changed: dict[str, Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
     changed |= {name: _in_fp32(getattr(functional, name)) for name in IN_FP32}
     with ExitStack() as stack:
@@ -323,7 +348,9 @@ def _in_fp32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return computed
 
 
-def _dropout(inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _dropout(
+    inputs: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     return torch.native_dropout(inputs, p, True)[0] if training and p > 0 else inputs
 
 
@@ -343,5 +370,9 @@ def _attention(
         dtype = torch.get_autocast_dtype(DEVICE.type)
         inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
     if inputs[0].dtype.itemsize == 2 and attn_mask is None:
-        return aten._scaled_dot_product_flash_attention(*inputs, dropout_p, is_causal, False, scale=scale)[0]
-    return aten._scaled_dot_product_efficient_attention(*inputs, None, True, dropout_p, is_causal, scale=scale)[0]
+        return aten._scaled_dot_product_flash_attention(
+            *inputs, dropout_p, is_causal, False, scale=scale
+        )[0]
+    return aten._scaled_dot_product_efficient_attention(
+        *inputs, None, True, dropout_p, is_causal, scale=scale
+    )[0]

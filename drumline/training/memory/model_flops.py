@@ -1,8 +1,9 @@
 """The floating-point operations (FLOPs) of a model, counted once from its own operations.
 
-Counted are matrix products, convolutions and attention, forward and backward: what the model needs, not what the device
-does. What the backward pass computes again is not counted, be it by activation checkpointing or inside an attention
-kernel; attention with a mask counts in full. torchtitan and the PaLM paper count in the same way.
+Counted are matrix products, convolutions and attention, forward and backward: what the model needs,
+not what the device does. What the backward pass computes again is not counted, be it by activation
+checkpointing or inside an attention kernel; attention with a mask counts in full. torchtitan and
+the PaLM paper count in the same way.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class ModelFlops:
     """In which most of them are done: `bfloat16`, `float16`, `tf32`, `float32`, ..."""
 
     def of(self, *, samples: float, tokens: float | None) -> float:
-        """The FLOPs of that much data: by its tokens if they are known, since samples may have different lengths."""
+        """The FLOPs of that much data: by its tokens if they are known, since samples may have
+        different lengths."""
         if tokens is not None and self.num_tokens:
             return self.total / self.num_tokens * tokens
         return self.total / self.num_samples * samples
@@ -44,11 +46,14 @@ def count_flops(
     num_samples: int,
     num_tokens: int | None,
 ) -> ModelFlops | None:
-    """Count one pass; None: it has operations whose FLOPs are unknown, or none. No `.grad` is touched and no gradient
-    hook of DDP is called, unless `parameters` is None: then the backward pass is a usual one. The caller restores what
-    `compute_loss` changes. Raises if the pass fails, or if a part of the backward pass is out of reach (reentrant
-    checkpointing)."""
-    searches, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # not for so small a batch
+    """Count one pass; None: it has operations whose FLOPs are unknown, or none. No `.grad` is
+    touched and no gradient hook of DDP is called, unless `parameters` is None: then the backward
+    pass is a usual one. The caller restores what `compute_loss` changes. Raises if the pass fails,
+    or if a part of the backward pass is out of reach (reentrant checkpointing)."""
+    searches, torch.backends.cudnn.benchmark = (
+        torch.backends.cudnn.benchmark,
+        False,
+    )  # not for so small a batch
     try:
         with _FlopCounter() as counter:
             total = compute_loss()
@@ -61,7 +66,9 @@ def count_flops(
                 gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
-    if any(one is None for one in gradients) and any(issubclass(type(one), BackwardCFunction) for one in graph(total)):
+    if any(one is None for one in gradients) and any(
+        issubclass(type(one), BackwardCFunction) for one in graph(total)
+    ):
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
@@ -71,7 +78,9 @@ def count_flops(
         arithmetic = "tf32" if allowed.allow_tf32 else "float32"
     else:
         arithmetic = str(dtype).removeprefix("torch.")
-    return ModelFlops(total=flops.total(), num_samples=num_samples, num_tokens=num_tokens, arithmetic=arithmetic)
+    return ModelFlops(
+        total=flops.total(), num_samples=num_samples, num_tokens=num_tokens, arithmetic=arithmetic
+    )
 
 
 def graph(total: Tensor) -> Iterator[Node]:
@@ -131,7 +140,10 @@ def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
 _FORMULAS: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
     **dict.fromkeys(("mm", "bmm", "_scaled_mm"), _product(0)),
     **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _product(1)),
-    "convolution": ("convolution", lambda args, result: _convolution(args[0], args[1], result, args[6])),
+    "convolution": (
+        "convolution",
+        lambda args, result: _convolution(args[0], args[1], result, args[6]),
+    ),
     # Of the inputs' and the weight's gradient, those that are wanted.
     "convolution_backward": (
         "convolution",

@@ -47,8 +47,8 @@ class SavedActivations:
         self.block = None
 
     def saving(self) -> float:
-        """The part of the activations that is not saved if those of the blocks are computed again: all of them but the
-        largest block's, which are back when its backward pass begins."""
+        """The part of the activations that is not saved if those of the blocks are computed again:
+        all of them but the largest block's, which are back when its backward pass begins."""
         total = sum(self.sizes.values())
         by_block: dict[int, int] = {}
         for key, number in self.blocks.items():
@@ -58,13 +58,20 @@ class SavedActivations:
         return dropped / total if total else 0.0
 
 
-def recompute_saving(model: nn.Module, blocks: list[nn.Module], compute_loss: Callable[[], Tensor]) -> float:
-    """The part of the activations that recomputing these blocks saves. `compute_loss` runs the model, which keeps all
-    activations at this time."""
+def recompute_saving(
+    model: nn.Module, blocks: list[nn.Module], compute_loss: Callable[[], Tensor]
+) -> float:
+    """The part of the activations that recomputing these blocks saves. `compute_loss` runs the
+    model, which keeps all activations at this time."""
     activations = SavedActivations()
-    ignored = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
+    ignored = {
+        value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())
+    }
     record = partial(activations.record, ignored)
-    with _observed(blocks, activations), torch.autograd.graph.saved_tensors_hooks(record, _unchanged):
+    with (
+        _observed(blocks, activations),
+        torch.autograd.graph.saved_tensors_hooks(record, _unchanged),
+    ):
         loss = compute_loss()
     del loss  # until here the graph holds what was saved, so that no storage is used twice
     return activations.saving()

@@ -1,4 +1,5 @@
-"""A GPT: a decoder-only transformer language model with learned positions and torch's fused attention.
+"""A GPT: a decoder-only transformer language model with learned positions and torch's fused
+attention.
 
 Linear layers and norms have no bias, which would add parameters and kernels, but no quality.
 """
@@ -44,10 +45,12 @@ class GPT(nn.Module):
         self.token_embedding = NormalEmbedding(vocab_size, width)
         self.position_embedding = NormalEmbedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        # 2 * layers branches add up on the residual path; this keeps its variance independent of the depth.
+        # 2 * layers branches add up on the residual path; this keeps its variance independent of
+        # the depth.
         residual_std = STD / math.sqrt(2 * layers)
         self.blocks = nn.ModuleList(
-            Block(width, heads=heads, dropout=dropout, residual_std=residual_std) for _ in range(layers)
+            Block(width, heads=heads, dropout=dropout, residual_std=residual_std)
+            for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width, bias=False)
         for module in self.modules():
@@ -67,13 +70,18 @@ class GPT(nn.Module):
                 f"a sample has {length} tokens, but the model's context is {self.context}",
                 next_step=f"set --model.context to {length} or more, or make shorter samples",
             )
-        hidden = self.dropout(self.token_embedding(tokens) + self.position_embedding.weight[:length])
+        hidden = self.dropout(
+            self.token_embedding(tokens) + self.position_embedding.weight[:length]
+        )
         for number, block in enumerate(self.blocks):
             recompute = self.training and is_recomputed(self.activation_checkpointing, number)
             hidden = (
-                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0) if recompute else block(hidden)
+                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
+                if recompute
+                else block(hidden)
             )
-        # The output layer is the embedding itself: fewer parameters, and no tensor twice in the state dict.
+        # The output layer is the embedding itself: fewer parameters, and no tensor twice in the
+        # state dict.
         return functional.linear(self.norm(hidden), self.token_embedding.weight)
 
 
@@ -96,10 +104,14 @@ class NormalEmbedding(nn.Embedding):
 class Block(nn.Module):
     """Attention and a two-layer perceptron, each added to the residual path after its own norm."""
 
-    def __init__(self, width: int, *, heads: int, dropout: float, residual_std: float = STD) -> None:
+    def __init__(
+        self, width: int, *, heads: int, dropout: float, residual_std: float = STD
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, bias=False)
-        self.attention = CausalAttention(width, heads=heads, dropout=dropout, residual_std=residual_std)
+        self.attention = CausalAttention(
+            width, heads=heads, dropout=dropout, residual_std=residual_std
+        )
         self.mlp_norm = nn.LayerNorm(width, bias=False)
         self.mlp_in = NormalLinear(width, 4 * width)
         self.mlp_out = NormalLinear(4 * width, width, std=residual_std)
@@ -116,7 +128,9 @@ class Block(nn.Module):
 class CausalAttention(nn.Module):
     """Each token attends to itself and to the tokens before it."""
 
-    def __init__(self, width: int, *, heads: int, dropout: float, residual_std: float = STD) -> None:
+    def __init__(
+        self, width: int, *, heads: int, dropout: float, residual_std: float = STD
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout

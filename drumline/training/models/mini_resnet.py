@@ -1,7 +1,7 @@
 """MiniResNet: a small residual network for small images (8x8 digits, 32x32 CIFAR), with BatchNorm.
 
-A 3x3 stem keeps the size of the image; each stage after the first halves it; then come the mean over all pixels and one
-linear layer.
+A 3x3 stem keeps the size of the image; each stage after the first halves it; then come the mean
+over all pixels and one linear layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class MiniResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not widths:
-            raise UsageError("mini_resnet has no stages", next_step="set --model.widths, for example 16 32 64")
+            raise UsageError(
+                "mini_resnet has no stages", next_step="set --model.widths, for example 16 32 64"
+            )
         self.in_channels = in_channels
         self.activation_checkpointing = activation_checkpointing
         self.stem = _convolution(in_channels, widths[0])
@@ -42,7 +44,9 @@ class MiniResNet(nn.Module):
         channels = widths[0]
         for stage, width in enumerate(widths):
             for index in range(blocks):
-                self.blocks.append(BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1))
+                self.blocks.append(
+                    BasicBlock(channels, width, stride=2 if stage > 0 and index == 0 else 1)
+                )
                 channels = width
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(widths[-1], num_classes)
@@ -58,13 +62,18 @@ class MiniResNet(nn.Module):
         features = functional.relu(self.stem_norm(self.stem(images)))
         for number, block in enumerate(self.blocks):
             recompute = self.training and is_recomputed(self.activation_checkpointing, number)
-            features = recompute_in_backward(block, features, draws_random=False) if recompute else block(features)
+            features = (
+                recompute_in_backward(block, features, draws_random=False)
+                if recompute
+                else block(features)
+            )
         logits: Tensor = self.head(self.dropout(features.mean(dim=(2, 3))))
         return logits
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape
+    changes."""
 
     def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Models by name: what `--model.name` accepts, and how a name becomes a network.
 
-A user's model is registered with `@drumline.register_model("name")` in the task's file or, without any registration,
-named as `path/to/file.py:ClassName`.
+A user's model is registered with `@drumline.register_model("name")` in the task's file or, without
+any registration, named as `path/to/file.py:ClassName`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
         if name in _builders:
             both = (f"{one.__module__}.{one.__qualname__}" for one in (_builders[name], builder))
             raise UsageError(
-                f"two models are called {name!r}: {' and '.join(both)}", next_step="give one of them another name"
+                f"two models are called {name!r}: {' and '.join(both)}",
+                next_step="give one of them another name",
             )
         _builders[name] = builder
         return builder
@@ -39,8 +40,9 @@ def build_model(
 ) -> nn.Module:
     """The model called `name`.
 
-    It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the config that its
-    signature names; a fact overrides a setting. It must accept all `options`, which override both.
+    It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the
+    config that its signature names; a fact overrides a setting. It must accept all `options`, which
+    override both.
     """
     builder = find_named("model", name, _builders, nn.Module)
     model = build_accepted(builder, {**settings, **facts}, options=options, what=f"model {name!r}")

@@ -1,4 +1,5 @@
-"""A checkpoint's weights as a plain safetensors file, with a model card beside it. The task's code is not imported."""
+"""A checkpoint's weights as a plain safetensors file, with a model card beside it. The task's code
+is not imported."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from drumline.training.between_steps.task_hooks import HOOKS_FILE
 
 
 def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = False) -> str:
-    """Write the weights of a checkpoint, or the average of them that an EMA hook kept, to `to`, and a model card to
-    `card`. Returns a summary."""
+    """Write the weights of a checkpoint, or the average of them that an EMA hook kept, to `to`, and
+    a model card to `card`. Returns a summary."""
     snapshot = store.read(checkpoint)
     step = catalog.check_sizes(checkpoint).step
     weights = weights_in(snapshot, averaged=averaged)
@@ -41,18 +42,22 @@ def export_weights(checkpoint: Path, to: Path, card: Path, *, averaged: bool = F
         replace_text(card, text)
     except OSError as error:
         reason, next_step = catalog.explain_os_error(error, folder=to.parent, needed=size)
-        raise CheckpointError(f"{to} could not be written: {reason}", next_step=next_step) from error
+        raise CheckpointError(
+            f"{to} could not be written: {reason}", next_step=next_step
+        ) from error
     summary = f"step {step}: {contents}"
     if average_in(snapshot) is None:
         return summary
     if averaged:
         return f"{summary}; without --ema: the weights as trained"
-    return f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
+    return (
+        f"{summary}, as trained; --ema exports their average (EMA), which evaluate and predict use"
+    )
 
 
 def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str, Tensor]:
-    """The tensors by every name of the model's `state_dict`: one that has several names is there under each, so that
-    `load_state_dict` finds them all."""
+    """The tensors by every name of the model's `state_dict`: one that has several names is there
+    under each, so that `load_state_dict` finds them all."""
     with state.translated("model"):
         tensors = snapshot.tensors["model"]
         aliases = snapshot.documents["model"]["aliases"]
@@ -62,7 +67,10 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
                 "the checkpoint holds no average of the weights",
                 next_step="leave --ema (ema=True) out, or train with drumline.EMA in the task's hooks()",
             )
-        tensors = {name: average[name].to(one.dtype) if name in average else one for name, one in tensors.items()}
+        tensors = {
+            name: average[name].to(one.dtype) if name in average else one
+            for name, one in tensors.items()
+        }
         return {**tensors, **{name: tensors[stored] for name, stored in aliases.items()}}
 
 
@@ -70,7 +78,9 @@ def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
     """The average of the weights that a hook such as EMA has saved; None: there is none."""
     tensors = snapshot.tensors.get(HOOKS_FILE, {})
     names = snapshot.tensors["model"].keys()
-    for entry in reversed(snapshot.documents.get(HOOKS_FILE, [])):  # of several, evaluations are of the last
+    for entry in reversed(
+        snapshot.documents.get(HOOKS_FILE, [])
+    ):  # of several, evaluations are of the last
         saved = decode_state(entry["state"], tensors.__getitem__)
         average = saved.get("average") if isinstance(saved, dict) else None
         if isinstance(average, dict) and average and average.keys() <= names:
@@ -78,8 +88,11 @@ def average_in(snapshot: store.Snapshot) -> dict[str, Tensor] | None:
     return None
 
 
-def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool) -> str:
-    """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load them."""
+def model_card(
+    checkpoint: Path, snapshot: store.Snapshot, *, contents: str, file: str, averaged: bool
+) -> str:
+    """What the weights are, in Markdown: task, checkpoint, metrics, settings, and how to load
+    them."""
     record = catalog.check_sizes(checkpoint)
     facts = snapshot.documents["progress"]["facts"]
     task = _plain(str(facts["task"]).rpartition("/")[2])
@@ -102,7 +115,10 @@ def model_card(checkpoint: Path, snapshot: store.Snapshot, *, contents: str, fil
         lines.append("\nMeasured with the average of the weights (EMA), which these are not.")
     lines += ["\n## Settings\n\nThose that differ from Drumline's defaults:\n\n```toml"]
     lines += [*settings_in_card(facts["config"]), "```\n\n## Load them\n\n```python"]
-    lines += ["from safetensors.torch import load_file\n", f'model.load_state_dict(load_file("{file}"))\n```\n']
+    lines += [
+        "from safetensors.torch import load_file\n",
+        f'model.load_state_dict(load_file("{file}"))\n```\n',
+    ]
     return "\n".join(lines)
 
 
@@ -121,13 +137,16 @@ def _metric_lines(metrics: Mapping[str, float]) -> list[str]:
 
 
 def settings_in_card(config: Mapping[str, Any]) -> Iterator[str]:
-    """The settings that differ from the defaults, without those that change no result, such as a machine's paths."""
+    """The settings that differ from the defaults, without those that change no result, such as a
+    machine's paths."""
     for path, value in config.items():
         if value is None or not scope_of(path).changes_result:
             continue
         name = _plain(path)
         if isinstance(value, dict):
-            yield from (f"{name}.{_plain(option)} = {_as_json(entry)}" for option, entry in value.items())
+            yield from (
+                f"{name}.{_plain(option)} = {_as_json(entry)}" for option, entry in value.items()
+            )
         elif path not in FIELDS or _as_json(FIELDS[path].default) != _as_json(value):
             yield f"{name} = {_as_json(value)}"
 

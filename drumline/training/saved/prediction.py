@@ -1,7 +1,8 @@
-"""`Task.predict` over a dataset: the predictions in the order of the samples, the same on any number of ranks.
+"""`Task.predict` over a dataset: the predictions in the order of the samples, the same on any
+number of ranks.
 
-Every batch holds the same samples whatever the number of ranks. Ranks take turns, and rank 0 writes what each has
-predicted, batch by batch, so that no rank holds the predictions of a whole dataset.
+Every batch holds the same samples whatever the number of ranks. Ranks take turns, and rank 0 writes
+what each has predicted, batch by batch, so that no rank holds the predictions of a whole dataset.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ Encoder = Callable[[Any, int], bytes]
 """From what `predict` returned for a batch of so many samples to bytes."""
 
 
-def predict_run(saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: Encoder) -> Iterator[bytes]:
-    """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none. With the weights
-    that the run evaluates with (of EMA, for example). `data`: as for `evaluation_data`."""
+def predict_run(
+    saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: Encoder
+) -> Iterator[bytes]:
+    """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none.
+    With the weights that the run evaluates with (of EMA, for example). `data`: as for
+    `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
     dataset = prediction_data(task, data)
     job = build_evaluation_job(saved.config, task, ddp, {"": dataset}, has_metrics=False)
@@ -52,14 +56,16 @@ def prediction_data(task: Task, data: str | None) -> Any:
     if len(sets) != 1:
         count = "no evaluation data" if not sets else "several evaluation sets"
         raise UsageError(
-            f"{type(task).__name__}.eval_data() gives {count}", next_step="name a dataset: path/to/file.py:Class"
+            f"{type(task).__name__}.eval_data() gives {count}",
+            next_step="name a dataset: path/to/file.py:Class",
         )
     return sets[0]
 
 
 @torch.no_grad()
 def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> Iterator[bytes]:
-    """Collective. Batch number n is that of rank n % world_size, so each round of all ranks is in order."""
+    """Collective. Batch number n is that of rank n % world_size, so each round of all ranks is in
+    order."""
     batches = loader.numbered()
     with evaluation_mode(job.task, job.model):
         while True:
@@ -90,8 +96,8 @@ def as_lines_of_json(outputs: Any, size: int) -> bytes:
 
 
 def rows_of(outputs: Any, size: int) -> list[Any]:
-    """One entry for each of `size` samples. A tensor or an array has the samples in its first dimension, a list has an
-    entry for each, and a mapping or a tuple consists of such parts."""
+    """One entry for each of `size` samples. A tensor or an array has the samples in its first
+    dimension, a list has an entry for each, and a mapping or a tuple consists of such parts."""
     if isinstance(outputs, Mapping) and outputs:
         columns = {str(name): rows_of(part, size) for name, part in outputs.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -136,8 +142,8 @@ def as_array(outputs: Any, size: int) -> bytes:
 
 
 def write_array(file: BinaryIO, parts: Iterator[bytes]) -> int:
-    """Put the arrays of all batches together, in a file of numpy's format; the number of samples, which is written at
-    the end, is returned."""
+    """Put the arrays of all batches together, in a file of numpy's format; the number of samples,
+    which is written at the end, is returned."""
     count = 0
     first: NDArray[Any] | None = None
     for part in parts:

@@ -1,4 +1,5 @@
-"""A checkpoint of a run, with its task and the settings it was trained with: for `drumline.load` and `evaluate`."""
+"""A checkpoint of a run, with its task and the settings it was trained with: for `drumline.load`
+and `evaluate`."""
 
 from __future__ import annotations
 
@@ -27,8 +28,16 @@ from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
 from drumline.training.between_steps.evaluation import evaluate
-from drumline.training.between_steps.task_hooks import HOOKS_FILE, hooks_before_evaluation, make_hooks
-from drumline.training.job.evaluation_job import EvaluationJob, build_evaluation_job, evaluation_sets
+from drumline.training.between_steps.task_hooks import (
+    HOOKS_FILE,
+    hooks_before_evaluation,
+    make_hooks,
+)
+from drumline.training.job.evaluation_job import (
+    EvaluationJob,
+    build_evaluation_job,
+    evaluation_sets,
+)
 from drumline.training.job.local_data import with_local_data
 from drumline.training.manager import DDPManager
 from drumline.training.resume import check_contents
@@ -59,10 +68,11 @@ def open_run(
     given: Layer | None = None,
     prints: bool = True,
 ) -> SavedRun:
-    """The `best` or `last` checkpoint of a run folder, or that of a step. It imports the task's own code.
+    """The `best` or `last` checkpoint of a run folder, or that of a step. It imports the task's own
+    code.
 
-    `task`: in place of the one that the run was started with, for example where its file has moved. `given`: settings
-    that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
+    `task`: in place of the one that the run was started with, for example where its file has moved.
+    `given`: settings that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
     checkpoint = find_checkpoint(run, which, prints=prints)
     progress = catalog.read_document(checkpoint, "progress")
     facts = progress["facts"]
@@ -71,21 +81,27 @@ def open_run(
     # Without a task of the user's the code is imported that the checkpoint names.
     found = task if isinstance(task, type) else load_task(spec)
     check_constructor(found)
-    config = resolve_task(spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({})))
+    config = resolve_task(
+        spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({}))
+    )
     epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
     return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)
 
 
 def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path:
-    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that the task named at
-    the save: no code is imported. `prints`: whether this process reports that ones newer than `last`
-    were skipped."""
+    """The checkpoint `best`, `last` or of a step, every byte checked. `best` is by the metric that
+    the task named at the save: no code is imported. `prints`: whether this process reports that
+    ones newer than `last` were skipped."""
     root = RunFolder(run).checkpoints
     if which not in ("best", "last") and not str(which).isdecimal():
-        raise UsageError(f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step")
+        raise UsageError(
+            f"there is no checkpoint {which!r}", next_step="name it best, last, or by its step"
+        )
     if which in ("best", "last"):
         newest, skipped = catalog.newest_valid(root, check_contents)
-        reasons = [f"{checkpoint.path.name} was skipped: {checkpoint.reason}" for checkpoint in skipped]
+        reasons = [
+            f"{checkpoint.path.name} was skipped: {checkpoint.reason}" for checkpoint in skipped
+        ]
         if newest is None:
             raise CheckpointError(
                 as_list(f"there is no complete checkpoint in {run}", reasons),
@@ -99,7 +115,10 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
     path = root / catalog.folder_name(int(which))
     if not path.is_dir():
         steps = ", ".join(map(str, catalog.list_steps(root)))
-        raise UsageError(f"{run} has no checkpoint of step {which}", next_step=f"choose one of its steps: {steps}")
+        raise UsageError(
+            f"{run} has no checkpoint of step {which}",
+            next_step=f"choose one of its steps: {steps}",
+        )
     catalog.verify(path)
     check_contents(path)
     return path
@@ -107,23 +126,30 @@ def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path
 
 @contextmanager
 def fetched_run(url: str, which: str | int) -> Iterator[Path]:
-    """A temporary folder with the checkpoint `best`, `last` or of a step of a run in an object store, for
-    `find_checkpoint`."""
+    """A temporary folder with the checkpoint `best`, `last` or of a step of a run in an object
+    store, for `find_checkpoint`."""
     with opened_run(url) as (run, folder):
         found = run.checkpoints()
         root = folder / CHECKPOINTS
         complete = found.complete
         if which in ("best", "last"):
             newest, _ = run.restore_newest(found, root)
-            facts = catalog.read_document(root / catalog.folder_name(newest), "progress").get("facts", {})
-            order = ranked(complete, str(facts.get("best_metric")), bool(facts.get("higher_is_better")))
+            facts = catalog.read_document(root / catalog.folder_name(newest), "progress").get(
+                "facts", {}
+            )
+            order = ranked(
+                complete, str(facts.get("best_metric")), bool(facts.get("higher_is_better"))
+            )
             if which == "best" and order and order[0] != newest:
                 run.fetch_checkpoint(order[0], complete[order[0]], root)
         elif str(which).isdecimal() and int(which) in complete:
             run.fetch_checkpoint(int(which), complete[int(which)], root)
         else:
             steps = ", ".join(map(str, complete)) or "none"
-            raise UsageError(f"{url} has no checkpoint {which}", next_step=f"choose last, or one of its steps: {steps}")
+            raise UsageError(
+                f"{url} has no checkpoint {which}",
+                next_step=f"choose last, or one of its steps: {steps}",
+            )
         yield folder
 
 
@@ -137,12 +163,18 @@ def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
         problem = f"no checkpoint in {root} was evaluated for {metric!r}, so none is the best"
     else:  # version 0.1 recorded it only at the end of a run
         events = read_events(run.event_file(0)) if run.event_file(0).is_file() else ()
-        ends = [event for event in events if (event.get("kind"), event.get("step")) == ("end", progress["step"])]
+        ends = [
+            event
+            for event in events
+            if (event.get("kind"), event.get("step")) == ("end", progress["step"])
+        ]
         step = ends[-1].get("best_step") if ends else None
         problem = f"the checkpoints in {root} are of version 0.1, which recorded the best only at the end of a run"
     if type(step) is not int:
         problem = as_list(problem, reasons) if reasons else problem
-        raise UsageError(problem, next_step='choose the last (--which last, which="last"), or one by its step')
+        raise UsageError(
+            problem, next_step='choose the last (--which last, which="last"), or one by its step'
+        )
     return step
 
 
@@ -157,8 +189,9 @@ def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
 
 
 def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
-    """The task's model with the weights of the checkpoint, or with the average of them that an EMA hook kept; on the
-    CPU, in evaluation mode. It draws no random number that the caller would miss."""
+    """The task's model with the weights of the checkpoint, or with the average of them that an EMA
+    hook kept; on the CPU, in evaluation mode. It draws no random number that the caller would
+    miss."""
     with state.keeping_rng(torch.device("cpu")):
         model = saved.task(saved.config).model()
     snapshot = store.read(saved.checkpoint)
@@ -172,8 +205,9 @@ def load_model(saved: SavedRun, *, averaged: bool = False) -> nn.Module:
 
 
 def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
-    """The evaluation sets by name. `data`: None for the task's own; `file.py:Class` for that dataset, made with the
-    settings of the run; otherwise a file or folder, which the task reads as it reads `data.dir`."""
+    """The evaluation sets by name. `data`: None for the task's own; `file.py:Class` for that
+    dataset, made with the settings of the run; otherwise a file or folder, which the task reads as
+    it reads `data.dir`."""
     config = task.config
     if data is None:
         return evaluation_sets(task)
@@ -188,7 +222,8 @@ def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
 
 
 def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> dict[str, Any]:
-    """Collective: evaluate the checkpoint as the run itself does it. `data`: as for `evaluation_data`."""
+    """Collective: evaluate the checkpoint as the run itself does it. `data`: as for
+    `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))
     if not (sets := evaluation_data(task, data)):
         raise UsageError(
@@ -213,9 +248,13 @@ def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> d
 
 
 def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
-    """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation (EMA). Rank 0 reads, the
-    others receive."""
-    read = store.read(saved.checkpoint, only=("model", HOOKS_FILE)) if job.ddp.is_main_process() else None
+    """Collective: the weights of the checkpoint, and what hooks make of them for an evaluation
+    (EMA). Rank 0 reads, the others receive."""
+    read = (
+        store.read(saved.checkpoint, only=("model", HOOKS_FILE))
+        if job.ddp.is_main_process()
+        else None
+    )
     snapshot = store.broadcast(read, device=job.ddp.device)
     state.restore_model(snapshot, job.model)
     run = saved.checkpoint.parents[1]

@@ -1,5 +1,5 @@
-"""Whether a step can be captured: a replay runs no Python, so nothing that Python decides may change. Each check
-returns the reason against it, as the end of a sentence, or None.
+"""Whether a step can be captured: a replay runs no Python, so nothing that Python decides may
+change. Each check returns the reason against it, as the end of a sentence, or None.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def find_hook(model: nn.Module, optimizer: Optimizer) -> str | None:
     """A hook is Python that a replay would not call."""
     for name, module in model.named_modules():
         if any(getattr(module, hooks, None) for hooks in _HOOKS):
-            return f"{name or type(model).__name__} has a hook, which a replayed step would not call"
+            return (
+                f"{name or type(model).__name__} has a hook, which a replayed step would not call"
+            )
     if any(getattr(module_hooks, hooks, None) for hooks in _GLOBAL_HOOKS):
         return "there is a hook on all modules, which a replayed step would not call"
     if any(getattr(optimizer, hooks, None) for hooks in _OPTIMIZER_HOOKS):
@@ -50,7 +52,8 @@ def find_hook(model: nn.Module, optimizer: Optimizer) -> str | None:
 
 
 def find_uncopyable(leaves: Iterable[Any], device: torch.device) -> str | None:
-    """A batch is copied into the captured memory: it must consist of tensors on the device, and plain values."""
+    """A batch is copied into the captured memory: it must consist of tensors on the device, and
+    plain values."""
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             if leaf.layout is not torch.strided or leaf.device != device:
@@ -66,7 +69,9 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught, host_changes(model, task) as reasons:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that it does not detect every synchronization
+            warnings.simplefilter(
+                "ignore"
+            )  # torch warns that it does not detect every synchronization
             torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
         try:
@@ -76,9 +81,13 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     waits = []
     for warning in caught:
         if _SYNCHRONISING in str(warning.message):
-            waits.append(f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}")
+            waits.append(
+                f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}"
+            )
         else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
     reasons[:0] = waits
 
 
@@ -116,12 +125,16 @@ def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
     """The attributes of modules and the task, by name."""
     modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     for owner, holder in {type(task).__name__: task, **modules}.items():
-        yield from ((f"{owner}.{name}", value) for name, value in vars(holder).items() if name not in _OF_TORCH)
+        yield from (
+            (f"{owner}.{name}", value)
+            for name, value in vars(holder).items()
+            if name not in _OF_TORCH
+        )
 
 
 def _attributes(model: nn.Module, task: object) -> dict[str, str]:
-    """Plain values and containers as text. Not the values: NaN differs from itself, and a container that grows is still
-    the same object."""
+    """Plain values and containers as text. Not the values: NaN differs from itself, and a container
+    that grows is still the same object."""
 
     def text(value: Any) -> str:
         if isinstance(value, _PLAIN):
@@ -130,11 +143,16 @@ def _attributes(model: nn.Module, task: object) -> dict[str, str]:
         is_short = len(value) <= 8 and all(isinstance(one, _PLAIN) for one in inner)
         return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
 
-    return {name: text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)}
+    return {
+        name: text(value)
+        for name, value in _kept(model, task)
+        if isinstance(value, _PLAIN + _CONTAINERS)
+    }
 
 
 def _tensors(model: nn.Module, task: object) -> dict[str, int]:
-    """The addresses of buffers, and the ids of other tensors, except those with a graph: no later step reads them."""
+    """The addresses of buffers, and the ids of other tensors, except those with a graph: no later
+    step reads them."""
     buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
     others = {
         f"the tensor {name}": id(value)
@@ -158,10 +176,12 @@ def user_line(error: BaseException) -> str:
 
 
 def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool) -> str | None:
-    """Why this run should not get captured steps: later steps compute something else; or they may do so, and the run
-    takes `auto` by default."""
+    """Why this run should not get captured steps: later steps compute something else; or they may
+    do so, and the run takes `auto` by default."""
     for hook in hooks:
-        if isinstance(hook, Unfreeze) or (is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)):
+        if isinstance(hook, Unfreeze) or (
+            is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)
+        ):
             return f"the hook {type(hook).__name__} may change what a step computes"
     if config.dist.sync != "step" and job.sync is not None:
         return "replicas synchronize between steps (--dist.sync)"

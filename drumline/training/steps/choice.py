@@ -1,5 +1,6 @@
-"""Which kind of step a run takes, by its settings and its device. With `auto` the first steps of the run try each kind
-in turn, the same on every rank, and the fastest is kept, by the total time of all ranks.
+"""Which kind of step a run takes, by its settings and its device. With `auto` the first steps of
+the run try each kind in turn, the same on every rank, and the fastest is kept, by the total time of
+all ranks.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def make_step(
     on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
-    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`: how many are left.
-    `is_default`: the run did not ask for `auto`. `uncaptured`: why `auto` is not to try captured steps, as the end of a
-    sentence. `trials`: where it records what it tries. `note` logs a message."""
+    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`:
+    how many are left. `is_default`: the run did not ask for `auto`. `uncaptured`: why `auto` is not
+    to try captured steps, as the end of a sentence. `trials`: where it records what it tries.
+    `note` logs a message."""
     match config.train.exact:
         case "world":
             pass
@@ -70,11 +72,18 @@ def make_step(
             )
         case _:
             assert_never(config.train.exact)
-    settings: dict[str, Any] = {"clip_norm": config.optim.clip_norm, "sends_buffers": config.dist.broadcast_buffers}
+    settings: dict[str, Any] = {
+        "clip_norm": config.optim.clip_norm,
+        "sends_buffers": config.dist.broadcast_buffers,
+    }
     kinds: dict[str, Callable[[], AnyStep]] = {
         "eager": lambda: TrainStep(job, **settings),
         # The blocks of a sharded model are compiled already (`compile_blocks`).
-        "compile": lambda: TrainStep(job, **settings) if job.is_sharded else CompiledStep(job, note=note, **settings),
+        "compile": lambda: (
+            TrainStep(job, **settings)
+            if job.is_sharded
+            else CompiledStep(job, note=note, **settings)
+        ),
     }
     is_gpu = job.ddp.device.type == "cuda"
     uncapturable = job.uncapturable or uncaptured
@@ -95,28 +104,40 @@ def make_step(
                 "(remove step-trial.txt from the run folder to try them again)"
             )
         # By a part of the name: compiled_graph needs the memory of both others.
-        tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
+        tried = {
+            name: make for name, make in kinds.items() if not any(kind in name for kind in failed)
+        }
         trial = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
         if is_default and num_steps is not None and num_steps < 2 * trial:
-            note(f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)")
+            note(
+                f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)"
+            )
             return kinds["eager"]()
         if is_gpu and uncapturable is not None:
             note(f"captured steps are left out: {uncapturable}")
         on_trial = _ignore if trials is None else trials.write
-        given: dict[str, Any] = {"num_steps": num_steps, "on_trial": on_trial, "on_choice": choose, "note": note}
+        given: dict[str, Any] = {
+            "num_steps": num_steps,
+            "on_trial": on_trial,
+            "on_choice": choose,
+            "note": note,
+        }
         return AutoStep(tried, device=job.ddp.device, **given)
     wanted = chosen if chosen and job.step == "auto" else job.step
     if wanted not in kinds:
         needs = f"needs a GPU, and this rank computes on {job.ddp.device}"
         reason = f"cannot capture the steps of this run: {uncapturable}" if uncapturable else needs
         also = "" if job.uncapturable is None else ", or another optimizer"
-        raise UsageError(f"--train.step {wanted} {reason}", next_step=f"choose one of {', '.join(kinds)}{also}")
+        raise UsageError(
+            f"--train.step {wanted} {reason}", next_step=f"choose one of {', '.join(kinds)}{also}"
+        )
     return kinds[wanted]()
 
 
 class TrialFile(AbstractContextManager["TrialFile"]):
-    """The kinds of steps in whose trial the run has failed, and the one that it tries. They may need more memory than
-    there is, so a restart does not try them. Rank 0 reads and writes the file."""
+    """The kinds of steps in whose trial the run has failed, and the one that it tries. They may
+    need more memory than there is, so a restart does not try them. Rank 0 reads and writes the
+    file."""
 
     def __init__(self, path: Path, ddp: DDPManager) -> None:
         """Collective."""
@@ -149,7 +170,8 @@ class AutoStep:
         on_choice: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """The first kind is the one that the others are to be faster than. `num_steps`: how many are left."""
+        """The first kind is the one that the others are to be faster than. `num_steps`: how many
+        are left."""
         self._left = list(kinds.items())
         self._device = device
         self._on_trial = on_trial
@@ -172,7 +194,9 @@ class AutoStep:
             if self._is_settled or not self._seconds:
                 raise
             what = f"out of memory while --train.step auto tried {self._name}: {str(error).partition('. GPU')[0]}"
-            raise TrialError(what, next_step="rerun the same command to resume: it does not try it again") from error
+            raise TrialError(
+                what, next_step="rerun the same command to resume: it does not try it again"
+            ) from error
         self.grad_norm = self._step.grad_norm
         if begin is not None:
             self._count(step, begin)
@@ -209,9 +233,13 @@ class AutoStep:
             self._settle(*self._fastest)
 
     def _leave_out(self, step_s: float, *, is_full: bool) -> None:
-        """After the first trial: the kinds that would cost more than they gain, or more memory than there is."""
+        """After the first trial: the kinds that would cost more than they gain, or more memory than
+        there is."""
         reasons = []
-        if self._num_steps is not None and (rest_s := step_s * self._num_steps) < SHORTEST_COMPILED_S:
+        if (
+            self._num_steps is not None
+            and (rest_s := step_s * self._num_steps) < SHORTEST_COMPILED_S
+        ):
             reasons.append((COMPILED, f"the run takes {duration(rest_s)}"))
         if is_full:
             reasons.append((CAPTURED, "too little memory is left for graphs"))
@@ -227,14 +255,20 @@ class AutoStep:
         others = ", ".join(f"{name} {own / seconds:.2f}" for name, own in self._seconds.items())
         self._on_trial("")
         self._on_choice(choice)
-        self._note(f"steps run as {choice}, the fastest here; time per step relative to it: {others}{self._not_tried}")
+        self._note(
+            f"steps run as {choice}, the fastest here; time per step relative to it: {others}{self._not_tried}"
+        )
 
 
 def _is_memory_used(device: torch.device) -> bool:
-    """Whether a GPU has too little memory left for graphs, which allocate for themselves what a step needs."""
+    """Whether a GPU has too little memory left for graphs, which allocate for themselves what a
+    step needs."""
     if device.type != "cuda":
         return False
-    return torch.cuda.max_memory_reserved(device) > MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
+    return (
+        torch.cuda.max_memory_reserved(device)
+        > MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
+    )
 
 
 def _time_point(device: torch.device) -> Any:
@@ -255,8 +289,9 @@ def _seconds_between(begin: Any, end: Any) -> float:
 
 
 class CompiledStep:
-    """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled by torch. The short
-    batch at the end of an epoch is not compiled: that would cost more than it gains."""
+    """`--train.step compile`: the task's loss, with the model's forward and backward pass, compiled
+    by torch. The short batch at the end of an epoch is not compiled: that would cost more than it
+    gains."""
 
     def __init__(self, job: Job, *, note: Callable[[str], None] = _ignore, **settings: Any) -> None:
         """`note` logs a message."""

@@ -1,5 +1,5 @@
-"""What torch compiles in a run: every rank compiles before the first compiled step, their results are compared, and a
-later recompilation is reported with its reason.
+"""What torch compiles in a run: every rank compiles before the first compiled step, their results
+are compared, and a later recompilation is reported with its reason.
 """
 
 from __future__ import annotations
@@ -26,25 +26,31 @@ from drumline.training.steps.warm_up import dry_run
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
 FIRST_STEPS = 5
-"""Shapes that vary lead to a second, more general compilation in the first steps, which is usual."""
+"""Shapes that vary lead to a second, more general compilation in the first steps, which is
+usual."""
 _AFTER_BREAK = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _ID = re.compile(r"^[\[\]!\d/_]+: ")
 
 
-def compile_before(step: Step, compute_loss: eager.LossFunction, job: Job, *, note: Callable[[str], None]) -> Step:
-    """Collective: let torch compile the loss for the first micro-batch of this step, where no other rank waits in a
-    collective for this one; then wait for the other ranks, and compare. Nothing of the job changes. Returns the same
-    step, whose micro-batches are still to be taken."""
+def compile_before(
+    step: Step, compute_loss: eager.LossFunction, job: Job, *, note: Callable[[str], None]
+) -> Step:
+    """Collective: let torch compile the loss for the first micro-batch of this step, where no other
+    rank waits in a collective for this one; then wait for the other ranks, and compare. Nothing of
+    the job changes. Returns the same step, whose micro-batches are still to be taken."""
     ddp = job.ddp
     first = next(step.micro_batches)
-    job.heartbeat.next_micro()  # to the watchdog a rank that still waits for its batch is behind this one
+    # to the watchdog a rank that still waits for its batch is behind this one
+    job.heartbeat.next_micro()
     job.heartbeat.mark(Phase.FORWARD)
     if (marks := ddp._connection.compilations) is not None:
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
     before = _counts()
     began = time.perf_counter()
     # Under DDP, by whose buckets the compiler splits the graph, but without its all-reduce.
-    local = job.applied.no_sync() if isinstance(job.applied, DistributedDataParallel) else nullcontext()
+    local = (
+        job.applied.no_sync() if isinstance(job.applied, DistributedDataParallel) else nullcontext()
+    )
     with dry_run(job), local:
         with job.autocast:
             loss = job.applied(compute_loss, first.data)
@@ -69,7 +75,10 @@ def compile_before(step: Step, compute_loss: eager.LossFunction, job: Job, *, no
 
 def _counts() -> dict[str, int]:
     """What torch's compiler has counted in this process."""
-    from torch._dynamo.utils import counters, get_compilation_metrics  # loaded only where something is compiled
+    from torch._dynamo.utils import (
+        counters,
+        get_compilation_metrics,
+    )  # loaded only where something is compiled
 
     caches = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
     return {
@@ -82,13 +91,18 @@ def _counts() -> dict[str, int]:
 
 
 def _wait_for_ranks(job: Job) -> None:
-    """Collective, through the store: a collective of the group would time out while a rank compiles."""
+    """Collective, through the store: a collective of the group would time out while a rank
+    compiles."""
     ddp = job.ddp
     store = job.ddp._connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
-    limit_s = COMPILE_FACTOR * ddp._train_timeout_s  # the watchdog, which names the rank, acts before
-    if missing := wait_for_ranks(store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s):
+    limit_s = (
+        COMPILE_FACTOR * ddp._train_timeout_s
+    )  # the watchdog, which names the rank, acts before
+    if missing := wait_for_ranks(
+        store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s
+    ):
         raise TrainingError(
             f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
             next_step="use --train.step eager, or raise --dist.train_timeout_s: the limit is a multiple of it",
@@ -103,7 +117,8 @@ def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def describe_cache(everyone: Sequence[Mapping[str, Any]]) -> str | None:
-    """Which ranks compiled anew, if others found everything in the compiler's cache on their disk."""
+    """Which ranks compiled anew, if others found everything in the compiler's cache on their
+    disk."""
     anew = [rank for rank, one in enumerate(everyone) if one["misses"]]
     cached = [rank for rank, one in enumerate(everyone) if one["hits"] and not one["misses"]]
     if not anew or not cached:
@@ -113,7 +128,8 @@ def describe_cache(everyone: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def report_recompilations(context: RunContext, first_step: int) -> None:
-    """Collective: warn about each function that torch has compiled again since the last call, once."""
+    """Collective: warn about each function that torch has compiled again since the last call,
+    once."""
     ddp = context.job.ddp
     marks = ddp._connection.compilations
     mine = []
@@ -133,7 +149,9 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     from torch._dynamo.utils import get_compilation_metrics
 
     # After torch._dynamo.reset() the ids begin again.
-    newest: dict[Any, Any] = {metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name}
+    newest: dict[Any, Any] = {
+        metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name
+    }
     for number, metrics in newest.items():
         if number in began_at and metrics.recompile_reason:
             name = _AFTER_BREAK.sub(r"\1", metrics.co_name)
@@ -144,13 +162,21 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
                 if metrics.co_filename == eager.__file__
                 else f"{name} ({file}:{metrics.co_firstlineno})",
                 "step": began_at[number],
-                "reason": " ".join(_ID.sub("", metrics.recompile_reason.partition("\n")[0]).split())[:200],
+                "reason": " ".join(
+                    _ID.sub("", metrics.recompile_reason.partition("\n")[0]).split()
+                )[:200],
             }
 
 
-def describe_recompilations(everyone: Sequence[Sequence[Mapping[str, Any]]], task: str) -> Iterator[tuple[str, str]]:
+def describe_recompilations(
+    everyone: Sequence[Sequence[Mapping[str, Any]]], task: str
+) -> Iterator[tuple[str, str]]:
     """The functions, each with a warning: where, why, and what to do."""
-    found = [(one["step"], rank, one["function"], one["reason"]) for rank, own in enumerate(everyone) for one in own]
+    found = [
+        (one["step"], rank, one["function"], one["reason"])
+        for rank, own in enumerate(everyone)
+        for one in own
+    ]
     for function in dict.fromkeys(name for _, _, name, _ in found):
         step, _, _, reason = min(one for one in found if one[2] == function)
         ranks = sorted({rank for _, rank, name, _ in found if name == function})

@@ -1,5 +1,5 @@
-"""torch.compile with a way back: a function that cannot be compiled runs uncompiled. And the blocks of a sharded model,
-each compiled by itself, since its parameters are gathered between them.
+"""torch.compile with a way back: a function that cannot be compiled runs uncompiled. And the blocks
+of a sharded model, each compiled by itself, since its parameters are gathered between them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,39 @@ from drumline.parallel.blocks import find_blocks
 
 
 def compile_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> None:
-    """Let the blocks of a model, or a model without blocks, compile their forward passes when they first run with
-    gradients. `wrap`: as for `find_blocks`."""
+    """Let the blocks of a model, or a model without blocks, compile their forward passes when they
+    first run with gradients. `wrap`: as for `find_blocks`."""
     compile_once = cache(compiled)  # blocks of one class share it
     for block in list(find_blocks(model, wrap).values()) or [model]:
-        own = vars(block).get("forward")  # that of a block whose activations are computed again (parallel/recompute.py)
+        own = vars(block).get(
+            "forward"
+        )  # that of a block whose activations are computed again (parallel/recompute.py)
         forward: Any = type(block).forward if own is None else own.func
-        block.forward = partial(_forward, compile_once(forward), forward, block)  # a deep copy copies a partial right
+        block.forward = partial(
+            _forward, compile_once(forward), forward, block
+        )  # a deep copy copies a partial right
 
 
 def _forward(
-    fast: Callable[..., Any], plain: Callable[..., Any], block: nn.Module, *inputs: Any, **options: Any
+    fast: Callable[..., Any],
+    plain: Callable[..., Any],
+    block: nn.Module,
+    *inputs: Any,
+    **options: Any,
 ) -> Any:
-    """Evaluations are not compiled, as in other modes; neither is the pass in which operations are counted."""
+    """Evaluations are not compiled, as in other modes; neither is the pass in which operations are
+    counted."""
     is_usual = torch.is_grad_enabled() and _get_current_dispatch_mode() is None
     return (fast if is_usual else plain)(block, *inputs, **options)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled when it is first called; if that fails, it runs uncompiled, with a warning."""
+    """The function, compiled when it is first called; if that fails, it runs uncompiled, with a
+    warning."""
     from torch._functorch import config as functorch_config  # a slow import that few runs need
 
-    # The backward pass too: otherwise torch compiles it in the first backward pass, too late to fall back.
+    # The backward pass too: otherwise torch compiles it in the first backward pass, too late to
+    # fall back.
     early = "force_non_lazy_backward_lowering"
     if hasattr(functorch_config, early):
         setattr(functorch_config, early, True)
@@ -52,8 +63,12 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
                 return compiled_function(*inputs, **options)
             except torch._dynamo.exc.TorchDynamoException as error:
                 is_off = True
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
-                reason = next((line for line in lines if "Error" in line or "compiler" in line), lines[0])
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+                    repr(error)
+                ]
+                reason = next(
+                    (line for line in lines if "Error" in line or "compiler" in line), lines[0]
+                )
                 log.warning(
                     f"steps are not compiled but run operation by operation, because torch.compile failed: {reason}"
                 )

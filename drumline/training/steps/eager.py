@@ -1,10 +1,12 @@
-"""One optimizer step: the hot path. Nothing here waits for the device, and nothing is done per sample.
+"""One optimizer step: the hot path. Nothing here waits for the device, and nothing is done per
+sample.
 
-A task's loss is a sum over its micro-batch, but the gradient must be that of the mean over the whole global batch. DDP
-averages over ranks, so each sum is scaled by world_size / (samples in the global batch) before its backward pass. A
-loss with weights (tokens) needs their sum over all ranks: it is reduced while the last backward pass runs, and the
-gradients are then corrected by one multiplication. A replica of `--dist.sync` takes the mean over its own samples: on
-several ranks their number is such a weight.
+A task's loss is a sum over its micro-batch, but the gradient must be that of the mean over the
+whole global batch. DDP averages over ranks, so each sum is scaled by world_size / (samples in the
+global batch) before its backward pass. A loss with weights (tokens) needs their sum over all ranks:
+it is reduced while the last backward pass runs, and the gradients are then corrected by one
+multiplication. A replica of `--dist.sync` takes the mean over its own samples: on several ranks
+their number is such a weight.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def loss_function(task: Task) -> LossFunction:
             )
         # Detached: to DDP every parameter in the graph of an output is used.
         weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
-        return LossParts(loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()})
+        return LossParts(
+            loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()}
+        )
 
     return parts
 
@@ -92,10 +96,14 @@ class TrainStep:
         self._scaler = job.scaler
         self._clip_norm = clip_norm
         self._device = job.ddp.device
-        self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter for parameter in job.model.parameters() if parameter.requires_grad
+        ]
         self._world_size = job.ddp.world_size
         replica = None if job.sync is None else job.sync.groups
-        self._group, self._leader = (None, 0) if replica is None else (replica.within, replica.members[0])
+        self._group, self._leader = (
+            (None, 0) if replica is None else (replica.within, replica.members[0])
+        )
         self._num_ranks = self._world_size if replica is None else len(replica.members)
         self._is_alone = replica is not None and self._num_ranks == 1
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -108,7 +116,9 @@ class TrainStep:
             self._check_reducer = job.applied.use.end_step
         sharded = job.sharded
         self._own: Callable[..., list[Tensor]] = list if sharded is None else own_parts
-        self._clip: Callable[..., Tensor] = nn.utils.clip_grad_norm_ if sharded is None else sharded.clip_grad_norm_
+        self._clip: Callable[..., Tensor] = (
+            nn.utils.clip_grad_norm_ if sharded is None else sharded.clip_grad_norm_
+        )
         self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers and not self._is_alone
         self._heartbeat = job.heartbeat
@@ -116,8 +126,8 @@ class TrainStep:
         self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
-        """Collective: forward and backward of every micro-batch, one synchronization, one update. The heartbeat is
-        marked between them; the loop has marked the beginning of the step."""
+        """Collective: forward and backward of every micro-batch, one synchronization, one update.
+        The heartbeat is marked between them; the loop has marked the beginning of the step."""
         num_samples = max(1, step.plan.local_size) if self._is_alone else step.plan.global_size
         scale = self._num_ranks / num_samples
         weight: Tensor | None = None
@@ -140,11 +150,15 @@ class TrainStep:
             self._buffers.broadcast(self._group, self._leader)
         self._update(None if weight is None else correction_for(weight, num_samples))
 
-    def _reduce(self, weight: Tensor | None, num_samples: int) -> tuple[Tensor | None, dist.Work | None]:
+    def _reduce(
+        self, weight: Tensor | None, num_samples: int
+    ) -> tuple[Tensor | None, dist.Work | None]:
         """Collective: begin to sum the weights over all ranks, or over those of the replica."""
         if weight is None and self._group is not None:
             weight = torch.full((), num_samples, dtype=torch.float64, device=self._device)
-        return weight, None if weight is None else dist.all_reduce(weight, group=self._group, async_op=True)
+        return weight, None if weight is None else dist.all_reduce(
+            weight, group=self._group, async_op=True
+        )
 
     def _forward(self, micro: MicroBatch) -> LossParts:
         self._heartbeat.next_micro()
@@ -163,8 +177,9 @@ class TrainStep:
         return loss
 
     def _check_all_reduced(self) -> None:
-        """Raise if the last backward pass left out parameters. The peers that use them wait for their gradients, so
-        this rank must not call another collective; DDP itself raises only in the next forward pass."""
+        """Raise if the last backward pass left out parameters. The peers that use them wait for
+        their gradients, so this rank must not call another collective; DDP itself raises only in
+        the next forward pass."""
         if self._check_reducer is None:
             return
         try:
@@ -188,16 +203,21 @@ class TrainStep:
             if "Your training graph has changed in this iteration" not in str(error):
                 raise
             raise TrainingError(
-                "the loss uses parameters that it did not use in the first step", next_step=NOT_STATIC
+                "the loss uses parameters that it did not use in the first step",
+                next_step=NOT_STATIC,
             ) from None
 
     def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
         if micro.size == 0:
             self._meter.prepare(loss.metrics)
         else:
-            self._finite.measure(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
+            self._finite.measure(
+                loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics
+            )
 
-    def _add_weight(self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch) -> Tensor | None:
+    def _add_weight(
+        self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch
+    ) -> Tensor | None:
         if self._is_weighted is None:
             self._is_weighted = weight is not None
         if self._is_weighted != (weight is not None):
@@ -207,7 +227,9 @@ class TrainStep:
             )
         if weight is None:
             return None
-        total = torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
+        total = (
+            torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
+        )
         return total.add_(weight) if micro.size else total
 
     def _update(self, correction: Tensor | None) -> None:
@@ -226,5 +248,6 @@ class TrainStep:
 
 
 def correction_for(weight: Tensor, num_samples: int) -> Tensor:
-    """The factor from a mean over samples to one over weights; a batch with a total weight of 0 is not changed."""
+    """The factor from a mean over samples to one over weights; a batch with a total weight of 0 is
+    not changed."""
     return num_samples / torch.where(weight > 0, weight, 1.0)

@@ -1,8 +1,9 @@
 """The step of `--train.exact elastic`: the same bits on any number of ranks.
 
-The global batch is split into a fixed number of shards, and everything that could depend on the number of ranks depends
-on the shard instead: micro-batches, random numbers inside the model, the gradient, the weight of the loss. Buffers
-start from the same values in every shard; those of shard 0 are kept.
+The global batch is split into a fixed number of shards, and everything that could depend on the
+number of ranks depends on the shard instead: micro-batches, random numbers inside the model, the
+gradient, the weight of the loss. Buffers start from the same values in every shard; those of shard
+0 are kept.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from drumline.watch.heartbeat import BACKWARD, DATA
 class ElasticStep(TrainStep):
     """Runs a job's steps shard by shard."""
 
-    def __init__(self, job: Job, *, seed: int, clip_norm: float | None, bucket_bytes: int, find_unused: bool) -> None:
-        # Ranks may have different numbers of shards, so a collective in the forward pass would block forever.
+    def __init__(
+        self, job: Job, *, seed: int, clip_norm: float | None, bucket_bytes: int, find_unused: bool
+    ) -> None:
+        # Ranks may have different numbers of shards, so a collective in the forward pass would
+        # block forever.
         for name, module in job.model.named_modules():
             if isinstance(module, nn.SyncBatchNorm):
                 raise UsageError(
@@ -44,7 +48,8 @@ class ElasticStep(TrainStep):
             rank=job.ddp.rank,
             world_size=world_size,
             shards_by_rank=lambda num_shards: [
-                shards_of_rank(number, num_shards=num_shards, world_size=world_size) for number in range(world_size)
+                shards_of_rank(number, num_shards=num_shards, world_size=world_size)
+                for number in range(world_size)
             ],
             bucket_bytes=bucket_bytes,
             find_unused=find_unused,
@@ -81,8 +86,8 @@ class ElasticStep(TrainStep):
             if not micro.is_last:
                 self._heartbeat.mark(DATA)
         self._heartbeat.mark(BACKWARD)  # a rank may have no shard of a short batch
-        # From here on every rank calls the same collectives in the same order. Gradients come first, since most ranks
-        # have already begun to send them.
+        # From here on every rank calls the same collectives in the same order. Gradients come
+        # first, since most ranks have already begun to send them.
         self._gradients.finish(plan.num_shards)
         self._agree_on_the_loss()
         if shares_buffers and num_opened > 1:
@@ -102,8 +107,8 @@ class ElasticStep(TrainStep):
         return weights
 
     def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
-        """Collective if the loss has weights. Each rank fills in its own shards of the table, so the sum over ranks
-        only adds zeros, and every rank adds up the shards in the same order."""
+        """Collective if the loss has weights. Each rank fills in its own shards of the table, so
+        the sum over ranks only adds zeros, and every rank adds up the shards in the same order."""
         if not self._is_weighted:
             return None
         if weights is None:
@@ -113,7 +118,8 @@ class ElasticStep(TrainStep):
         return correction_for(weights.sum(), plan.global_size)
 
     def _agree_on_the_loss(self) -> None:
-        """Collective, once: a rank without a shard does not know whether the loss has weights, and its metrics."""
+        """Collective, once: a rank without a shard does not know whether the loss has weights, and
+        its metrics."""
         if self._is_first_step:
             seen = {"weighted": self._is_weighted, "metrics": list(self._meter.names)}
             seen = broadcast_json(seen, device=self._device)

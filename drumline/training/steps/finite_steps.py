@@ -1,5 +1,5 @@
-"""Which updates are skipped because a loss or a gradient is not finite (`--train.on_nan`), without waiting for the
-device. What the loop does about them is in `non_finite.py`."""
+"""Which updates are skipped because a loss or a gradient is not finite (`--train.on_nan`), without
+waiting for the device. What the loop does about them is in `non_finite.py`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from drumline.training.tasks.ready_hooks import begin_momentum
 
 
 class FiniteSteps:
-    """Counts non-finite steps on the device, so that no step waits, and a captured step counts too. A job has one, for
-    all kinds of steps. `--train.on_nan` decides what is counted, and what happens to the update:
+    """Counts non-finite steps on the device, so that no step waits, and a captured step counts too.
+    A job has one, for all kinds of steps. `--train.on_nan` decides what is counted, and what
+    happens to the update:
 
-    - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this rank from that step
-      on: the loop reads the count some steps later, and can still run the batch again with these weights. On a GPU this
-      needs a fused optimizer; with any other it would wait for the device.
-    - `skip`: a step with a non-finite loss or gradient on any rank. Gradients are reduced before they are checked, so
-      all ranks skip the same updates, and undo what the step did to buffers and to the logged sums.
+    - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this
+      rank from that step on: the loop reads the count some steps later, and can still run the batch
+      again with these weights. On a GPU this needs a fused optimizer; with any other it would wait
+      for the device.
+    - `skip`: a step with a non-finite loss or gradient on any rank. Gradients are reduced before
+      they are checked, so all ranks skip the same updates, and undo what the step did to buffers
+      and to the logged sums.
 
-    With fp16 the loss scaler itself skips updates with an infinite gradient. Then only the loss is checked, only the
-    rank that computed it undoes its logged sums, and `stop` freezes nothing."""
+    With fp16 the loss scaler itself skips updates with an infinite gradient. Then only the loss is
+    checked, only the rank that computed it undoes its logged sums, and `stop` freezes nothing."""
 
     def __init__(
         self,
@@ -44,8 +47,8 @@ class FiniteSteps:
         waits_for_device: bool,
         is_sharded: bool = False,
     ) -> None:
-        """`waits_for_device`: whether reading a number waits for the device. `is_sharded`: ranks hold different shards,
-        so all of them must skip the same updates."""
+        """`waits_for_device`: whether reading a number waits for the device. `is_sharded`: ranks
+        hold different shards, so all of them must skip the same updates."""
         match on_nan:
             case "stop" | "skip":
                 prevents_update = True
@@ -55,7 +58,8 @@ class FiniteSteps:
                 assert_never(on_nan)
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=meter.loss.device)
-        """Since the last reset: the number of non-finite steps, and of steps since the first of them."""
+        """Since the last reset: the number of non-finite steps, and of steps since the first of
+        them."""
         self._num_bad, self._num_since = self.counts.unbind()
         self._bad = torch.zeros((), device=meter.loss.device)
         self._meter = meter
@@ -68,7 +72,11 @@ class FiniteSteps:
         self._is_sharded = is_sharded
         self._agrees = decides and is_sharded
         # An optimizer on the host would have to wait for the number, which is on the device.
-        is_here = all(one.device == self._bad.device for group in optimizer.param_groups for one in group["params"])
+        is_here = all(
+            one.device == self._bad.device
+            for group in optimizer.param_groups
+            for one in group["params"]
+        )
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
         # `skip` waits if there is no other way: it must not apply the update.
         self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
@@ -77,10 +85,13 @@ class FiniteSteps:
         self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
         """Whether the weights stay finite after a non-finite loss."""
         if self.skips or scaler is not None:
-            begin_momentum(optimizer, (one for group in optimizer.param_groups for one in group["params"]))
+            begin_momentum(
+                optimizer, (one for group in optimizer.param_groups for one in group["params"])
+            )
 
     agree: Callable[[], object] | None = None
-    """Collective, before an update: whether all ranks have their gradients, where others may continue without one."""
+    """Collective, before an update: whether all ranks have their gradients, where others may
+    continue without one."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -89,7 +100,8 @@ class FiniteSteps:
             self._kept_sums = None
 
     def measure(self, total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
-        """Add a micro-batch to the logged sums. With `skip` everything is on the device, where it can be undone."""
+        """Add a micro-batch to the logged sums. With `skip` everything is on the device, where it
+        can be undone."""
         if self.skips:
             if self._kept_sums is None:
                 self._meter.prepare(metrics)
@@ -99,18 +111,22 @@ class FiniteSteps:
         self._meter.add(total, weight, metrics)
 
     def spread(self, scaled: Tensor, total: Tensor) -> Tensor:
-        """The loss to differentiate. With `skip` a non-finite loss makes all gradients NaN, which every rank sees."""
+        """The loss to differentiate. With `skip` a non-finite loss makes all gradients NaN, which
+        every rank sees."""
         return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
 
     def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
-        """Count the step if its loss or gradients are not finite, without waiting for the device."""
+        """Count the step if its loss or gradients are not finite, without waiting for the
+        device."""
         if not self.skips or self._scaler is not None:
             number = self._meter.loss
         elif grad_norm is not None:
             number = grad_norm
         else:
             gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
-            number = largest(own_parts(gradients) if self._is_sharded else gradients).to(self._bad.device)
+            number = largest(own_parts(gradients) if self._is_sharded else gradients).to(
+                self._bad.device
+            )
         # 1 if the number is not finite, otherwise 0: two operations; torch.isfinite needs four.
         torch.ne(number - number, 0, out=self._bad)
         own = self._bad
@@ -124,7 +140,8 @@ class FiniteSteps:
             self.counts.add_(own)
 
     def update(self) -> None:
-        """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it themselves."""
+        """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it
+        themselves."""
         if self.agree is not None:
             self.agree()
         if self._scaler is not None:
@@ -151,5 +168,8 @@ class FiniteSteps:
     def _take_back_if(self, is_skipped: Tensor) -> None:
         pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
         self._buffers.put_back(
-            [torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept for kept, now in pairs]
+            [
+                torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept
+                for kept, now in pairs
+            ]
         )

@@ -1,8 +1,10 @@
-"""`--train.step graph`: whole steps captured as CUDA graphs and replayed, with almost no work for the host.
+"""`--train.step graph`: whole steps captured as CUDA graphs and replayed, with almost no work for
+the host.
 
-There is one graph for each shape of a step. The first steps of a shape run eagerly; the last of them is checked for
-what a graph would get wrong. Batches are copied in; the learning rate, the loss scale, the optimizer's state and the
-sums of the meters are tensors that the graph reads and writes. So a captured step gives the same bits as an eager one.
+There is one graph for each shape of a step. The first steps of a shape run eagerly; the last of
+them is checked for what a graph would get wrong. Batches are copied in; the learning rate, the loss
+scale, the optimizer's state and the sums of the meters are tensors that the graph reads and writes.
+So a captured step gives the same bits as an eager one.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class GraphStep:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
-    def _run_or_capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
+    def _run_or_capture(
+        self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
+    ) -> CapturedStep | None:
         """The graph, if the shape was seen often enough; otherwise None, and the step has run."""
         if shape.key not in self._seen and not self._accepts(shape):
             self._run(step)
@@ -128,13 +132,19 @@ class GraphStep:
         if len(self._seen) == _MOST_SHAPES:
             if not self._has_too_many:
                 self._has_too_many = True
-                self._note(f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly")
+                self._note(
+                    f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly"
+                )
             return False
         if len(self._seen) > 0:
-            self._note(f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times")
+            self._note(
+                f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times"
+            )
         return True
 
-    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> CapturedStep | None:
+    def _capture(
+        self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
+    ) -> CapturedStep | None:
         if reason := find_hook(self._job.model, self._job.optimizer):  # registered since the start
             self._turn_off(reason)
             self._run(step)
@@ -181,7 +191,9 @@ class Shape:
             tuple((micro.size, micro.is_last) for micro in micro_batches),
             tuple(map(repr, self.nesting)),
             tuple(
-                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad) if isinstance(leaf, Tensor) else repr(leaf)
+                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad)
+                if isinstance(leaf, Tensor)
+                else repr(leaf)
                 for leaf in self.leaves
             ),
         )
@@ -194,9 +206,15 @@ class CapturedStep:
     """A graph that can be replayed on other batches of the same shape."""
 
     def __init__(
-        self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[MicroBatch], shape: Shape, pool: Any
+        self,
+        run: Callable[[Step], None],
+        step: Step,
+        micro_batches: Sequence[MicroBatch],
+        shape: Shape,
+        pool: Any,
     ) -> None:
-        """Capture what `run` does with such a step, without computing it. Raises CUDA's error if that is impossible."""
+        """Capture what `run` does with such a step, without computing it. Raises CUDA's error if
+        that is impossible."""
         self.host_weight = 0.0
         """What a step adds to the meter on the host."""
         self.grad_norm: Tensor | None = None
@@ -207,14 +225,20 @@ class CapturedStep:
             pytree.tree_unflatten([next(leaves) for _ in range(nesting.num_leaves)], nesting)
             for nesting in shape.nesting
         ]
-        fixed = [micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)]
-        # The graph gets its own workspace for cuBLAS. Other code (Lightning, torch's compiler) may free the shared one,
-        # and a graph would still write to it. There is no public name for it.
+        fixed = [
+            micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)
+        ]
+        # The graph gets its own workspace for cuBLAS. Other code (Lightning, torch's compiler) may
+        # free the shared one, and a graph would still write to it. There is no public name for it.
         torch._C._cuda_clearCublasWorkspaces()
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the capture.
+        # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the
+        # capture.
         with torch.cuda.graph(
-            self._graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+            self._graph,
+            pool=pool,
+            stream=torch.cuda.current_stream(),
+            capture_error_mode="thread_local",
         ):
             run(step._replace(micro_batches=iter(fixed)))
 
@@ -224,15 +248,17 @@ class CapturedStep:
         self._graph.replay()
 
     def release(self) -> None:
-        """Wait for the last replay, then destroy the graph, even if other references exist. The process group cannot be
-        destroyed before: NCCL waits forever for every graph with a collective."""
+        """Wait for the last replay, then destroy the graph, even if other references exist. The
+        process group cannot be destroyed before: NCCL waits forever for every graph with a
+        collective."""
         torch.cuda.synchronize()
         self._graph.reset()
 
 
 def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
-    """After a failed capture torch is still in capture mode: it would refuse random numbers, and never free memory that
-    other streams have used. `rng`: the generator's state before. torch has no public name for the latter."""
+    """After a failed capture torch is still in capture mode: it would refuse random numbers, and
+    never free memory that other streams have used. `rng`: the generator's state before. torch has
+    no public name for the latter."""
     fresh = torch.Generator(device)
     fresh.set_state(rng)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
@@ -243,12 +269,13 @@ def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
 
 
 def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScaler | None) -> None:
-    """After a step that failed half-way: reset gradients, DDP's reducer and the scaler, so that it can run again. torch
-    has no public names for the last two."""
+    """After a step that failed half-way: reset gradients, DDP's reducer and the scaler, so that it
+    can run again. torch has no public names for the last two."""
     optimizer.zero_grad(set_to_none=True)
     if isinstance(applied, DistributedDataParallel):
-        # Only if the backward pass had begun: after a reset DDP rebuilds its buckets, which all ranks must do together.
-        # So this is only for errors on every rank, such as an operation that cannot be captured.
+        # Only if the backward pass had begun: after a reset DDP rebuilds its buckets, which all
+        # ranks must do together. So this is only for errors on every rank, such as an operation
+        # that cannot be captured.
         try:
             applied.reducer._check_reducer_finalized()
         except RuntimeError:

@@ -1,8 +1,10 @@
-"""What a step changes before it updates the weights, kept at its beginning: a step that fails because a node is lost is
-repeated by the others, and must have changed nothing (`--dist.on_lost_node continue`).
+"""What a step changes before it updates the weights, kept at its beginning: a step that fails
+because a node is lost is repeated by the others, and must have changed nothing
+(`--dist.on_lost_node continue`).
 
-The weights, the optimizer and the loss scaler change in the update alone, and no rank begins that before all have their
-gradients. What belongs to the loop (its progress, the ledger, hooks) changes after the step.
+The weights, the optimizer and the loss scaler change in the update alone, and no rank begins that
+before all have their gradients. What belongs to the loop (its progress, the ledger, hooks) changes
+after the step.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from drumline.parallel.wrap import LiveBuffers
 
 
 class StepState:
-    """Buffers, modules' extra state, the sums of the next log line, and the state of random numbers."""
+    """Buffers, modules' extra state, the sums of the next log line, and the state of random
+    numbers."""
 
     def __init__(self, model: nn.Module, meter: Meter, device: torch.device) -> None:
         self._device = device
@@ -36,7 +39,8 @@ class StepState:
         self._python_rng: Any = None
 
     def keep(self) -> None:
-        """A step begins. Without waiting for the device; the copies are in the memory of the last ones."""
+        """A step begins. Without waiting for the device; the copies are in the memory of the last
+        ones."""
         self._buffer_copies = self._buffers.keep(self._buffer_copies)
         self._extra_states = [_copy_of(module.get_extra_state()) for module in self._modules]
         self._sums = self._meter.keep()

@@ -1,6 +1,7 @@
-"""Before the first step: count the model's FLOPs, refuse a loss that is a mean, name parameters that get no gradient,
-and let DDP build its buckets with one backward pass. The task's loss is called as seldom as possible, and everything
-that it changes is restored: the run has the same bits with and without.
+"""Before the first step: count the model's FLOPs, refuse a loss that is a mean, name parameters
+that get no gradient, and let DDP build its buckets with one backward pass. The task's loss is
+called as seldom as possible, and everything that it changes is restored: the run has the same bits
+with and without.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ FEW_SAMPLES = 8
 COUNTED_SAMPLES = 2
 
 
-def warm_up(job: Job, config: Config, *, note: Callable[[str], None], warn: Callable[[str], None]) -> ModelFlops | None:
-    """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if some parameters may
-    be unused. `note` logs a message, `warn` a warning. Returns the model's FLOPs, if they could be counted."""
+def warm_up(
+    job: Job, config: Config, *, note: Callable[[str], None], warn: Callable[[str], None]
+) -> ModelFlops | None:
+    """Collective: forward passes on the next batch; a backward pass if the buckets need it, or if
+    some parameters may be unused. `note` logs a message, `warn` a warning. Returns the model's
+    FLOPs, if they could be counted."""
     job.heartbeat.mark(Phase.START)
     few, size = next_samples(job, FEW_SAMPLES)
     if job.is_sharded:
@@ -69,24 +73,30 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None], warn: Call
 def _layout_passes(job: Job, dist: DistConfig) -> int:
     if not isinstance(job.applied, DistributedDataParallel):
         return 0
-    # With a static graph DDP records the graph in its first backward pass, which must not be under no_sync, and
-    # builds the buckets in the second. PowerSGD's state belongs to buckets.
+    # With a static graph DDP records the graph in its first backward pass, which must not be under
+    # no_sync, and builds the buckets in the second. PowerSGD's state belongs to buckets.
     has_order = job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER or job.comm is not None
     return 2 if dist.static_graph else int(has_order)
 
 
 def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[str], None]) -> None:
-    """Collective: stop a run whose ranks would wait for gradients that no rank, or not every rank, computes, and name
-    the parameters. `uses_all`: a pass on every rank has shown that there are none.
+    """Collective: stop a run whose ranks would wait for gradients that no rank, or not every rank,
+    computes, and name the parameters. `uses_all`: a pass on every rank has shown that there are
+    none.
 
-    One process waits for nobody, so there it is a note; the elastic step names them itself, for every shard; and
-    without DDP no rank waits."""
+    One process waits for nobody, so there it is a note; the elastic step names them itself, for
+    every shard; and without DDP no rank waits."""
     dist = config.dist
     is_alone = job.ddp.world_size == 1
     if config.train.exact == "elastic" or not trains_with_ddp(dist):
         return
     # A hook may freeze some later.
-    if uses_all and dist.find_unused_parameters and not is_alone and type(job.task).hooks is Task.hooks:
+    if (
+        uses_all
+        and dist.find_unused_parameters
+        and not is_alone
+        and type(job.task).hooks is Task.hooks
+    ):
         note(
             "--dist.find_unused_parameters searches the graph for unused parameters in every step, and the next batch "
             "uses all of them; leave it off if every batch does (drumline doctor TASK tries several)"
@@ -110,27 +120,31 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
 
 
 def trains_with_ddp(dist: DistConfig) -> bool:
-    """Whether several ranks would; the same on all ranks, also where one is a node, and so a replica, of its own."""
+    """Whether several ranks would; the same on all ranks, also where one is a node, and so a
+    replica, of its own."""
     return dist.mode in ("ddp", "auto") and (dist.sync == "step" or dist.sync_within == "node")
 
 
 def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
-    """The trained parameters that get no gradient from this batch, by a forward and a backward pass of this rank alone,
-    without DDP. For use in `dry_run`."""
+    """The trained parameters that get no gradient from this batch, by a forward and a backward pass
+    of this rank alone, without DDP. For use in `dry_run`."""
     job.model.zero_grad(set_to_none=True)
     with job.autocast:
         total = loss_function(task)(job.model, batch).total
     if total.requires_grad:
         total.backward()  # type: ignore[no-untyped-call]
-    unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
+    unused = [
+        name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None
+    ]
     job.model.zero_grad(set_to_none=True)
     return sorted(unused)
 
 
 @contextmanager
 def dry_run(job: Job) -> Iterator[Task]:
-    """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards random numbers,
-    buffers, modes and attributes of modules are restored; those of the task too, where a compiled loss calls it."""
+    """To call the task's loss outside a step, on the copy of the task that this yields. Afterwards
+    random numbers, buffers, modes and attributes of modules are restored; those of the task too,
+    where a compiled loss calls it."""
     rng = capture_rng(job.ddp.device)
     buffers = LiveBuffers(job.model)
     before = buffers.keep()
@@ -148,8 +162,8 @@ def dry_run(job: Job) -> Iterator[Task]:
 
 
 def next_samples(job: Job, most: int) -> tuple[Any, int]:
-    """Collective: at most so many samples of the next batch, and their number, which is the same on all ranks: the loss
-    may call a collective. 0: the batch cannot be cut."""
+    """Collective: at most so many samples of the next batch, and their number, which is the same on
+    all ranks: the loss may call a collective. 0: the batch cannot be cut."""
     few = job.loader.preview(most)
     size = min(gather_json(min(_num_rows(few), most), device=job.ddp.device))
     return _cut(few, size), size
@@ -157,7 +171,11 @@ def next_samples(job: Job, most: int) -> tuple[Any, int]:
 
 def _num_rows(batch: Any) -> int:
     """The samples of a batch; 0: unknown."""
-    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)}
+    rows = {
+        leaf.shape[0] if leaf.dim() else 0
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, Tensor)
+    }
     return rows.pop() if len(rows) == 1 else 0
 
 
@@ -167,9 +185,9 @@ def _cut(batch: Any, size: int) -> Any:
 
 
 def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None, bool]:
-    """Collective: the FLOPs of these samples, in training mode, or in evaluation mode where the other pass fails
-    (reentrant checkpointing does); None: both fail, or they are unknown. And whether all parameters certainly get a
-    gradient in training, on every rank."""
+    """Collective: the FLOPs of these samples, in training mode, or in evaluation mode where the
+    other pass fails (reentrant checkpointing does); None: both fail, or they are unknown. And
+    whether all parameters certainly get a gradient in training, on every rank."""
     size = min(size, COUNTED_SAMPLES)
     for is_training in (True, False) if size else ():
         mine = None
@@ -190,18 +208,24 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[Model
     with dry_run(job) as task:
         task.training = is_training
         for module in job.model.modules():  # `dry_run` restores the modes
-            if not is_training or isinstance(module, nn.SyncBatchNorm):  # whose batch statistics are a collective
+            if not is_training or isinstance(
+                module, nn.SyncBatchNorm
+            ):  # whose batch statistics are a collective
                 module.training = False
 
         def compute_loss() -> Tensor:
             with job.autocast:
                 total = loss_function(task)(job.model, batch).total
             # What a backward pass in Python reaches (reentrant checkpointing) is not in its graph.
-            unreached.difference_update(id(getattr(node, "variable", None)) for node in graph(total))
+            unreached.difference_update(
+                id(getattr(node, "variable", None)) for node in graph(total)
+            )
             return total
 
         tokens = task.num_tokens(batch)
-        flops = count_flops(compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens)
+        flops = count_flops(
+            compute_loss, job.model.parameters(), num_samples=size, num_tokens=tokens
+        )
     return flops, not unreached
 
 
@@ -240,7 +264,8 @@ def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) 
 
 
 def check_layers(job: Job, *, warn: Callable[[str], None]) -> None:
-    """The same for a sharded model, whose parameters come and go in a pass: only single layers are reported."""
+    """The same for a sharded model, whose parameters come and go in a pass: only single layers are
+    reported."""
     blocks = recomputed_blocks(job.model)
     if blocks and all(next(block.children(), None) is None for block in blocks):
         warn(_saves_little("next to nothing", blocks))
@@ -254,9 +279,9 @@ def _saves_little(saving: str, blocks: list[nn.Module]) -> str:
 
 
 def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:
-    """Collective: a forward and a backward pass of a sharded model on the next micro-batch, as in the first step.
-    Returns its FLOPs. Ranks that use different parameters would reduce gradients of different sizes, so they stop
-    between the two passes."""
+    """Collective: a forward and a backward pass of a sharded model on the next micro-batch, as in
+    the first step. Returns its FLOPs. Ranks that use different parameters would reduce gradients of
+    different sizes, so they stop between the two passes."""
     job.heartbeat.mark(Phase.START)
     batch = job.loader.preview()
     sharded = job.sharded
@@ -264,11 +289,17 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
     with dry_run(job) as task:
 
         def compute_loss() -> Tensor:
-            with job.autocast, sharded.use.compared(job.ddp.host, job.ddp.device), _gathered(job.model) as gathered:
+            with (
+                job.autocast,
+                sharded.use.compared(job.ddp.host, job.ddp.device),
+                _gathered(job.model) as gathered,
+            ):
                 total: Tensor = job.applied(loss_function(task), batch).total
             if not dist.find_unused_parameters:
                 reached = {id(getattr(node, "variable", None)) for node in graph(total)}
-                _check_same_use(job, sorted(name for name, one in gathered.items() if id(one) not in reached))
+                _check_same_use(
+                    job, sorted(name for name, one in gathered.items() if id(one) not in reached)
+                )
             return total
 
         size = _num_rows(batch)
@@ -290,25 +321,35 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             timeout_s=sharded.plan.timeout_s,
             device=job.ddp.device,
         )
-    unused = [name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None]
+    unused = [
+        name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None
+    ]
     if unused and job.ddp.is_main_process():
-        note(f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}")
+        note(
+            f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}"
+        )
     job.model.zero_grad(set_to_none=True)
     return flops if size else None
 
 
 @contextmanager
 def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The trained parameters with which the forward pass of a sharded model computes, by name: they are whole while
-    their block is called, and the model's own are not in the graph."""
+    """The trained parameters with which the forward pass of a sharded model computes, by name: they
+    are whole while their block is called, and the model's own are not in the graph."""
     found: dict[str, Tensor] = {}
 
     def keep(block: nn.Module, _: Any, *, prefix: str) -> None:
         named = block.named_parameters(prefix)
         found.update((name, one) for name, one in named if one.requires_grad and not is_shard(one))
 
-    blocks = ((name, one) for name, one in model.named_modules() if hasattr(one, "set_requires_gradient_sync"))
-    handles = [block.register_forward_pre_hook(partial(keep, prefix=name)) for name, block in blocks]
+    blocks = (
+        (name, one)
+        for name, one in model.named_modules()
+        if hasattr(one, "set_requires_gradient_sync")
+    )
+    handles = [
+        block.register_forward_pre_hook(partial(keep, prefix=name)) for name, block in blocks
+    ]
     try:
         yield found
     finally:
@@ -317,7 +358,8 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _check_same_use(job: Job, mine: list[str]) -> None:
-    """Collective: stop a run whose ranks use different parameters. `mine`: those that this rank does not use."""
+    """Collective: stop a run whose ranks use different parameters. `mine`: those that this rank
+    does not use."""
     hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
     if any(names != found[0] for names in found):
         texts = [join_names(names, most=NAMED) or "none" for names in found]
@@ -328,15 +370,17 @@ def _check_same_use(job: Job, mine: list[str]) -> None:
 
 
 def check_few_samples(job: Job, once: Any, size: int) -> None:
-    """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in evaluation mode. Batches
-    that cannot be concatenated, or fail, are not checked."""
+    """Collective: refuse a mean, by the loss of some samples and of the same samples twice, in
+    evaluation mode. Batches that cannot be concatenated, or fail, are not checked."""
     if size < 2 or not job.task.check_mean:
         return
     first = _try_loss(job, once)
     # Agree, so that all ranks take the same path: it may have failed on one.
     if any(gather_json(first is None, device=job.ddp.device)) or first is None:
         return
-    second = _try_loss(job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once))
+    second = _try_loss(
+        job, pytree.tree_map_only(Tensor, lambda leaf: torch.cat([leaf, leaf]), once)
+    )
     if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
         name = type(job.task).__name__
         raise UsageError(
@@ -348,10 +392,14 @@ def check_few_samples(job: Job, once: Any, size: int) -> None:
 
 
 def _try_loss(job: Job, batch: Any) -> LossParts | None:
-    """The loss, with a new copy of the task and the same random numbers each time. None: it failed; a real error is
-    raised by the first step too."""
+    """The loss, with a new copy of the task and the same random numbers each time. None: it failed;
+    a real error is raised by the first step too."""
     try:
-        compared = nullcontext() if job.sharded is None else job.sharded.use.compared(job.ddp.host, job.ddp.device)
+        compared = (
+            nullcontext()
+            if job.sharded is None
+            else job.sharded.use.compared(job.ddp.host, job.ddp.device)
+        )
         with dry_run(job) as task, job.autocast, compared:
             job.model.eval()  # `dry_run` restores the modes
             task.training = False
@@ -371,6 +419,12 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     """Whether the first of (total, weight) stays the same with twice the weight."""
     total, weight = once
     total_of_both, weight_of_both = twice
-    if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
+    if (
+        not (math.isfinite(total) and math.isfinite(total_of_both))
+        or weight <= 0
+        or abs(total) < 1e-6
+    ):
         return False
-    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(total_of_both, total, rel_tol=1e-3)
+    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(
+        total_of_both, total, rel_tol=1e-3
+    )

@@ -70,7 +70,8 @@ class ConfiguredTask(Task):
 
 
 class ImageClassification(ConfiguredTask):
-    """Cross entropy and accuracy. A batch is (images, labels); the model gives a score per class."""
+    """Cross entropy and accuracy. A batch is (images, labels); the model gives a score per
+    class."""
 
     best_metric = "accuracy"
     higher_is_better = True
@@ -100,8 +101,9 @@ class LanguageModel(ConfiguredTask):
                 f"the model returned scores of shape {list(scores.shape)}; a language model needs [N, T, vocabulary]",
                 next_step="check --model.name; an image model goes with a task such as `digits`",
             )
-        # Every sample has the same number of tokens, so a sample's loss is the mean over its tokens and all samples
-        # weigh the same: without a weight there is no collective in every step to add weights up over the ranks.
+        # Every sample has the same number of tokens, so a sample's loss is the mean over its tokens
+        # and all samples weigh the same: without a weight there is no collective in every step to
+        # add weights up over the ranks.
         total = functional.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
         return Loss(total / following.shape[1])
 
@@ -114,13 +116,15 @@ class LanguageModel(ConfiguredTask):
 
 
 class Synthetic(ConfiguredTask):
-    """Image classification, or language modelling if `data.name` is `synthetic_tokens`, for trials of speed and of a
-    cluster. The best checkpoint has the lowest loss."""
+    """Image classification, or language modelling if `data.name` is `synthetic_tokens`, for trials
+    of speed and of a cluster. The best checkpoint has the lowest loss."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         has_tokens = config.data.name == "synthetic_tokens"
-        self._kind: ConfiguredTask = LanguageModel(config) if has_tokens else ImageClassification(config)
+        self._kind: ConfiguredTask = (
+            LanguageModel(config) if has_tokens else ImageClassification(config)
+        )
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         return self._kind.loss(model, batch)
@@ -151,7 +155,9 @@ def dataset_for(config: Config, name: str, split: Split) -> Any:
 
 def build_dataset(name: str, **settings: Any) -> Any:
     """The dataset of that name, given those settings that it accepts."""
-    return build_accepted(find_named("dataset", name, DATASETS), settings, options={}, what=f"the dataset {name}")
+    return build_accepted(
+        find_named("dataset", name, DATASETS), settings, options={}, what=f"the dataset {name}"
+    )
 
 
 # Their settings are in config/presets.py under the same names.
@@ -164,11 +170,15 @@ BUILT_IN: Mapping[str, type[Task]] = {
 
 
 def load_task(spec: str) -> type[Task]:
-    """The task class of a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName`."""
-    use_private_cache()  # the user's imports may load torch's compiler, which chooses its cache then
+    """The task class of a built-in name, `path/to/file.py:ClassName` or
+    `package.module:ClassName`."""
+    # the user's imports may load torch's compiler, which chooses its cache then
+    use_private_cache()
     found: type[Any] = find_named("task", spec, BUILT_IN, Task)
     if not issubclass(found, Task):
-        raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")
+        raise UsageError(
+            f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`"
+        )
     check_constructor(found)
     return found
 
@@ -188,14 +198,17 @@ def check_constructor(task: type[Task]) -> None:
 
 
 def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
-    """The settings of built-in models and datasets that mean nothing to a task with its own: neither the user nor the
-    task has set them. A task that inherits from a built-in one may still build on its model and data."""
+    """The settings of built-in models and datasets that mean nothing to a task with its own:
+    neither the user nor the task has set them. A task that inherits from a built-in one may still
+    build on its model and data."""
     if issubclass(task, ConfiguredTask):
         return frozenset()
     return frozenset(
         path
         for path, field in FIELDS.items()
-        if field.scope.of_built_ins and attrgetter(path)(config) == field.default and path not in task.defaults
+        if field.scope.of_built_ins
+        and attrgetter(path)(config) == field.default
+        and path not in task.defaults
     )
 
 

@@ -1,8 +1,10 @@
-"""Hooks: code of the user's that runs between steps, around evaluations and saves, and when a run ends or fails.
+"""Hooks: code of the user's that runs between steps, around evaluations and saves, and when a run
+ends or fails.
 
-A task lists them in `hooks()`. At each moment all of them run, on every rank, in the order of that list; after an
-evaluation in reverse order, so that hooks that change the model for it nest. They run between steps, never inside one,
-so a compiled or captured step skips none of them. `ready_hooks` has the usual ones.
+A task lists them in `hooks()`. At each moment all of them run, on every rank, in the order of that
+list; after an evaluation in reverse order, so that hooks that change the model for it nest. They
+run between steps, never inside one, so a compiled or captured step skips none of them.
+`ready_hooks` has the usual ones.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Run:
     """None where nothing is written, as in `drumline evaluate`."""
     _autocast: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
     """That of the run's forward passes (`--train.precision`)."""
-    _shared_weights: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False)
+    _shared_weights: Callable[[], AbstractContextManager[object]] = field(
+        default=nullcontext, repr=False
+    )
 
     @property
     def optimizer(self) -> Optimizer:
@@ -65,44 +69,51 @@ class Run:
         return self._optimizer
 
     def shared_weights(self) -> AbstractContextManager[object]:
-        """In it `model` has the weights that all ranks share: with `--dist.sync local:H` or `diloco:H` those of the
-        last round, as evaluations and checkpoints do; otherwise those that it has anyway."""
+        """In it `model` has the weights that all ranks share: with `--dist.sync local:H` or
+        `diloco:H` those of the last round, as evaluations and checkpoints do; otherwise those that
+        it has anyway."""
         return self._shared_weights()
 
     def log(self, name: str, value: Any) -> None:
-        """Log a number (or a tensor with one), text, or an image: an array or tensor of HxW, HxWx3 or 3xHxW, in uint8
-        or in floats from 0 to 1. Call it on every rank or on rank 0: only rank 0 writes. A tensor on the GPU is waited
-        for."""
+        """Log a number (or a tensor with one), text, or an image: an array or tensor of HxW, HxWx3
+        or 3xHxW, in uint8 or in floats from 0 to 1. Call it on every rank or on rank 0: only rank 0
+        writes. A tensor on the GPU is waited for."""
         if self.rank != 0 or self._report is None:
             return
         try:
             fields = logged_fields(name, value, step=self.step, folder=self.folder)
         except OSError as error:  # what cannot be logged ends no run
-            log.warning(f"the image {name} of step {self.step} could not be written: {error.strerror}")
+            log.warning(
+                f"the image {name} of step {self.step} could not be written: {error.strerror}"
+            )
             return
         self._report("logged", step=self.step, **fields)
 
     def stop(self, reason: str) -> None:
-        """End the run early, from any rank: all ranks end together, after the next log line or evaluation, with the
-        evaluation and the save of a finished run. Started again, it counts as finished, unless `train.epochs` or
-        `train.steps` was raised."""
+        """End the run early, from any rank: all ranks end together, after the next log line or
+        evaluation, with the evaluation and the save of a finished run. Started again, it counts as
+        finished, unless `train.epochs` or `train.steps` was raised."""
         self.stop_reason = self.stop_reason or reason
 
 
 class Hook:
-    """Override the moments that you need, and `state_dict` and `load_state_dict` if the hook remembers something.
+    """Override the moments that you need, and `state_dict` and `load_state_dict` if the hook
+    remembers something.
 
-    Every rank calls them, so a method may use collectives, except `failure`. What a method raises ends the run. Random
-    numbers that `start`, `load_state_dict` and `after_save` draw do not change those of the training."""
+    Every rank calls them, so a method may use collectives, except `failure`. What a method raises
+    ends the run. Random numbers that `start`, `load_state_dict` and `after_save` draw do not change
+    those of the training."""
 
     every_steps = 1
     """`after_step` is called when the number of steps done is a multiple of this."""
 
     def start(self, run: Run) -> None:
-        """Before the first step of each start; a resumed run has called `load_state_dict` before."""
+        """Before the first step of each start; a resumed run has called `load_state_dict`
+        before."""
 
     def after_step(self, run: Run) -> None:
-        """After every `every_steps` steps, before the log line, the evaluation and the save of that step."""
+        """After every `every_steps` steps, before the log line, the evaluation and the save of that
+        step."""
 
     def before_evaluation(self, run: Run) -> None:
         """Before each evaluation."""
@@ -114,21 +125,24 @@ class Hook:
         """Before a checkpoint is made: the last moment for `state_dict` to change."""
 
     def after_save(self, run: Run) -> None:
-        """When the state is copied; the checkpoint may still be being written beside the next steps, and does not hold
-        what changes here: a `stop` is forgotten if the run is killed before the next save."""
+        """When the state is copied; the checkpoint may still be being written beside the next
+        steps, and does not hold what changes here: a `stop` is forgotten if the run is killed
+        before the next save."""
 
     def end(self, run: Run) -> None:
-        """After the last step of a run that has finished or was stopped by `Run.stop`; not when it is preempted. On
-        rank 0 the last checkpoint is complete."""
+        """After the last step of a run that has finished or was stopped by `Run.stop`; not when it
+        is preempted. On rank 0 the last checkpoint is complete."""
 
     def failure(self, run: Run, error: BaseException) -> None:
-        """On a rank that fails with an error of its own, before it exits; not on those that only lost that rank. No
-        collectives: the other ranks may not be there."""
+        """On a rank that fails with an error of its own, before it exits; not on those that only
+        lost that rank. No collectives: the other ranks may not be there."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the hook: numbers, text, tensors, and lists, tuples and dicts of them; the same
-        on every rank. Rank 0's is saved. Also called once at the start, so that what cannot be saved is found there."""
+        """What a checkpoint keeps of the hook: numbers, text, tensors, and lists, tuples and dicts
+        of them; the same on every rank. Rank 0's is saved. Also called once at the start, so that
+        what cannot be saved is found there."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The state of the checkpoint that the run resumes from, on every rank, with its tensors on the CPU."""
+        """The state of the checkpoint that the run resumes from, on every rank, with its tensors on
+        the CPU."""

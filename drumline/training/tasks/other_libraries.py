@@ -1,4 +1,5 @@
-"""Methods that look like another library's, which Drumline does not call: what to write in a task instead."""
+"""Methods that look like another library's, which Drumline does not call: what to write in a task
+instead."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _INSTEAD = {
 
 
 def uncalled_methods(task: type[Task]) -> Iterator[str]:
-    """A message for each method that looks like another library's and that the task does not call itself."""
+    """A message for each method that looks like another library's and that the task does not call
+    itself."""
     methods = {
         name: value
         for one in reversed(task.__mro__)
@@ -40,7 +42,9 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
     }
     for name in methods:
         instead = next((use for names, use in _INSTEAD.items() if re.fullmatch(names, name)), None)
-        functions = [one for other, one in methods.items() if other != name and isinstance(one, FunctionType)]
+        functions = [
+            one for other, one in methods.items() if other != name and isinstance(one, FunctionType)
+        ]
         if instead is not None and not any(name in _names_in(one.__code__) for one in functions):
             yield f"{task.__name__}.{name}() is never called: {instead}"
 

@@ -1,4 +1,5 @@
-"""Hooks for what most people need: an average of the weights, early stopping, unfreezing, samples in the log."""
+"""Hooks for what most people need: an average of the weights, early stopping, unfreezing, samples
+in the log."""
 
 from __future__ import annotations
 
@@ -22,18 +23,24 @@ from drumline.training.tasks.hook import Hook, Run
 
 
 class EMA(Hook):
-    """Keeps an exponential moving average of the weights, evaluates with it, and saves it in every checkpoint:
-    `average = decay * average + (1 - decay) * weights` after every `every_steps` steps, from the first weights on.
+    """Keeps an exponential moving average of the weights, evaluates with it, and saves it in every
+    checkpoint: `average = decay * average + (1 - decay) * weights` after every `every_steps` steps,
+    from the first weights on.
 
-    Buffers of floating point (BatchNorm's statistics) are averaged too, others copied. 16-bit weights have an average
-    in 32 bits. Training continues with the weights themselves. With `--dist.sync` it is that of the shared weights."""
+    Buffers of floating point (BatchNorm's statistics) are averaged too, others copied. 16-bit
+    weights have an average in 32 bits. Training continues with the weights themselves. With
+    `--dist.sync` it is that of the shared weights."""
 
     def __init__(self, decay: float = 0.999, *, every_steps: int = 1) -> None:
         if not 0.0 <= decay < 1.0:
-            raise UsageError(f"EMA's decay is {decay}", next_step="use a number from 0 up to, but not including, 1")
+            raise UsageError(
+                f"EMA's decay is {decay}",
+                next_step="use a number from 0 up to, but not including, 1",
+            )
         self.every_steps = every_steps
         self.average: dict[str, Tensor] = {}
-        """By the names of the model's `state_dict`; a tensor that has several names is there once."""
+        """By the names of the model's `state_dict`; a tensor that has several names is there
+        once."""
         self._update: Callable[..., None] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._trained: list[Tensor] = []
@@ -63,8 +70,14 @@ class EMA(Hook):
             self._add()
 
     def _add(self) -> None:
-        pairs = list(zip(map(own_part, self.average.values()), map(own_part, self._now()), strict=True))
-        floats = [(average, now.to(average.dtype)) for average, now in pairs if average.is_floating_point()]
+        pairs = list(
+            zip(map(own_part, self.average.values()), map(own_part, self._now()), strict=True)
+        )
+        floats = [
+            (average, now.to(average.dtype))
+            for average, now in pairs
+            if average.is_floating_point()
+        ]
         others = [(average, now) for average, now in pairs if not average.is_floating_point()]
         self._update([average for average, _ in floats], [now for _, now in floats], None)
         for average, now in others:
@@ -104,17 +117,26 @@ def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def _average_type(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.is_floating_point() and tensor.element_size() < 4 else tensor.dtype
+    return (
+        torch.float32 if tensor.is_floating_point() and tensor.element_size() < 4 else tensor.dtype
+    )
 
 
 class EarlyStopping(Hook):
-    """Ends the run when a metric of the evaluation has not improved by more than `min_delta` in `patience` evaluations
-    in a row. A metric that is not finite has not improved. A run that was stopped and is then made longer counts anew.
+    """Ends the run when a metric of the evaluation has not improved by more than `min_delta` in
+    `patience` evaluations in a row. A metric that is not finite has not improved. A run that was
+    stopped and is then made longer counts anew.
 
-    `higher_is_better` need not be given for a loss, nor for the task's `best_metric`, where it is the task's."""
+    `higher_is_better` need not be given for a loss, nor for the task's `best_metric`, where it is
+    the task's."""
 
     def __init__(
-        self, metric: str = "loss", patience: int = 3, *, min_delta: float = 0.0, higher_is_better: bool | None = None
+        self,
+        metric: str = "loss",
+        patience: int = 3,
+        *,
+        min_delta: float = 0.0,
+        higher_is_better: bool | None = None,
     ) -> None:
         if patience < 1 or min_delta < 0:
             raise UsageError(
@@ -138,7 +160,9 @@ class EarlyStopping(Hook):
                 next_step="give EarlyStopping higher_is_better=True or False",
             )
         if not run.has_eval_data and run.rank == 0:
-            log.warning("EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated")
+            log.warning(
+                "EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated"
+            )
 
     def after_evaluation(self, run: Run) -> None:
         value = run.metrics.get(self._metric)
@@ -157,7 +181,9 @@ class EarlyStopping(Hook):
         self.num_without += 1
         if self.num_without >= self._patience:
             best = "" if self.best is None else f"; the best was {self.best:.6g}"
-            run.stop(f"{self._metric} has not improved in {plural(self.num_without, 'evaluation')}{best}")
+            run.stop(
+                f"{self._metric} has not improved in {plural(self.num_without, 'evaluation')}{best}"
+            )
             self.num_without = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,8 +195,9 @@ class EarlyStopping(Hook):
 
 
 class Unfreeze(Hook):
-    """Trains the parameters whose names begin with one of `prefixes` only after `at_step` steps. Until then they have
-    no gradient, and the optimizer leaves them and their state alone. Several of these unfreeze a model bit by bit.
+    """Trains the parameters whose names begin with one of `prefixes` only after `at_step` steps.
+    Until then they have no gradient, and the optimizer leaves them and their state alone. Several
+    of these unfreeze a model bit by bit.
 
     What is never trained needs no hook: set `requires_grad` to False in `model()`."""
 
@@ -181,7 +208,11 @@ class Unfreeze(Hook):
 
     def start(self, run: Run) -> None:
         _check_can_unfreeze(run)
-        found = {name: one for name, one in run.model.named_parameters() if name.startswith(self._prefixes)}
+        found = {
+            name: one
+            for name, one in run.model.named_parameters()
+            if name.startswith(self._prefixes)
+        }
         trained = {id(one) for group in run.optimizer.param_groups for one in group["params"]}
         for prefix in self._prefixes:
             if not any(name.startswith(prefix) for name in found):
@@ -210,8 +241,8 @@ class Unfreeze(Hook):
 
 
 def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """Create the momentum of these parameters, zeros: torch's fused SGD takes it of all parameters or of none, and does
-    not set what it allocates in an update that is skipped."""
+    """Create the momentum of these parameters, zeros: torch's fused SGD takes it of all parameters
+    or of none, and does not set what it allocates in an update that is skipped."""
     chosen = {id(one) for one in parameters}
     for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
         for one in group["params"] if group["fused"] and group["momentum"] else ():
@@ -220,24 +251,31 @@ def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> 
 
 
 def _check_can_unfreeze(run: Run) -> None:
-    """DDP and a static graph fix at their first step which parameters have gradients; captured steps are left out."""
+    """DDP and a static graph fix at their first step which parameters have gradients; captured
+    steps are left out."""
     dist = run.config.dist
     if dist.mode != "ddp":
         return
-    if (run.world_size > 1 or run.config.train.exact == "elastic") and not dist.find_unused_parameters:
+    if (
+        run.world_size > 1 or run.config.train.exact == "elastic"
+    ) and not dist.find_unused_parameters:
         raise UsageError(
             "the ranks would wait for the gradients of frozen parameters",
             next_step="set --dist.find_unused_parameters, in the task's defaults for example",
         )
     if run.world_size > 1 and dist.static_graph:
-        raise UsageError("a static graph cannot change at a step", next_step="leave --dist.static_graph off")
+        raise UsageError(
+            "a static graph cannot change at a step", next_step="leave --dist.static_graph off"
+        )
 
 
 class LogSamples(Hook):
-    """Logs what `Task.predict` makes of one fixed batch: after each evaluation or, if given, every so many steps.
+    """Logs what `Task.predict` makes of one fixed batch: after each evaluation or, if given, every
+    so many steps.
 
-    `show` turns the outputs into a value that `Run.log` takes, or into a list of such values; None: the outputs as they
-    are. Every rank predicts, so `predict` may use collectives; rank 0's is logged. The random state is not changed."""
+    `show` turns the outputs into a value that `Run.log` takes, or into a list of such values; None:
+    the outputs as they are. Every rank predicts, so `predict` may use collectives; rank 0's is
+    logged. The random state is not changed."""
 
     def __init__(
         self,
@@ -261,7 +299,12 @@ class LogSamples(Hook):
 
     def _log(self, run: Run) -> None:
         batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(run.device), self._batch)
-        with evaluation_mode(run.task, run.model), keeping_rng(run.device), torch.no_grad(), run._autocast:
+        with (
+            evaluation_mode(run.task, run.model),
+            keeping_rng(run.device),
+            torch.no_grad(),
+            run._autocast,
+        ):
             values = run.task.predict(run.model, run.task.on_device(batch))
             if self._show is not None:
                 values = self._show(values)

@@ -1,5 +1,5 @@
-"""Ranks that are alive and block the others: stopped, debugged, waiting for storage, in the dataset, in user code, in a
-C call that holds the GIL, or computing."""
+"""Ranks that are alive and block the others: stopped, debugged, waiting for storage, in the
+dataset, in user code, in a C call that holds the GIL, or computing."""
 
 from __future__ import annotations
 
@@ -7,16 +7,37 @@ from dataclasses import replace
 
 from drumline.base.text import duration, plural
 from drumline.watch.cluster_state import RankState, WorkerState
-from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name, name, names
-from drumline.watch.diagnosis.evidence import Evidence, computes, cores_used, has_exited, is_busy, pending
-from drumline.watch.diagnosis.stack_frames import innermost, is_at_breakpoint, is_idle_worker, is_loading, users_frame
+from drumline.watch.diagnosis.diagnosis import (
+    PHASES,
+    Cause,
+    Diagnosis,
+    collective_name,
+    name,
+    names,
+)
+from drumline.watch.diagnosis.evidence import (
+    Evidence,
+    computes,
+    cores_used,
+    has_exited,
+    is_busy,
+    pending,
+)
+from drumline.watch.diagnosis.stack_frames import (
+    innermost,
+    is_at_breakpoint,
+    is_idle_worker,
+    is_loading,
+    users_frame,
+)
 from drumline.watch.heartbeat import Phase
 
 CERTAINLY_STOPPED_S = 1.0
-"""Tools that pause a process by signals (cpulimit, a snapshot) continue it much sooner; debuggers and profilers use
-ptrace, which is a different state."""
+"""Tools that pause a process by signals (cpulimit, a snapshot) continue it much sooner; debuggers
+and profilers use ptrace, which is a different state."""
 _FORK_S = 30.0
-"""No healthy process sleeps this long in fork; a shorter sleep may be a user's hook (os.register_at_fork)."""
+"""No healthy process sleeps this long in fork; a shorter sleep may be a user's hook
+(os.register_at_fork)."""
 _MAX_PLACES = 4
 _STACK = "its stack is in the diagnosis file"
 # With {0}: the process, {1}: its host.
@@ -39,7 +60,8 @@ _WORKER_STATES = {
 
 
 def find_stopped(evidence: Evidence) -> Diagnosis | None:
-    """A rank in state T. If all of them are, somebody has stopped the whole job, and may continue it."""
+    """A rank in state T. If all of them are, somebody has stopped the whole job, and may continue
+    it."""
     stopped = [rank for rank in evidence.ranks if rank.state == "T"]
     if not stopped:
         return None
@@ -51,7 +73,9 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
     is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
     is_certain = first.state_s >= CERTAINLY_STOPPED_S and not is_whole_job
     next_step = _CONTINUE_IT.format(pids, first.host)
-    return evidence.diagnosis(first, Cause.STOPPED, what, next_step, is_certain=is_certain, since_s=first.state_s)
+    return evidence.diagnosis(
+        first, Cause.STOPPED, what, next_step, is_certain=is_certain, since_s=first.state_s
+    )
 
 
 def find_debugged(evidence: Evidence) -> Diagnosis | None:
@@ -67,9 +91,12 @@ def find_debugged(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_blocked(evidence: Evidence) -> Diagnosis | None:
-    """The rank that all others wait for, and what it does instead. If none waits: any rank without progress."""
+    """The rank that all others wait for, and what it does instead. If none waits: any rank without
+    progress."""
     idle = [rank for rank in evidence.in_loop if rank.rank not in evidence.blocked]
-    suspects = sorted(evidence.behind or idle, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank))
+    suspects = sorted(
+        evidence.behind or idle, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank)
+    )
     if not suspects:
         return None
     rank = suspects[0]
@@ -92,7 +119,8 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
         cause = Cause.COMPILING
         what = f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at}"
         next_step = "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
-    # In data only if the innermost call is the user's own: a rank that waits for a worker may only answer late.
+    # In data only if the innermost call is the user's own: a rank that waits for a worker may only
+    # answer late.
     elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
         cause = Cause.GIL
         place = f" at {frame}" if frame else ""
@@ -122,7 +150,13 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     for rank in ranks:
         one = pending(rank)
         frame = innermost(rank.stack)
-        place = f"in {collective_name(one, with_sizes=True)}" if one else f"at {frame}" if frame else PHASES[rank.phase]
+        place = (
+            f"in {collective_name(one, with_sizes=True)}"
+            if one
+            else f"at {frame}"
+            if frame
+            else PHASES[rank.phase]
+        )
         places.setdefault(place, []).append(rank)
     most = sorted(places.items(), key=lambda place: -len(place[1]))
     shown = "; ".join(f"{names(who)} {where}" for where, who in most[:_MAX_PLACES])
@@ -138,11 +172,15 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
 
 
 def _weight(rank: RankState) -> int:
-    is_sure = (rank.state == "D" and not rank.has_io) or any(worker.state == "T" for worker in rank.workers)
+    is_sure = (rank.state == "D" and not rank.has_io) or any(
+        worker.state == "T" for worker in rank.workers
+    )
     return 2 * is_sure + (rank.answers is False)
 
 
-def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None) -> tuple[Cause, str, str]:
+def _loads_data(
+    evidence: Evidence, rank: RankState, worker: WorkerState | None
+) -> tuple[Cause, str, str]:
     """The cause, the sentence after the rank's name, and what to do."""
     if worker is None:
         frame = users_frame(rank.stack)
@@ -160,7 +198,11 @@ def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None)
             next_step = _CHECK_WAIT.format(frame)
             how = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
         why = f"worker {worker.number} {how}{f' at {frame}' if frame else ''}"
-    return cause, f"has been {evidence.where(rank, Phase.DATA)}{f' ({why})' if why else ''}", next_step
+    return (
+        cause,
+        f"has been {evidence.where(rank, Phase.DATA)}{f' ({why})' if why else ''}",
+        next_step,
+    )
 
 
 def _worst_worker(rank: RankState) -> WorkerState | None:
@@ -170,7 +212,9 @@ def _worst_worker(rank: RankState) -> WorkerState | None:
                 return worker
     if in_fork := [worker for worker in rank.workers if worker.in_fork_s]:
         return in_fork[0]
-    at_work = [worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)]
+    at_work = [
+        worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)
+    ]
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
 
 
@@ -179,7 +223,9 @@ def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, s
     frame = innermost(rank.stack)
     if is_busy(rank):
         work = cores_used(rank) if computes(rank) else "reading or writing files"
-        what = f"is slow but alive: {evidence.where(rank)} ({work}{f', at {frame}' if frame else ''})"
+        what = (
+            f"is slow but alive: {evidence.where(rank)} ({work}{f', at {frame}' if frame else ''})"
+        )
         return Cause.SLOW, what, f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
     if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
         where = evidence.where(rank, Phase.USER if rank.phase is Phase.START else rank.phase)

@@ -1,4 +1,5 @@
-"""A diagnosis: what is wrong, on which rank or host, and what to do; and the text for ranks and collectives."""
+"""A diagnosis: what is wrong, on which rank or host, and what to do; and the text for ranks and
+collectives."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ class Diagnosis:
     since_s: float  # how long ago it began, as far as known
     may_return: bool = False  # whether it is a host that is only unreachable: TCP survives a cut
     num_blocked: int = 0  # how many ranks are blocked in a collective
-    is_ranks_error: bool = False  # whether it repeats the error of that rank, which reports it with its traceback
+    is_ranks_error: bool = (
+        False  # whether it repeats the error of that rank, which reports it with its traceback
+    )
 
     def sentence(self, alarm: str) -> str:
         return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"
@@ -94,11 +97,15 @@ def names(ranks: Sequence[RankState]) -> str:
         hosts[rank.host].append(rank.rank)
     if len(hosts) > _MAX_HOSTS:
         return f"{len(ranks)} ranks on {len(hosts)} hosts ({name(ranks[0])}, ...)"
-    return "ranks " + ", ".join(f"{number_ranges(numbers)} on {host}" for host, numbers in hosts.items())
+    return "ranks " + ", ".join(
+        f"{number_ranges(numbers)} on {host}" for host, numbers in hosts.items()
+    )
 
 
 def collective_name(one: Collective, *, with_sizes: bool = False) -> str:
     """`all_reduce #4410`, and ` of [77290]`."""
     text = f"{one.op} #{one.number}"
-    sizes = " and ".join(str(list(size)) for size in one.sizes[:3]) + (" and more" if one.sizes[3:] else "")
+    sizes = " and ".join(str(list(size)) for size in one.sizes[:3]) + (
+        " and more" if one.sizes[3:] else ""
+    )
     return f"{text} of {sizes}" if with_sizes and one.sizes else text

@@ -1,4 +1,5 @@
-"""Diagnoses in the run folder: `diagnoses/0001-stopped.json` for programs, and the same name with `.txt` for people."""
+"""Diagnoses in the run folder: `diagnoses/0001-stopped.json` for programs, and the same name with
+`.txt` for people."""
 
 from __future__ import annotations
 
@@ -36,18 +37,38 @@ _ACTIONS = {
     "none": "none",
 }
 # ncclResult_t
-_NCCL_ERRORS = {1: "CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage"}
+_NCCL_ERRORS = {
+    1: "CUDA error",
+    2: "system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+}
 _NCCL_ERRORS |= {6: "remote error"}
 _HEADINGS = ("", "rank", "host", "state", "phase", "step", "for", "CPU", "collective")
 _RIGHT = (1, 5, 6, 7)
 
 
 def write_diagnosis(
-    folder: Path, *, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, launch: str, at: float
+    folder: Path,
+    *,
+    alarm: str,
+    diagnosis: Diagnosis,
+    cluster: ClusterState,
+    action: str,
+    launch: str,
+    at: float,
 ) -> Path:
-    """Write both files; returns the `.json` file. `at`: Unix seconds. Raises OSError if the storage fails."""
+    """Write both files; returns the `.json` file. `at`: Unix seconds. Raises OSError if the storage
+    fails."""
     make_own_folder(folder)
-    number = max((int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))), default=0) + 1
+    number = (
+        max(
+            (int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))),
+            default=0,
+        )
+        + 1
+    )
     while True:  # in a network partition each side has a leader, and both write
         path = folder / f"{number:04d}-{diagnosis.cause}.json"
         try:
@@ -67,7 +88,10 @@ def write_diagnosis(
     }
     try:
         # The file for programs is written last: if it exists, both exist.
-        replace_text(path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at))
+        replace_text(
+            path.with_suffix(".txt"),
+            diagnosis_text(alarm, diagnosis, cluster, action=action, at=at),
+        )
         replace_text(path, json.dumps(record, indent=1) + "\n")
     except OSError:
         path.with_suffix(".txt").unlink(missing_ok=True)
@@ -76,19 +100,24 @@ def write_diagnosis(
 
 
 def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
-    """All records, in order; other files are ignored. The `diagnosis` of each has the fields of a Diagnosis."""
+    """All records, in order; other files are ignored. The `diagnosis` of each has the fields of a
+    Diagnosis."""
     records = []
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             record = parse_json(read_regular(path))
             from_json(Diagnosis, record["diagnosis"])
-            has_texts = all(isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action"))
+            has_texts = all(
+                isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action")
+            )
             if _NAME.fullmatch(path.name) and has_texts and type(record["time"]) in (int, float):
                 records.append(record)
     return records
 
 
-def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float) -> str:
+def diagnosis_text(
+    alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float
+) -> str:
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
         [diagnosis.sentence(alarm)],
@@ -103,11 +132,15 @@ def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, a
 
 def _table(diagnosis: Diagnosis, cluster: ClusterState) -> list[str]:
     has_steps = Evidence(cluster).has_steps
-    return columns([_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)], right=_RIGHT)
+    return columns(
+        [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)], right=_RIGHT
+    )
 
 
 def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, ...]:
-    is_named = rank.rank == diagnosis.rank or (diagnosis.rank is None and rank.host == diagnosis.host)
+    is_named = rank.rank == diagnosis.rank or (
+        diagnosis.rank is None and rank.host == diagnosis.host
+    )
     state = _STATES.get(rank.state, rank.state)
     if rank.exit is not None:
         state = f"killed: {signal_name(-rank.exit)}" if rank.exit < 0 else f"exited: {rank.exit}"
@@ -126,7 +159,11 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
 def _remarks(cluster: ClusterState) -> Iterator[str]:
     """Facts that do not fit into a column."""
     for one in (*cluster.lost, *cluster.never_seen):
-        since = f", {named_ranks(one.ranks)}: no heartbeat for" if one in cluster.lost else ": never seen, in"
+        since = (
+            f", {named_ranks(one.ranks)}: no heartbeat for"
+            if one in cluster.lost
+            else ": never seen, in"
+        )
         yield f"{one.host}{since} {duration(one.no_heartbeat_s)}{f' ({one.how})' if one.how else ''}"
     for node in cluster.nodes:
         if node.link:
@@ -134,7 +171,11 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
         for line in node.kernel:
             yield f"{node.host}, kernel: {line}"
     for rank in cluster.ranks:
-        for label, value in (("error", rank.failure), ("memory", rank.memory), ("debugged by", rank.tracer)):
+        for label, value in (
+            ("error", rank.failure),
+            ("memory", rank.memory),
+            ("debugged by", rank.tracer),
+        ):
             if value:
                 yield f"rank {rank.rank}, {label}: {value}"
         if rank.answers is False:
@@ -157,7 +198,11 @@ def ras_remarks(ranks: Sequence[RasRank]) -> Iterator[str]:
             errors.setdefault(one.error, []).append(one.rank)
         if one.answers and one.is_member:
             counts.setdefault(one.num_collectives, []).append(one.rank)
-    for who, what in ((unanswered, "no answer from"), (outside, "not in the communicator:"), (aborted, "aborted by")):
+    for who, what in (
+        (unanswered, "no answer from"),
+        (outside, "not in the communicator:"),
+        (aborted, "aborted by"),
+    ):
         if who:
             yield f"{what} {named_ranks(who)}"
     for code, who in errors.items():
@@ -193,7 +238,9 @@ def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
         yield names(who), same
 
 
-def _equal(entries: Iterable[tuple[tuple[str, ...], RankState]]) -> Iterator[tuple[tuple[str, ...], list[RankState]]]:
+def _equal(
+    entries: Iterable[tuple[tuple[str, ...], RankState]],
+) -> Iterator[tuple[tuple[str, ...], list[RankState]]]:
     """Ranks grouped by equal content, without empty ones."""
     groups: dict[tuple[str, ...], list[RankState]] = {}
     for key, rank in entries:

@@ -1,4 +1,5 @@
-"""The cluster's state as evidence for a diagnosis: which ranks are blocked in which collective, which are behind."""
+"""The cluster's state as evidence for a diagnosis: which ranks are blocked in which collective,
+which are behind."""
 
 from __future__ import annotations
 
@@ -13,25 +14,36 @@ from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collect
 from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
 from drumline.watch.heartbeat import Phase
 
-BUSY_CORES = 0.1  # over a second or two; on a crowded machine a process that computes may get less: `is_starved`
+# over a second or two; on a crowded machine a process that computes may get less: `is_starved`
+BUSY_CORES = 0.1
 OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 _ORDERLY_EXITS = (0, 75)  # done, or preempted after a save
-# The order within a step: the count of micro-batches increases before a forward pass, so data comes after backward.
-# Ranks that evaluate or save are not compared.
-_ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.USER: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
+# The order within a step: the count of micro-batches increases before a forward pass, so data comes
+# after backward. Ranks that evaluate or save are not compared.
+_ORDER = {
+    Phase.BETWEEN: 0,
+    Phase.FORWARD: 1,
+    Phase.USER: 1,
+    Phase.BACKWARD: 2,
+    Phase.OPTIMIZER: 3,
+    Phase.DATA: 4,
+}
 _ORDER |= {Phase.COMPILE: 1, Phase.COMPILED: 2}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """`ranks` are those of nodes that send heartbeats; the last state of the others is only in `cluster`."""
+    """`ranks` are those of nodes that send heartbeats; the last state of the others is only in
+    `cluster`."""
 
     cluster: ClusterState
 
     @cached_property
     def ranks(self) -> list[RankState]:
         lost = {one.node for one in self.cluster.lost}
-        found = (rank for node in self.cluster.nodes if node.node not in lost for rank in node.ranks)
+        found = (
+            rank for node in self.cluster.nodes if node.node not in lost for rank in node.ranks
+        )
         return sorted(found, key=lambda rank: rank.rank)
 
     @cached_property
@@ -46,13 +58,19 @@ class Evidence:
 
     @cached_property
     def blocked(self) -> dict[int, Collective | None]:
-        """By rank: the collective in which it waits for others; None if only its stack or phase shows that."""
+        """By rank: the collective in which it waits for others; None if only its stack or phase
+        shows that."""
         behind = {rank.rank for rank in self.behind}
-        return {rank.rank: pending(rank) for rank in self.in_loop if rank.rank not in behind and is_blocked(rank)}
+        return {
+            rank.rank: pending(rank)
+            for rank in self.in_loop
+            if rank.rank not in behind and is_blocked(rank)
+        }
 
     @cached_property
     def behind(self) -> list[RankState]:
-        """The ranks that did not enter the collective that others are in; without records, those in earlier phases."""
+        """The ranks that did not enter the collective that others are in; without records, those in
+        earlier phases."""
         alive = self.in_loop
         waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
         if waits:
@@ -64,8 +82,16 @@ class Evidence:
                 and not any(one.group == group and one.number >= number for one in rank.collectives)
                 and (rank.collectives or not is_blocked(rank))
             ]
-        points = {rank.rank: (rank.step, rank.micro, _ORDER[rank.phase]) for rank in alive if rank.phase in _ORDER}
-        late = [rank for rank in alive if rank.rank in points and points[rank.rank] < max(points.values())]
+        points = {
+            rank.rank: (rank.step, rank.micro, _ORDER[rank.phase])
+            for rank in alive
+            if rank.phase in _ORDER
+        }
+        late = [
+            rank
+            for rank in alive
+            if rank.rank in points and points[rank.rank] < max(points.values())
+        ]
         newest = max((rank.collective for rank in alive), default=0)
         return late or [rank for rank in alive if rank.collective < newest]
 
@@ -123,7 +149,10 @@ class Evidence:
         blocked = [one for rank, one in self.blocked.items() if rank not in named]
         if not blocked:
             return ""
-        places = [place for place, _ in Counter(collective_name(one) for one in blocked if one).most_common()]
+        places = [
+            place
+            for place, _ in Counter(collective_name(one) for one in blocked if one).most_common()
+        ]
         who = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
         if not places:
             return f"{who} waiting for it"
@@ -160,7 +189,8 @@ def pending(rank: RankState) -> Collective | None:
 
 
 def is_blocked(rank: RankState) -> bool:
-    """Whether it waits in a collective: by its flight recorder, otherwise by its stack, otherwise by its phase."""
+    """Whether it waits in a collective: by its flight recorder, otherwise by its stack, otherwise
+    by its phase."""
     if pending(rank) is not None:
         return True
     if rank.answers is False or rank.state in "TtD":
@@ -168,5 +198,9 @@ def is_blocked(rank: RankState) -> bool:
     if rank.phase is Phase.COMPILED:
         return True
     if rank.stack:
-        return is_in_collective(rank.stack) and not is_loading(rank.stack) and rank.phase is not Phase.DATA
+        return (
+            is_in_collective(rank.stack)
+            and not is_loading(rank.stack)
+            and rank.phase is not Phase.DATA
+        )
     return rank.phase is Phase.BACKWARD and not computes(rank)

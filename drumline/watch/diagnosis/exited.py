@@ -1,5 +1,5 @@
-"""Ranks that have exited or failed: which was the first, and why. A rank with its own cause (a signal, its own error,
-an exit code) comes before those that lost a connection because of it."""
+"""Ranks that have exited or failed: which was the first, and why. A rank with its own cause (a
+signal, its own error, an exit code) comes before those that lost a connection because of it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from drumline.watch.diagnosis.unreachable import find_unreachable, may_be_lost
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
-# A launcher sends these to the other ranks when one has exited, or to all when the user stops the job.
+# A launcher sends these to the other ranks when one has exited, or to all when the user stops the
+# job.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
 _WAIT_S = 2.5
 _MAX_WAIT_S = 3.2
-"""It takes some seconds to know that a host is lost. After the longer one the diagnosis is made anyway: the launcher
-waits 4 s for it, and collecting evidence again takes time."""
-_AT_ONCE_S = 1.0  # exits closer together than this count as simultaneous: processes are observed five times a second
+"""It takes some seconds to know that a host is lost. After the longer one the diagnosis is made
+anyway: the launcher waits 4 s for it, and collecting evidence again takes time."""
+# exits closer together than this count as simultaneous: processes are observed five times a second
+_AT_ONCE_S = 1.0
 _NEXT_STEPS = {
     FailureKind.DISK_FULL: "free some space on that file system, then rerun the same command to resume from the newest "
     "complete checkpoint",
@@ -38,7 +40,8 @@ _AFTER_SIGNAL: dict[int, str] = {
 
 
 def find_exited(evidence: Evidence) -> Diagnosis | None:
-    """The first rank that exited for its own reason; otherwise the first that drumline itself killed, and why."""
+    """The first rank that exited for its own reason; otherwise the first that drumline itself
+    killed, and why."""
     # An exit is final: the last state of a node that is now lost still counts.
     own = [
         rank
@@ -57,7 +60,9 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         return _diagnosis(evidence, _first(by_drumline)) if by_drumline else None
     first = _first(own)
     # A rank that left the loop calls other collectives: then that is the cause.
-    if _has_mismatch(first) and (found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)):
+    if _has_mismatch(first) and (
+        found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)
+    ):
         return found
     also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
     killed = "was killed by a signal" if len(also) == 1 else "were killed by a signal"
@@ -71,13 +76,16 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
-    """No rank has its own cause: the first that lost a connection, which is not the cause itself."""
+    """No rank has its own cause: the first that lost a connection, which is not the cause
+    itself."""
     ranks = evidence.cluster.ranks
     asked = [rank for rank in ranks if _was_asked_to_stop(rank)]
     if asked:
         if len(asked) == len(ranks):  # the user stops the job
             return None
-        if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):  # the launcher has reported it
+        if all(
+            is_done(rank) or rank.killed_after_s is not None for rank in ranks
+        ):  # the launcher has reported it
             return None
         found = _diagnosis(evidence, _first(asked))
         return replace(found, is_certain=not _may_follow_a_lost_host(evidence, found.since_s))
@@ -98,7 +106,8 @@ def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
-    """Whether a host may have been lost before, so that its peers lost their connections, or were ended."""
+    """Whether a host may have been lost before, so that its peers lost their connections, or were
+    ended."""
     return ago_s < _MAX_WAIT_S and may_be_lost(evidence.cluster, ago_s)
 
 
@@ -139,7 +148,9 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
     if rank.memory:
         cause = Cause.OUT_OF_MEMORY
         how = f"ran out of memory and was killed{at} ({rank.memory})"
-        next_step = "raise the memory limit, or lower the batch size or the number of DataLoader workers"
+        next_step = (
+            "raise the memory limit, or lower the batch size or the number of DataLoader workers"
+        )
     elif rank.killed_after_s is not None:
         cause = Cause.ENDED
         how = _own_kill(rank, at)
@@ -161,14 +172,20 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis
         cause = Cause.KILLED
         how = f"exited{at}{',' if at else ''} for an unknown reason"
         next_step = f"check the end of its log, and the kernel log on {rank.host} (dmesg)"
-    lost = [one for one in evidence.ranks if one is not rank and one.failure_kind is FailureKind.LOST_PEER]
+    lost = [
+        one
+        for one in evidence.ranks
+        if one is not rank and one.failure_kind is FailureKind.LOST_PEER
+    ]
     stopped = [one for one in evidence.ranks if one.state == "T"]
     if lost:
         also += f"; {plural(len(lost), 'rank')} lost the connection to it"
     elif stopped:
         also += f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
     what = f"{name(rank)} {how}{also}"
-    found = evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
+    found = evidence.diagnosis(
+        rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0
+    )
     return replace(found, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
 
 
@@ -179,16 +196,24 @@ def _own_kill(rank: RankState, at: str) -> str:
     return f"{how}, because {rank.killed_because}" if rank.killed_because else how
 
 
-def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:
-    """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered different collectives.
-    Its message is only in the rank's log, so this is concluded from where the rank was."""
-    was_in_collective = is_in_collective(first.stack) if first.stack else first.phase in (Phase.BACKWARD, Phase.BETWEEN)
+def _aborted_by_gloo(
+    evidence: Evidence, first: RankState, own: list[RankState]
+) -> Diagnosis | None:
+    """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered
+    different collectives. Its message is only in the rank's log, so this is concluded from where
+    the rank was."""
+    was_in_collective = (
+        is_in_collective(first.stack)
+        if first.stack
+        else first.phase in (Phase.BACKWARD, Phase.BETWEEN)
+    )
     if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
     ranks = evidence.cluster.ranks
     aborted = [rank for rank in own if _has_mismatch(rank)]
     intact = [rank for rank in ranks if rank not in aborted]
-    # Ranks that received too much are aborted; if that is most of them, the one that sent it is left.
+    # Ranks that received too much are aborted; if that is most of them, the one that sent it is
+    # left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted
     place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
     sides = ((names(odd), odd), ("the others", [rank for rank in ranks if rank not in odd]))
@@ -204,11 +229,14 @@ def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState])
         f"{aborted[0].rank} has the sizes in bytes"
     )
     since_s = _ago(first) or 0.0
-    return evidence.diagnosis(odd[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s)
+    return evidence.diagnosis(
+        odd[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
+    )
 
 
 def _entered(ranks: list[RankState]) -> str:
-    """The collective that the first of them was in, by its flight recorder, otherwise by its stack."""
+    """The collective that the first of them was in, by its flight recorder, otherwise by its
+    stack."""
     for rank in ranks:
         if rank.collectives:
             return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)

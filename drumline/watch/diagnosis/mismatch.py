@@ -1,5 +1,5 @@
-"""Ranks that do different things: in different collectives, or out of the loop while others are in it; and ranks that
-left it last and do not exit."""
+"""Ranks that do different things: in different collectives, or out of the loop while others are in
+it; and ranks that left it last and do not exit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,29 @@ from dataclasses import replace
 from drumline.base.text import duration, plural
 from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
-from drumline.watch.diagnosis.evidence import OUT_OF_LOOP, Evidence, has_exited, is_blocked, is_busy, is_done, pending
+from drumline.watch.diagnosis.evidence import (
+    OUT_OF_LOOP,
+    Evidence,
+    has_exited,
+    is_blocked,
+    is_busy,
+    is_done,
+    pending,
+)
 from drumline.watch.diagnosis.stack_frames import innermost, users_frame
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
 # In these every rank must have the same sizes; in scatter or gather some ranks have none.
-_SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather", "reduce_scatter")
+_SAME_SIZES = (
+    "all_reduce",
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "allgather",
+    "reduce_scatter",
+)
 _BETWEEN_TWO = ("send", "recv")
 # Phases in which the last ranks of a normal run may be after the others have left.
 _ALONE = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER, Phase.DATA, Phase.START)
@@ -45,24 +61,30 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     place = f" ({frame})" if frame and is_known else ""
     # A `break` in a user's own loop is not visible in a heartbeat: it may be the end of an epoch.
     may_have_left = is_known and op.op.endswith("barrier")
-    what = f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
+    what = (
+        f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
+    )
     next_step = (
         f"{'check whether it left the loop before the others; if not, ' if may_have_left else ''}make every rank call "
         "the same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
         "batches of different length)"
     )
     since_s = min(rank.age_s for rank in culprits)
-    found = evidence.diagnosis(culprits[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s)
+    found = evidence.diagnosis(
+        culprits[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
+    )
     if is_known:
         return found
     hosts = dict.fromkeys(rank.host for side in sides for rank, _ in side)
-    return replace(found, rank=None, host=", ".join(hosts), what=f"{what}; it is unknown which one is wrong")
+    return replace(
+        found, rank=None, host=", ".join(hosts), what=f"{what}; it is unknown which one is wrong"
+    )
 
 
 def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:
-    """The first number at which ranks differ and which is not done on all of them: which ranks entered which
-    collective, the largest group first. Empty: none. After an extra collective on one rank, its numbers are ahead by
-    one."""
+    """The first number at which ranks differ and which is not done on all of them: which ranks
+    entered which collective, the largest group first. Empty: none. After an extra collective on one
+    rank, its numbers are ahead by one."""
     is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
     entries: dict[tuple[int, str], list[Entry]] = defaultdict(list)
     for rank in ranks:
@@ -84,18 +106,24 @@ def _signature(one: Collective) -> Signature:
 
 
 def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int | None:
-    """Among sides of equal size, the one that differs from what followed the same two collectives before; otherwise the
-    one that never occurred before. None: each may be right."""
+    """Among sides of equal size, the one that differs from what followed the same two collectives
+    before; otherwise the one that never occurred before. None: each may be right."""
     here = sides[0][0][1]
     histories = [
-        [_signature(one) for one in rank.collectives if one.group == here.group and one.number < here.number]
+        [
+            _signature(one)
+            for one in rank.collectives
+            if one.group == here.group and one.number < here.number
+        ]
         for rank in ranks
     ]
     history = max(histories, key=len, default=[])  # the part that is the same on all ranks
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
     for known in (set(followers[:1]), set(history)):
-        strange = [position for position, side in enumerate(sides) if _signature(side[0][1]) not in known]
+        strange = [
+            position for position, side in enumerate(sides) if _signature(side[0][1]) not in known
+        ]
         if len(strange) == 1:
             return strange[0]
     return None
@@ -104,7 +132,11 @@ def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int
 def find_left_early(evidence: Evidence) -> Diagnosis | None:
     ranks = evidence.cluster.ranks
     # Left without an error, or aborted by gloo in a collective after the loop.
-    left = [rank for rank in ranks if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)]
+    left = [
+        rank
+        for rank in ranks
+        if is_done(rank) or (rank.phase in OUT_OF_LOOP and rank.exit == -signal.SIGABRT)
+    ]
     inside = [rank for rank in ranks if rank not in left]
     if not left or not any(_is_stopped_by(left, rank) for rank in inside):
         return None
@@ -121,12 +153,22 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
         first = max(left, key=lambda rank: (rank.age_s, -rank.rank))
         since_s = None
         after = f" after step {first.step}" if evidence.has_steps else ""
-        exited = f" and exited with code {first.exit}" if first.exit is not None and first.exit >= 0 else ""
-        too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""
+        exited = (
+            f" and exited with code {first.exit}"
+            if first.exit is not None and first.exit >= 0
+            else ""
+        )
+        too = (
+            f"; so did {names([rank for rank in left if rank is not first])}"
+            if len(left) > 1
+            else ""
+        )
         what = f"{name(first)} left the loop{after}{exited}, before the others{too}"
         next_step += ", and let no rank break or return on its own"
     what += consequences
-    return evidence.diagnosis(first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s)
+    return evidence.diagnosis(
+        first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s
+    )
 
 
 def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
@@ -142,13 +184,16 @@ def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
 
 
 def _identity(one: Collective) -> tuple[str, int, Signature]:
-    """Its number alone is not enough: another rank may have entered another collective under the same one."""
+    """Its number alone is not enough: another rank may have entered another collective under the
+    same one."""
     return one.group, one.number, _signature(one)
 
 
 def find_teardown(evidence: Evidence) -> Diagnosis | None:
     """All ranks are out of the loop, and one does not exit."""
-    closing = [rank for rank in evidence.ranks if rank.phase is Phase.LEAVING and not has_exited(rank)]
+    closing = [
+        rank for rank in evidence.ranks if rank.phase is Phase.LEAVING and not has_exited(rank)
+    ]
     if not closing or evidence.in_loop:
         return None
     rank = max(closing, key=lambda rank: (rank.age_s, -rank.rank))

@@ -1,5 +1,5 @@
-"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective. Frames have the form
-`path/file.py:12 in name`, the innermost call first."""
+"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective.
+Frames have the form `path/file.py:12 in name`, the innermost call first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _WORKER_LOOP = re.compile(r" in _worker_loop$")
 
 
 def users_frame(stack: Sequence[str]) -> str:
-    """The innermost call that is neither a library's nor ours, its path shortened; empty: there is none."""
+    """The innermost call that is neither a library's nor ours, its path shortened; empty: there is
+    none."""
     return _short(next(filter(_is_users, stack), ""))
 
 
@@ -47,8 +48,11 @@ def is_loading(stack: Sequence[str]) -> bool:
 
 
 def is_in_collective(stack: Sequence[str]) -> bool:
-    """Whether the user or Drumline called a collective, or a backward pass, which contains DDP's."""
-    return any(_DISTRIBUTED.search(frame) or _BACKWARD.search(frame) for frame in _called_by_user(stack))
+    """Whether the user or Drumline called a collective, or a backward pass, which contains
+    DDP's."""
+    return any(
+        _DISTRIBUTED.search(frame) or _BACKWARD.search(frame) for frame in _called_by_user(stack)
+    )
 
 
 def is_at_breakpoint(stack: Sequence[str]) -> bool:
@@ -57,7 +61,8 @@ def is_at_breakpoint(stack: Sequence[str]) -> bool:
 
 
 def operation(stack: Sequence[str]) -> str:
-    """The collective that it called, by its name in torch; in a backward pass, DDP's. Empty: none."""
+    """The collective that it called, by its name in torch; in a backward pass, DDP's. Empty:
+    none."""
     for frame in _called_by_user(stack):
         if called := _COLLECTIVE.search(frame):
             return called[1]

@@ -1,5 +1,5 @@
-"""When the watchdog collects evidence: on symptoms that are certainly wrong, and when there is no progress for longer
-than is usual in this run."""
+"""When the watchdog collects evidence: on symptoms that are certainly wrong, and when there is no
+progress for longer than is usual in this run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from drumline.watch.heartbeat import Phase
 STILL_S = 1.5
 """While a run makes progress, all of its ranks do: no host is lost, and no needed rank has left."""
 _LEFT_S = 1.5
-_MAX_GAP_S = 1.0  # the most that one observation may add: a sidecar without CPU time has observed nothing
+_MAX_GAP_S = (
+    1.0  # the most that one observation may add: a sidecar without CPU time has observed nothing
+)
 _MIN_LIMIT_S = 3.0
 _RECENT_S = 600.0
 _NUM_USUAL = 64
@@ -48,10 +50,15 @@ def urgent_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
 
 
 def other_symptoms(
-    cluster: ClusterState, seen: Mapping[int, RankState], *, idle_s: float, limit_s: float, was_awake: bool
+    cluster: ClusterState,
+    seen: Mapping[int, RankState],
+    *,
+    idle_s: float,
+    limit_s: float,
+    was_awake: bool,
 ) -> frozenset[str]:
-    """`seen`: the last state of every rank, including those of lost nodes. `was_awake`: whether this sidecar had CPU
-    time recently; otherwise missing heartbeats mean nothing."""
+    """`seen`: the last state of every rank, including those of lost nodes. `was_awake`: whether
+    this sidecar had CPU time recently; otherwise missing heartbeats mean nothing."""
     symptoms = set(stop_symptoms(seen.values()))
     if idle_s < STILL_S:
         return frozenset(symptoms)
@@ -64,7 +71,9 @@ def other_symptoms(
         )
     if was_awake:
         is_long = idle_s >= limit_s
-        symptoms.update(f"node {one.node} is lost" for one in cluster.lost if _is_amiss(one, seen, is_long))
+        symptoms.update(
+            f"node {one.node} is lost" for one in cluster.lost if _is_amiss(one, seen, is_long)
+        )
         if (found := one_way(cluster)) is not None:
             symptoms.add(f"node {found[1].node} does not hear node {found[0].node}")
     return frozenset(symptoms)
@@ -93,12 +102,22 @@ class IdleTime:
         self._was_untimed = True
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
 
-    def observe(self, cluster: ClusterState, now: float, *, counts: bool, is_busy: bool = False) -> bool:
-        """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank computed then."""
+    def observe(
+        self, cluster: ClusterState, now: float, *, counts: bool, is_busy: bool = False
+    ) -> bool:
+        """Whether there was progress. `counts`: the time before it is typical; `is_busy`: some rank
+        computed then."""
         self.add_time(now, at_most_s=_MAX_GAP_S)
         # A failure is not progress.
         keys = {
-            rank.rank: (rank.step, rank.phase, rank.micro, rank.num_marks, rank.num_moves, rank.collective)
+            rank.rank: (
+                rank.step,
+                rank.phase,
+                rank.micro,
+                rank.num_marks,
+                rank.num_moves,
+                rank.collective,
+            )
             for rank in cluster.ranks
             if rank.phase is not Phase.FAILED
         }
@@ -121,7 +140,9 @@ class IdleTime:
         self._gaps.append((now, self.idle_s, is_busy))
         while self._gaps[0][0] < now - _RECENT_S:
             self._gaps.popleft()
-        self.limit_s = max(_MIN_LIMIT_S, _unusual_s([gap for _, gap, busy in self._gaps if not busy]))
+        self.limit_s = max(
+            _MIN_LIMIT_S, _unusual_s([gap for _, gap, busy in self._gaps if not busy])
+        )
         longest = _unusual_s([gap for _, gap, _ in self._gaps])
         self.busy_limit_s = max(_MIN_BUSY_LIMIT_S, _BUSY_FACTOR * self.limit_s, 2.0 * longest)
 

@@ -1,4 +1,5 @@
-"""Nodes that send no heartbeats, networks that drop one direction, and a node that is itself cut off."""
+"""Nodes that send no heartbeats, networks that drop one direction, and a node that is itself cut
+off."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
 NO_HEARTBEAT_S = 3.0
-_REFUSED_S = 5.0  # a sidecar that exited is restarted within a second or two; until then connections are refused
+# a sidecar that exited is restarted within a second or two; until then connections are refused
+_REFUSED_S = 5.0
 _FRESH_S = 1.5
 """Heartbeats are sent twice a second. An older age may be from a sidecar that had no CPU time."""
 _UNTRIED_S = 10.0
-"""If no new connection was tried, or one succeeded: a sidecar without CPU time looks like a lost host."""
+"""If no new connection was tried, or one succeeded: a sidecar without CPU time looks like a lost
+host."""
 
 
 def is_unreachable(one: LostNode) -> bool:
@@ -58,7 +61,8 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
 
 
 def find_never_seen(evidence: Evidence) -> Diagnosis | None:
-    """A host that was lost before its sidecar connected. Its port may be closed, so a rank must have lost a peer."""
+    """A host that was lost before its sidecar connected. Its port may be closed, so a rank must
+    have lost a peer."""
     lost = [one for one in evidence.cluster.never_seen if one.how and is_unreachable(one)]
     has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
     return _lost(evidence, lost) if lost and has_lost_peer else None
@@ -71,8 +75,9 @@ def find_late_node(evidence: Evidence) -> Diagnosis | None:
 
 
 def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
-    """Whether another node that had ranks left to run sent no heartbeat in the last `since_s` seconds. Its answer to a
-    new connection does not count: a host that shuts down refuses connections first."""
+    """Whether another node that had ranks left to run sent no heartbeat in the last `since_s`
+    seconds. Its answer to a new connection does not count: a host that shuts down refuses
+    connections first."""
     me = _own_node(cluster)
     ages = {} if me is None else me.heartbeat_age_s
     return bool(cluster.never_seen) or any(
@@ -85,9 +90,12 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
 
 
 def one_way(cluster: ClusterState) -> tuple[NodeState, NodeState, float] | None:
-    """(sender, receiver, for how long) if heartbeats do not arrive, but those in the other direction do."""
+    """(sender, receiver, for how long) if heartbeats do not arrive, but those in the other
+    direction do."""
     lost = {one.node for one in cluster.lost}
-    nodes = {node.node: node for node in cluster.nodes if node.node not in lost and not _is_done(node)}
+    nodes = {
+        node.node: node for node in cluster.nodes if node.node not in lost and not _is_done(node)
+    }
     found = [
         (nodes[sender], receiver, age_s)
         for receiver in nodes.values()
@@ -154,7 +162,8 @@ def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) 
 
 
 def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:
-    """Which of two nodes is cut off: each reports the same about the other, and the launcher may reach one."""
+    """Which of two nodes is cut off: each reports the same about the other, and the launcher may
+    reach one."""
     if launcher is None or launcher.num_nodes != 2:
         return f"; with two nodes, either {lost.host} or {me} may be cut off"
     if lost.node in launcher.silent_nodes:
@@ -167,10 +176,18 @@ def _check_between(one: str, other: str) -> str:
 
 
 def _diagnosis(
-    evidence: Evidence, host: str, what: str, next_step: str, since_s: float, *, is_certain: bool = True
+    evidence: Evidence,
+    host: str,
+    what: str,
+    next_step: str,
+    since_s: float,
+    *,
+    is_certain: bool = True,
 ) -> Diagnosis:
     what += evidence.blocked_ranks()
-    diagnosis = evidence.diagnosis(host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s)
+    diagnosis = evidence.diagnosis(
+        host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s
+    )
     if is_certain and _are_healthy(evidence):
         return replace(diagnosis, is_certain=False, may_return=True)
     return diagnosis

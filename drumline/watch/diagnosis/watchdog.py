@@ -1,7 +1,8 @@
 """Decides when a diagnosis is reported, and when it is acted on.
 
-Certain symptoms are diagnosed at once. If there is no progress for longer than is usual in this run, that is reported,
-again at growing intervals, and acted on after `hang_s`; a compilation much later.
+Certain symptoms are diagnosed at once. If there is no progress for longer than is usual in this
+run, that is reported, again at growing intervals, and acted on after `hang_s`; a compilation much
+later.
 """
 
 from __future__ import annotations
@@ -16,10 +17,23 @@ from drumline.base.text import duration
 from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.blocked import find_blocked, find_debugged, find_stopped, find_unknown
 from drumline.watch.diagnosis.diagnosis import Alarm, Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import OUT_OF_LOOP, Evidence, has_exited, is_busy, is_done, pending
+from drumline.watch.diagnosis.evidence import (
+    OUT_OF_LOOP,
+    Evidence,
+    has_exited,
+    is_busy,
+    is_done,
+    pending,
+)
 from drumline.watch.diagnosis.exited import find_exited, find_lost_connection
 from drumline.watch.diagnosis.mismatch import find_left_early, find_mismatch, find_teardown
-from drumline.watch.diagnosis.triggers import STILL_S, UNTIMED, IdleTime, exit_symptoms, other_symptoms
+from drumline.watch.diagnosis.triggers import (
+    STILL_S,
+    UNTIMED,
+    IdleTime,
+    exit_symptoms,
+    other_symptoms,
+)
 from drumline.watch.diagnosis.unreachable import find_late_node, find_never_seen, find_unreachable
 from drumline.watch.heartbeat import COMPILE_FACTOR, Phase
 
@@ -29,15 +43,17 @@ _AGAIN_S = 5.0
 _SOON_S = 0.5
 _GRACE_S = 0.4
 _GRACE_UNKNOWN_S = 1.0
-"""After a rank exited, the errors of others, and the launcher's record of its exit, arrive later. The longer one is for
-a rank whose cause is not known yet."""
+"""After a rank exited, the errors of others, and the launcher's record of its exit, arrive later.
+The longer one is for a rank whose cause is not known yet."""
 _MAX_COLLECTING_S = 2.5
 _COLLECTING_S = 0.5
 _AWAKE_S = 2.0
 _SLOW_S = 60.0
 _SLOW_IDLE_S = 10.0
 """When a long phase is reported: if the rank computes, and if it does not."""
-_START_S = 60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
+_START_S = (
+    60.0  # the least time for the first steps: libraries are loaded and kernels compiled in them
+)
 _REPEAT_S = 30.0
 _COMPILE_S = 600.0  # when a compilation is reported, at the latest after half of its time
 _NUM_FIRST_STEPS = 3
@@ -45,8 +61,9 @@ _NUM_FIRST_MARKS = 40
 _NUM_FIRST_MOVES = 5
 _NUM_RECENT = 10
 _ENDED = (Cause.KILLED, Cause.ENDED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
-# The order matters: the cause must be named, not the ranks that wait for it or fail because of it. So a rank with its
-# own cause comes before those that lost a connection, and one that cannot run before one that may only be slow.
+# The order matters: the cause must be named, not the ranks that wait for it or fail because of it.
+# So a rank with its own cause comes before those that lost a connection, and one that cannot run
+# before one that may only be slow.
 _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     find_exited,
     find_stopped,
@@ -83,15 +100,20 @@ class Recovery:
 
 
 class Watchdog:
-    """Decides when to collect evidence, and which alarm to raise for a diagnosis. The caller passes the time."""
+    """Decides when to collect evidence, and which alarm to raise for a diagnosis. The caller passes
+    the time."""
 
-    def __init__(self, *, hang_s: float | None, world_size: int, lost_s: float = LOST_AFTER_S) -> None:
-        """`hang_s`: None: a rank that may still continue is never acted on. `lost_s`: the same for a host that is
-        unreachable."""
+    def __init__(
+        self, *, hang_s: float | None, world_size: int, lost_s: float = LOST_AFTER_S
+    ) -> None:
+        """`hang_s`: None: a rank that may still continue is never acted on. `lost_s`: the same for
+        a host that is unreachable."""
         self._lost_s = lost_s
         self._hang_s = math.inf if hang_s is None else hang_s
         self._world_size = world_size
-        self.wants_evidence = False  # whether to collect evidence from all nodes, diagnose, and call `decide`
+        self.wants_evidence = (
+            False  # whether to collect evidence from all nodes, diagnose, and call `decide`
+        )
         self._idle = IdleTime()
         self._cluster = ClusterState(me=0, nodes=())
         self._seen: dict[int, RankState] = {}
@@ -116,8 +138,13 @@ class Watchdog:
             self._awake_from = now + _AWAKE_S
         self._follow(cluster, now)
         has_moved, self._has_moved = self._has_moved, False
-        # After a stall any progress ends it; after a hang that was only reported, the run must get further.
-        if has_moved and self._alarm and (not self._is_final() or _progress(cluster) > self._alarm_at):
+        # After a stall any progress ends it; after a hang that was only reported, the run must get
+        # further.
+        if (
+            has_moved
+            and self._alarm
+            and (not self._is_final() or _progress(cluster) > self._alarm_at)
+        ):
             (alarm, diagnosis), self._alarm = self._alarm, None
             if alarm is not Alarm.FAILURE:
                 return Recovery(diagnosis, self._max_idle_s)
@@ -130,16 +157,20 @@ class Watchdog:
         """Whether there is a symptom that is diagnosed within a second."""
         return not self._symptoms <= self._examined
 
-    def decide(self, diagnosis: Diagnosis | None, cluster: ClusterState, now: float) -> Alarm | None:
-        """The alarm to raise, or None. `cluster`: the current state: collecting evidence takes a second or two, and a
-        run that made progress meanwhile does not hang."""
+    def decide(
+        self, diagnosis: Diagnosis | None, cluster: ClusterState, now: float
+    ) -> Alarm | None:
+        """The alarm to raise, or None. `cluster`: the current state: collecting evidence takes a
+        second or two, and a run that made progress meanwhile does not hang."""
         self._idle.add_time(now, at_most_s=_MAX_COLLECTING_S)
         self._follow(cluster, now)
         if diagnosis is None or self._is_final() or self._is_over():
             return None
         alarm = self._choose_alarm(diagnosis)
         if alarm is None and diagnosis.cause in _ENDED:
-            self._examine_at_s = self._idle.idle_s + _SOON_S  # soon it is known which rank was first, or never
+            self._examine_at_s = (
+                self._idle.idle_s + _SOON_S
+            )  # soon it is known which rank was first, or never
         if alarm is None or (alarm is Alarm.STALL and self._is_reported(diagnosis)):
             return None
         self._alarm = (alarm, diagnosis)
@@ -149,7 +180,8 @@ class Watchdog:
         return alarm
 
     def with_duration(self, diagnosis: Diagnosis, *, ends_job: bool) -> Diagnosis:
-        """A stall that is reported again says how long it has lasted. `ends_job`: whether a hang ends the job."""
+        """A stall that is reported again says how long it has lasted. `ends_job`: whether a hang
+        ends the job."""
         idle_s = self._idle.idle_s
         limit_s = self._act_s(diagnosis)
         if diagnosis.may_return and ends_job:
@@ -168,7 +200,9 @@ class Watchdog:
         self._observed = now
         # A node whose ranks are done stops its heartbeats; its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
-        if self._idle.observe(cluster, now, counts=self._num_steps() > 0, is_busy=self._any_computes()):
+        if self._idle.observe(
+            cluster, now, counts=self._num_steps() > 0, is_busy=self._any_computes()
+        ):
             self._has_moved = True
             self._examine_at_s = None
             self._max_idle_s = max(self._max_idle_s, self._idle.last_idle_s)
@@ -195,7 +229,10 @@ class Watchdog:
         if symptoms <= self._examined:
             self._examined = symptoms
             return False
-        is_unknown = any(has_exited(rank) and rank.exit is None and not rank.failure for rank in self._cluster.ranks)
+        is_unknown = any(
+            has_exited(rank) and rank.exit is None and not rank.failure
+            for rank in self._cluster.ranks
+        )
         grace_s = _GRACE_UNKNOWN_S if is_unknown else _GRACE_S
         if exited and now - self._symptoms_since < grace_s:
             return False
@@ -204,22 +241,32 @@ class Watchdog:
         return True
 
     def _is_time(self) -> bool:
-        """Whether to collect evidence now: after the first unusual wait, at each limit, and at intervals in between."""
+        """Whether to collect evidence now: after the first unusual wait, at each limit, and at
+        intervals in between."""
         idle_s = self._idle.idle_s
         limit_s = self._idle.limit_s
         if self._examine_at_s is None:
-            self._examine_at_s = max(_SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s)
+            self._examine_at_s = max(
+                _SUSPECT_SLOW_S if self._takes_long() else _SUSPECT_S, 0.75 * limit_s
+            )
         if idle_s < self._examine_at_s:
             return False
         compile_s = COMPILE_FACTOR * self._hang_s
-        limits = (limit_s, self._idle.busy_limit_s, self._hang_s, compile_s, self._repeat_s(), *self._lost_limits())
+        limits = (
+            limit_s,
+            self._idle.busy_limit_s,
+            self._hang_s,
+            compile_s,
+            self._repeat_s(),
+            *self._lost_limits(),
+        )
         again = idle_s + max(_AGAIN_S, 0.5 * idle_s)
         self._examine_at_s = min([limit for limit in limits if limit > idle_s] + [again])
         return True
 
     def _lost_limits(self) -> list[float]:
-        """When to look whether an unreachable host has returned: some part of a second after its time is over, as
-        its last heartbeat and the last progress are not from the same moment."""
+        """When to look whether an unreachable host has returned: some part of a second after its
+        time is over, as its last heartbeat and the last progress are not from the same moment."""
         if self._alarm is None or not self._alarm[1].may_return:
             return []
         return [self._lost_s + late_s for late_s in (0.2, 0.7, 1.5)]
@@ -239,7 +286,8 @@ class Watchdog:
             if idle_s < STILL_S:
                 return None
             return Alarm.HANG if diagnosis.since_s >= self._lost_s else Alarm.STALL
-        # If it began only recently, there was progress while evidence was collected, which no observation saw.
+        # If it began only recently, there was progress while evidence was collected, which no
+        # observation saw.
         idle_s = min(idle_s, diagnosis.since_s + _COLLECTING_S)
         is_hang = idle_s >= self._act_s(diagnosis) and diagnosis.cause is not Cause.DEBUGGED
         if is_hang and self._holds_up(diagnosis):
@@ -262,11 +310,15 @@ class Watchdog:
         return busy_limit_s if works else limit_s
 
     def _act_s(self, diagnosis: Diagnosis) -> float:
-        """`hang_s`, if some rank is blocked; or if there were heartbeats, and they stopped while no rank computes."""
+        """`hang_s`, if some rank is blocked; or if there were heartbeats, and they stopped while no
+        rank computes."""
         if not _is_waited_for(diagnosis) and (self._any_computes() or self._is_plain()):
             return math.inf
-        # Before the first step ranks wait through the store; later in a collective, which has a limit of its own.
-        waits_in_step = any(pending(rank) or rank.phase is Phase.BACKWARD for rank in self._cluster.ranks)
+        # Before the first step ranks wait through the store; later in a collective, which has a
+        # limit of its own.
+        waits_in_step = any(
+            pending(rank) or rank.phase is Phase.BACKWARD for rank in self._cluster.ranks
+        )
         if diagnosis.cause is Cause.COMPILING and not waits_in_step:
             return COMPILE_FACTOR * self._hang_s
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
@@ -280,7 +332,8 @@ class Watchdog:
         return diagnosis.cause is Cause.TEARDOWN or not others or not all(map(is_done, others))
 
     def _is_reported(self, diagnosis: Diagnosis) -> bool:
-        """A stall is reported again at growing intervals, a new cause at once, a debugged rank only once."""
+        """A stall is reported again at growing intervals, a new cause at once, a debugged rank only
+        once."""
         if self._alarm is None:
             return False
         is_due = self._idle.idle_s >= self._repeat_s()
@@ -312,22 +365,26 @@ class Watchdog:
         return self._num_steps() < _NUM_FIRST_STEPS and num_marks < _NUM_FIRST_MARKS
 
     def _slowdown(self) -> float:
-        """How much longer a start takes than on hosts with free CPUs: the first steps wait for the slowest host."""
+        """How much longer a start takes than on hosts with free CPUs: the first steps wait for the
+        slowest host."""
         return max((node.slowdown for node in self._cluster.nodes), default=1.0)
 
     def _num_steps(self) -> int:
-        """The steps since the first one that was seen, which is not typical: kernels are compiled in it."""
+        """The steps since the first one that was seen, which is not typical: kernels are compiled
+        in it."""
         steps = [rank.step for rank in self._cluster.ranks]
         if not any(steps):
             return self._idle.num_moves // _NUM_FIRST_MOVES
         return max(steps) - (self._first_step or 0)
 
     def _is_plain(self) -> bool:
-        """Whether it is a loop without heartbeats: only collectives and steps of DDP are visible."""
+        """Whether it is a loop without heartbeats: only collectives and steps of DDP are
+        visible."""
         return all(rank.num_marks < 2 or rank.phase in OUT_OF_LOOP for rank in self._cluster.ranks)
 
     def _any_computes(self, ranks: Iterable[int] | None = None) -> bool:
-        """Whether one of these ranks (default: all) used the CPU in most of the latest observations."""
+        """Whether one of these ranks (default: all) used the CPU in most of the latest
+        observations."""
         recent = (self._work.get(rank, ()) for rank in (self._work if ranks is None else ranks))
         return any(2 * sum(one) > len(one) for one in recent)
 
@@ -339,4 +396,6 @@ def _is_waited_for(diagnosis: Diagnosis) -> bool:
 
 def _progress(cluster: ClusterState) -> tuple[int, int]:
     ranks = cluster.ranks
-    return max((rank.step for rank in ranks), default=0), max((rank.collective for rank in ranks), default=0)
+    return max((rank.step for rank in ranks), default=0), max(
+        (rank.collective for rank in ranks), default=0
+    )

@@ -1,5 +1,6 @@
-"""Asks a rank for its report (rank/self_report.py): through a pipe, which a thread of the rank answers, or by a signal,
-which it answers even if the GIL is held. None of this blocks, whatever the rank does."""
+"""Asks a rank for its report (rank/self_report.py): through a pipe, which a thread of the rank
+answers, or by a signal, which it answers even if the GIL is held. None of this blocks, whatever the
+rank does."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.base.processes import EXITED, STOPPED, TICKS_PER_S, has_signal, read_stat, read_status, threads
+from drumline.base.processes import (
+    EXITED,
+    STOPPED,
+    TICKS_PER_S,
+    has_signal,
+    read_stat,
+    read_status,
+    threads,
+)
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import parse_json
 from drumline.watch.cluster_state import Collective
@@ -37,12 +46,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class SelfReport:
-    """The last report of a rank (rank/self_report.py); a rank that fails writes one without being asked."""
+    """The last report of a rank (rank/self_report.py); a rank that fails writes one without being
+    asked."""
 
     number: int | None = None  # the number of the question that it answers
     calls: tuple[tuple[str, int | None, str], ...] = ()
     """File, line and name of the main thread's calls, the innermost first."""
-    workers: tuple[tuple[int, int], ...] = ()  # number and pid of each DataLoader worker that it waits for
+    workers: tuple[
+        tuple[int, int], ...
+    ] = ()  # number and pid of each DataLoader worker that it waits for
     collectives: tuple[Collective, ...] = ()
     error: str = ""  # why the last two are missing
 
@@ -50,12 +62,16 @@ class SelfReport:
 def read_report(folder: Path, rank: int) -> SelfReport:
     """Empty where there is none."""
     try:
-        return from_json(SelfReport, parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes()))
+        return from_json(
+            SelfReport, parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes())
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return SelfReport()
 
 
-async def ask_report(folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S) -> tuple[bool | None, SelfReport]:
+async def ask_report(
+    folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S
+) -> tuple[bool | None, SelfReport]:
     """Whether it answers, and its report. None: there is no pipe with a reader."""
     number = ((read_report(folder, rank).number or 0) + 1) % 256
     if not _write_question(folder / f"rank-{rank:05d}.ask", number):
@@ -88,8 +104,9 @@ def _write_question(path: Path, number: int) -> bool:
 async def ask_stack(
     pid: int, file: Path, *, within_s: float = STACK_WITHIN_S, signal: int = STACK_SIGNAL
 ) -> tuple[str, ...]:
-    """The main thread's calls, the innermost first. Empty when the process cannot answer: it has no handler (the signal
-    would end it), is stopped or blocked in the kernel, or has exited. `signal`: WORKER_SIGNAL for forked processes."""
+    """The main thread's calls, the innermost first. Empty when the process cannot answer: it has no
+    handler (the signal would end it), is stopped or blocked in the kernel, or has exited. `signal`:
+    WORKER_SIGNAL for forked processes."""
     thread = _thread_to_ask(pid, signal)
     if thread is None:
         return ()
@@ -100,13 +117,15 @@ async def ask_stack(
         elif _libc.syscall(_TGKILL, pid, thread, signal):
             return ()
         if await _has_handled(pid, thread, within_s, signal):
-            return main_thread_stack(file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _cwd(pid))
+            return main_thread_stack(
+                file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _cwd(pid)
+            )
     return ()
 
 
 def _thread_to_ask(pid: int, signal: int) -> int | None:
-    """A running main thread gets the signal itself, so that its stack does not change; a waiting one is not interrupted
-    if another thread can answer."""
+    """A running main thread gets the signal itself, so that its stack does not change; a waiting
+    one is not interrupted if another thread can answer."""
     status = read_status(pid)
     stat = read_stat(pid)
     if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
@@ -114,7 +133,9 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
     thread = pid
     if stat.state != "R":
         names = ((one, read_stat(pid, one)) for one in threads(pid))
-        thread = next((one for one, found in names if found and found.name == ANSWERING_THREAD), pid)
+        thread = next(
+            (one for one, found in names if found and found.name == ANSWERING_THREAD), pid
+        )
     own = read_status(pid, thread)
     if own.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
         return None
@@ -136,11 +157,13 @@ async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> b
 
 
 def in_fork_s(pid: int) -> float:
-    """How long a process that a rank has forked has been asleep in `fork`: it still has the rank's handler, and has not
-    registered its own. 0: it has left, or runs."""
+    """How long a process that a rank has forked has been asleep in `fork`: it still has the rank's
+    handler, and has not registered its own. 0: it has left, or runs."""
     status = read_status(pid)
     stat = read_stat(pid)
-    is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(status, "SigCgt", WORKER_SIGNAL)
+    is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(
+        status, "SigCgt", WORKER_SIGNAL
+    )
     if stat is None or stat.state != "S" or not is_in:
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S)
@@ -163,7 +186,8 @@ def fatal_stack(file: Path) -> tuple[str, ...]:
 
 
 def main_thread_stack(text: str, cwd: str) -> tuple[str, ...]:
-    """The main thread's calls in what faulthandler wrote: the oldest thread is the last one there."""
+    """The main thread's calls in what faulthandler wrote: the oldest thread is the last one
+    there."""
     if len(_ANSWER.findall(text)) > 1:  # a late answer of another process came in between
         return ()
     frames: list[str] = []

@@ -1,4 +1,5 @@
-"""The kernel's evidence of a fault: its log, out-of-memory kills, and the state of a network interface."""
+"""The kernel's evidence of a fault: its log, out-of-memory kills, and the state of a network
+interface."""
 
 from __future__ import annotations
 
@@ -31,13 +32,16 @@ FIRST_NAMESPACE = 4026531836
 COUNTERS = ("memory.events", "memory.oom_control")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 NO_LIMIT = 1 << 60
-_OOM_KILL = re.compile(r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)")
+_OOM_KILL = re.compile(
+    r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)"
+)
 
 
 def kernel_lines(since: float) -> tuple[str, ...]:
-    """Relevant lines since this time.monotonic(), the newest last. Empty if the log may not be read."""
-    # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for months they differ by
-    # minutes.
+    """Relevant lines since this time.monotonic(), the newest last. Empty if the log may not be
+    read."""
+    # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for
+    # months they differ by minutes.
     age_s = time.monotonic() - since
     begin_us = (time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - age_s - SLACK_S) * 1e6
     records = map(parse_log_record, _log_records())
@@ -46,11 +50,13 @@ def kernel_lines(since: float) -> tuple[str, ...]:
 
 
 def parse_log_record(record: bytes) -> tuple[int, str]:
-    """`6,339,5140900,-;text`: when it was written, in microseconds of the kernel's clock, and the text; no text for
-    lines of other programs, which may write there too."""
+    """`6,339,5140900,-;text`: when it was written, in microseconds of the kernel's clock, and the
+    text; no text for lines of other programs, which may write there too."""
     head, _, text = record.decode(errors="replace").partition(";")
     priority, _, moment_us = head.split(",")[:3]
-    is_kernel = int(priority) < 8  # above the lowest three bits is the kind of program; the kernel's is 0
+    is_kernel = (
+        int(priority) < 8
+    )  # above the lowest three bits is the kind of program; the kernel's is 0
     return int(moment_us), text.partition("\n")[0] if is_kernel else ""
 
 
@@ -64,7 +70,9 @@ def _log_records() -> list[bytes]:
     end = time.monotonic() + MAX_READ_S
     try:
         while time.monotonic() < end:
-            with suppress(BrokenPipeError):  # it was overwritten meanwhile: continue with the oldest that is left
+            with suppress(
+                BrokenPipeError
+            ):  # it was overwritten meanwhile: continue with the oldest that is left
                 records.append(os.read(fd, 8192))
     except OSError:
         pass  # BlockingIOError: that was the last one; or it may be opened but not read
@@ -74,8 +82,9 @@ def _log_records() -> list[bytes]:
 
 
 class OutOfMemoryCheck:
-    """Created while the process runs; used when it has exited. The counter of its control group does not show which
-    process was killed; the log does, by pids that are only valid outside of containers."""
+    """Created while the process runs; used when it has exited. The counter of its control group
+    does not show which process was killed; the log does, by pids that are only valid outside of
+    containers."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -85,8 +94,8 @@ class OutOfMemoryCheck:
         self._limit = tightest_limit(self._folder, self._top)
 
     def evidence(self) -> str:
-        """Which memory was used up, if the kernel killed this process for it: `the limit of 512 MiB of its control
-        group`. Empty: there is no such evidence."""
+        """Which memory was used up, if the kernel killed this process for it: `the limit of 512 MiB
+        of its control group`. Empty: there is no such evidence."""
         found = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
         knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
         mine = [match for match in found if knows_pids and int(match["pid"]) == self._pid]
@@ -137,7 +146,8 @@ def _text(path: Path) -> str:
 
 
 def link_problem(address: str) -> str:
-    """What is wrong with the interface that has this address: `eth0 is down`; empty where nothing is known."""
+    """What is wrong with the interface that has this address: `eth0 is down`; empty where nothing
+    is known."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:

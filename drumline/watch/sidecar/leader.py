@@ -1,5 +1,6 @@
-"""The leading sidecar knows the state of all nodes: it notices when something is wrong, has all nodes inspect their
-ranks, and makes the diagnosis. Every hub follows the run in the same way, so that it can take over."""
+"""The leading sidecar knows the state of all nodes: it notices when something is wrong, has all
+nodes inspect their ranks, and makes the diagnosis. Every hub follows the run in the same way, so
+that it can take over."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from typing import Any
 from drumline.base.rank_environment import WITHOUT_WATCH, read_launcher_link
 from drumline.base.text import join_names
 from drumline.base.typed_json import from_json
-from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, ScriptReport
+from drumline.watch.cluster_state import (
+    ANSWER_OF,
+    Answer,
+    ClusterState,
+    LostNode,
+    NodeState,
+    ScriptReport,
+)
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.triggers import urgent_symptoms
 from drumline.watch.diagnosis.watchdog import Watchdog, diagnose
@@ -29,7 +37,8 @@ from drumline.watch.stragglers import Stragglers
 # Heartbeats come twice a second.
 FRESH_S = 1.5
 INSPECT_S = 2.0
-# Sidecars start after the rendezvous of all ranks, so nearly at the same time; on a busy host later.
+# Sidecars start after the rendezvous of all ranks, so nearly at the same time; on a busy host
+# later.
 FIRST_CONNECTION_S = 30.0
 
 
@@ -54,7 +63,9 @@ class Leader:
         self._left: set[int] = set()
         self._inspected: dict[int, NodeState] = {}
         self._inspection = 0
-        self._watchdog = Watchdog(hang_s=options.hang_s, world_size=options.world_size, lost_s=options.lost_s)
+        self._watchdog = Watchdog(
+            hang_s=options.hang_s, world_size=options.world_size, lost_s=options.lost_s
+        )
         self._stragglers = Stragglers(options.slow_factor)
         self._scripts: dict[int, ScriptReport] = {}
         self._has_new_scripts = False
@@ -62,7 +73,8 @@ class Leader:
         self._has_checked_connections = False
         self.notices: list[Notice] = []
         self.is_urgent = False
-        """Whether a rank has exited or was stopped since the last decision: then the next one is made at once."""
+        """Whether a rank has exited or was stopped since the last decision: then the next one is
+        made at once."""
         self.has_acted = False  # whether the run was ended: what follows is not reported
 
     # What it receives
@@ -70,7 +82,9 @@ class Leader:
     def receive_heartbeat(self, node: int, message: Mapping[str, Any]) -> None:
         before = self._latest.get(node)
         state = from_json(NodeState, message["state"])
-        self.is_urgent |= before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks)
+        self.is_urgent |= before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(
+            state.ranks
+        )
         self._latest[node] = state
         if message.get("is_last"):
             self._left.add(node)
@@ -102,12 +116,14 @@ class Leader:
             nodes=tuple(state for _, state in sorted(nodes.items())),
             lost=lost,
             launcher=read_launcher_link(self.options.launcher_link) if lost else None,
-            # They have not started yet, or have exited already. If they still have not connected later, while their
-            # ranks train, their port is closed to us, which is a warning.
+            # They have not started yet, or have exited already. If they still have not connected
+            # later, while their ranks train, their port is closed to us, which is a warning.
             never_seen=tuple(
                 self._lost_node(peer, None, open_s)
                 for peer in self.options.peers
-                if peer.node in self.network.peers and peer.node not in connected and open_s < FIRST_CONNECTION_S
+                if peer.node in self.network.peers
+                and peer.node not in connected
+                and open_s < FIRST_CONNECTION_S
             ),
         )
 
@@ -123,14 +139,18 @@ class Leader:
         )
 
     def all_have_left(self) -> bool:
-        """Whether every known rank is out of its loop; nothing is known about a node without heartbeats."""
+        """Whether every known rank is out of its loop; nothing is known about a node without
+        heartbeats."""
         ranks = self.cluster().ranks
-        return len(ranks) < self.options.world_size or all(rank.phase is Phase.LEFT for rank in ranks)
+        return len(ranks) < self.options.world_size or all(
+            rank.phase is Phase.LEFT for rank in ranks
+        )
 
     # What it decides
 
     async def update(self, clock: Callable[[], float], *, leads: bool) -> None:
-        """`clock`: the time in which this process had CPU time. `leads`: whether it reports and acts."""
+        """`clock`: the time in which this process had CPU time. `leads`: whether it reports and
+        acts."""
         cluster = self.cluster()
         now = clock()
         recovery = self._watchdog.observe(cluster, now)
@@ -148,7 +168,9 @@ class Leader:
             self._notify(kind, rank=one.rank, host=one.host, message=one.sentence, what=one.what)
         self._check_connections(now)
         if self._watchdog.wants_evidence:
-            asked = asyncio.ensure_future(ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size))
+            asked = asyncio.ensure_future(
+                ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size)
+            )
             inspected = self.cluster(await self._inspect())
             # It is not waited for.
             inspected = replace(inspected, ras=asked.result() if asked.done() else ())
@@ -161,14 +183,17 @@ class Leader:
             return
         self._has_new_scripts = False
         for one in self._comparison.update(self._scripts):
-            self._notify("difference", rank=one.rank, host=one.host, step=one.step, message=one.message)
+            self._notify(
+                "difference", rank=one.rank, host=one.host, step=one.step, message=one.message
+            )
 
     def _notify(self, kind: str, *, message: str, **place: Any) -> None:
         self.reporter.notify(kind, message=message, **place)
         self.notices.append(Notice(kind, message))
 
     def _check_connections(self, now: float) -> None:
-        """Warn once about nodes whose sidecar never connected although their ranks train: most often a closed port."""
+        """Warn once about nodes whose sidecar never connected although their ranks train: most
+        often a closed port."""
         if self._has_checked_connections or now < FIRST_CONNECTION_S:
             return
         self._has_checked_connections = True
@@ -177,7 +202,9 @@ class Leader:
         for node, peer in self.network.peers.items():
             if node not in connected:
                 how = self.network.connect_result(node)
-                names.append(f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})")
+                names.append(
+                    f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})"
+                )
         if not names:
             return
         message = (
@@ -220,9 +247,13 @@ class Leader:
             and node not in self._left
             and self.network.send(node, {"kind": "inspect", "number": self._inspection})
         }
-        mine = asyncio.ensure_future(self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s))
+        mine = asyncio.ensure_future(
+            self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s)
+        )
         deadline = time.monotonic() + INSPECT_S
-        while (not mine.done() or not asked <= self._inspected.keys()) and time.monotonic() < deadline:
+        while (
+            not mine.done() or not asked <= self._inspected.keys()
+        ) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         found = dict(self._inspected)
         if mine.done():

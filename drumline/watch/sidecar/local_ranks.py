@@ -1,4 +1,5 @@
-"""The ranks of this node: their observed states, the reports of their scripts, and how they are killed."""
+"""The ranks of this node: their observed states, the reports of their scripts, and how they are
+killed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.watch_folder import Ending, note_ending
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
-MAX_UNSENT_BYTES = 1 << 16  # a script's report is sent only if no more than this waits: heartbeats come first
+MAX_UNSENT_BYTES = (
+    1 << 16
+)  # a script's report is sent only if no more than this waits: heartbeats come first
 
 
 class LocalRanks:
@@ -33,7 +36,9 @@ class LocalRanks:
         """`address`: where the other nodes reach this one."""
         self.options = options
         self._address = address
-        self._observers = [RankObserver(Path(options.folder), rank, options.host) for rank in options.ranks]
+        self._observers = [
+            RankObserver(Path(options.folder), rank, options.host) for rank in options.ranks
+        ]
         self._begun = time.monotonic()
         self._exit_fds: set[int] = set()
         self._slowdown = start_slowdown()
@@ -54,7 +59,8 @@ class LocalRanks:
         return self.state
 
     def observe_exits(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Observe a rank at once when it exits: its exit status is visible only until its parent has reaped it."""
+        """Observe a rank at once when it exits: its exit status is visible only until its parent
+        has reaped it."""
 
         def observe(observer: RankObserver, fd: int) -> None:
             loop.remove_reader(fd)
@@ -71,7 +77,9 @@ class LocalRanks:
         return NodeState(
             node=self.options.node,
             host=self.options.host,
-            ranks=tuple(await asyncio.gather(*(observer.inspect() for observer in self._observers))),
+            ranks=tuple(
+                await asyncio.gather(*(observer.inspect() for observer in self._observers))
+            ),
             heartbeat_age_s=heartbeat_age_s,
             slowdown=self._slowdown,
             link=link_problem(self._address) if self._address else "",
@@ -90,15 +98,20 @@ class LocalRanks:
     @property
     def are_done(self) -> bool:
         """Whether every rank is out of its loop, or has exited."""
-        return self.have_started and all(rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks)
+        return self.have_started and all(
+            rank.phase is Phase.LEFT or rank.state in EXITED for rank in self.state.ranks
+        )
 
     @property
     def ended_well(self) -> bool:
         return self.have_started and all(rank.phase is Phase.LEFT for rank in self.state.ranks)
 
     def kill(self, why: str) -> None:
-        """Kill the ranks and their descendants, except this process, with SIGKILL: some may be stopped."""
-        note_ending(Path(self.options.folder), Ending(time.monotonic(), 0.0, by="watchdog", why=why))
+        """Kill the ranks and their descendants, except this process, with SIGKILL: some may be
+        stopped."""
+        note_ending(
+            Path(self.options.folder), Ending(time.monotonic(), 0.0, by="watchdog", why=why)
+        )
         for rank in self.state.ranks:
             if rank.state not in EXITED:
                 pids = [rank.pid, *descendants(rank.pid)]
@@ -106,8 +119,8 @@ class LocalRanks:
 
 
 def start_slowdown() -> float:
-    """How many times longer this process has taken so far than the CPU time that it used; at least 1. It is called when
-    the process has started: what it did was to load Python and its modules."""
+    """How many times longer this process has taken so far than the CPU time that it used; at least
+    1. It is called when the process has started: what it did was to load Python and its modules."""
     stat = read_stat(os.getpid())
     if stat is None:
         return 1.0
@@ -116,11 +129,13 @@ def start_slowdown() -> float:
 
 
 class ScriptReports:
-    """The latest report of each rank's script: read from its file, and sent to every sidecar that may lead; sent again
-    if that failed, unless it is too long."""
+    """The latest report of each rank's script: read from its file, and sent to every sidecar that
+    may lead; sent again if that failed, unless it is too long."""
 
     def __init__(self, options: SidecarOptions) -> None:
-        self._files = {rank: Path(options.folder, f"rank-{rank:05d}.script") for rank in options.ranks}
+        self._files = {
+            rank: Path(options.folder, f"rank-{rank:05d}.script") for rank in options.ranks
+        }
         self._peers = [peer.node for peer in options.peers]
         self._read_at: dict[int, int] = {}
         self._records: dict[int, Any] = {}
@@ -145,7 +160,9 @@ class ScriptReports:
         for rank, record in self._records.items():
             for node in self._peers:
                 if self._sent.get((node, rank)) != self._read_at[rank] and network.send(
-                    node, {"kind": "script", "rank": rank, "report": record}, max_unsent=MAX_UNSENT_BYTES
+                    node,
+                    {"kind": "script", "rank": rank, "report": record},
+                    max_unsent=MAX_UNSENT_BYTES,
                 ):
                     self._sent[node, rank] = self._read_at[rank]
 

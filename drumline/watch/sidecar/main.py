@@ -1,5 +1,5 @@
-"""The sidecar: a process that the first rank of each node starts (rank/watched_rank.py), with its options on stdin. Its
-failure does not affect the ranks."""
+"""The sidecar: a process that the first rank of each node starts (rank/watched_rank.py), with its
+options on stdin. Its failure does not affect the ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ STATUS_S = 1.0
 NICE = 5
 # A longer gap means that this process had no CPU time, and observed nothing.
 LATE_S = 1.0
-# How long to wait after the ranks of this node are done: for those of other nodes, and for the report of a failure.
+# How long to wait after the ranks of this node are done: for those of other nodes, and for the
+# report of a failure.
 LINGER_S = 6.0
 
 
@@ -49,7 +50,9 @@ class Sidecar:
     def __init__(self, options: SidecarOptions) -> None:
         self.options = options
         self.reporter = SidecarReporter(options)
-        listener = None if options.listener is None else socket.socket(fileno=options.listener)  # None: one node
+        listener = (
+            None if options.listener is None else socket.socket(fileno=options.listener)
+        )  # None: one node
         self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
         self.network = SidecarNetwork(
             me=options.node,
@@ -86,7 +89,10 @@ class Sidecar:
             self._awake_s += min(now - before, LATE_S)
             before = now
             symptoms = urgent_symptoms(self.ranks.state.ranks)
-            is_urgent = urgent_symptoms(self.ranks.observe(now, self.network.heartbeat_ages()).ranks) != symptoms
+            is_urgent = (
+                urgent_symptoms(self.ranks.observe(now, self.network.heartbeat_ages()).ranks)
+                != symptoms
+            )
             self.leader.is_urgent |= is_urgent
             self.ranks.observe_exits(loop)
             self._share_scripts()
@@ -112,7 +118,9 @@ class Sidecar:
         is_free = self._deciding is None or self._deciding.done()
         if is_free and self.ranks.have_started and is_due:
             self._decided_at = now
-            self._deciding = self._start(self.leader.update(lambda: self._awake_s, leads=self._leads()))
+            self._deciding = self._start(
+                self.leader.update(lambda: self._awake_s, leads=self._leads())
+            )
 
     def _share_scripts(self) -> None:
         for rank, record in self.scripts.update(self.network):
@@ -151,7 +159,8 @@ class Sidecar:
     # Messages of other sidecars
 
     def _receive(self, node: int, message: dict[str, Any]) -> None:
-        """From a peer that knows the secret; an invalid message is from another version, and is ignored."""
+        """From a peer that knows the secret; an invalid message is from another version, and is
+        ignored."""
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             match message["kind"]:
                 case "heartbeat":
@@ -163,7 +172,11 @@ class Sidecar:
                 case "inspect":
                     self._start(self._inspect(node, int(message["number"])))
                 case "act":
-                    self._act_here(message["alarm"], from_json(Diagnosis, message["diagnosis"]), message["action"])
+                    self._act_here(
+                        message["alarm"],
+                        from_json(Diagnosis, message["diagnosis"]),
+                        message["action"],
+                    )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -173,14 +186,17 @@ class Sidecar:
         return task
 
     def _report_error(self, task: asyncio.Task[None]) -> None:
-        """Report an error in the sidecar itself, once per kind; it continues with the next decision."""
+        """Report an error in the sidecar itself, once per kind; it continues with the next
+        decision."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
         if text not in self._errors:
             self._errors.add(text)
-            self.reporter.print(f"the sidecar on {self.options.host} had an error, and continues: {text}")
+            self.reporter.print(
+                f"the sidecar on {self.options.host} had an error, and continues: {text}"
+            )
 
     async def _inspect(self, node: int, number: int) -> None:
         state = await self.ranks.inspect(self.network.heartbeat_ages())
@@ -193,7 +209,9 @@ class Sidecar:
             self.network.send(peer.node, message)
         self._act_here(alarm, diagnosis, action, was_printed=is_printed(diagnosis))
 
-    def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool = False) -> None:
+    def _act_here(
+        self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool = False
+    ) -> None:
         self._write_furthest_step()
         with contextlib.suppress(OSError):
             self.reporter.write_for_launcher(alarm, diagnosis, action, was_printed=was_printed)
@@ -201,7 +219,9 @@ class Sidecar:
             self.leader.has_acted = True
             self.ranks.kill(diagnosis.what)
         elif alarm == "failure":
-            self.leader.has_acted = True  # otherwise it would be reported again when the leader has exited
+            self.leader.has_acted = (
+                True  # otherwise it would be reported again when the leader has exited
+            )
 
     async def _leave(self) -> None:
         self._share_scripts()
@@ -218,16 +238,20 @@ class Sidecar:
 
 
 class ExitCondition:
-    """A sidecar exits when its ranks are done and that was reported, when not all of them ever started, or when its
-    folder was removed or another sidecar uses it (a second group in the same processes starts a new one)."""
+    """A sidecar exits when its ranks are done and that was reported, when not all of them ever
+    started, or when its folder was removed or another sidecar uses it (a second group in the same
+    processes starts a new one)."""
 
     def __init__(self, folder: Path, ranks: LocalRanks, leader: Leader) -> None:
         self._pid_file = folder / SIDECAR
         self._ranks = ranks
         self._leader = leader
         self.is_requested = False
-        """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must exit first."""
-        self.has_lost_starter = False  # the rank that started this process has exited, or is out of its loop
+        """Whether SIGTERM was received: a launcher may send it to all processes, and the ranks must
+        exit first."""
+        self.has_lost_starter = (
+            False  # the rank that started this process has exited, or is out of its loop
+        )
         self._done_since: float | None = None
 
     def is_met(self, now: float) -> bool:
@@ -242,8 +266,11 @@ class ExitCondition:
             return False
         if self._done_since is None:
             self._done_since = now
-        # Ranks that exited without an error need no report; for others, the failure must be reported first.
-        is_reported = self._leader.has_acted or (self._ranks.ended_well and self._leader.all_have_left())
+        # Ranks that exited without an error need no report; for others, the failure must be
+        # reported first.
+        is_reported = self._leader.has_acted or (
+            self._ranks.ended_well and self._leader.all_have_left()
+        )
         return is_reported or now - self._done_since > LINGER_S
 
 

@@ -1,5 +1,5 @@
-"""Observes one rank of this node. `observe` is a few reads of /proc, five times a second; `inspect` asks the rank for
-its report, and takes at most a second and a half, whatever the rank does."""
+"""Observes one rank of this node. `observe` is a few reads of /proc, five times a second; `inspect`
+asks the rank for its report, and takes at most a second and a half, whatever the rank does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ ANSWERS_WITHIN_S = 0.5
 WORKER_STACK_S = 0.4
 # CPU time is counted in hundredths of a second, so faster observations show nothing new.
 MIN_INTERVAL_S = 0.1
-# The CPU time of a rank without progress is measured over this long: on a busy machine it gets the CPU irregularly.
+# The CPU time of a rank without progress is measured over this long: on a busy machine it gets the
+# CPU irregularly.
 MEASURED_S = 2.0
 MIN_MEASURED_S = 0.8
 # Observations that are further apart than this have missed what happened between them.
@@ -49,7 +50,8 @@ LATE_S = 1.0
 # A rank may have hundreds of threads, each with its own list of children.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
-# A thread that runs or waits for a CPU for this part of the time computes, if it uses slices of at least this length.
+# A thread that runs or waits for a CPU for this part of the time computes, if it uses slices of at
+# least this length.
 COMPUTES_SHARE = 0.5
 SLICE_NS = 300_000
 # A main thread that waits for a CPU for this part of the time may be why a rank does not answer.
@@ -70,11 +72,13 @@ class RankObserver:
         self._process: RankProcess | None = None
 
     def fileno(self) -> int | None:
-        """Becomes readable when the rank exits: its exit status is visible only until its parent has reaped it."""
+        """Becomes readable when the rank exits: its exit status is visible only until its parent
+        has reaped it."""
         return self._process.handle.exit_fd if self._process else None
 
     def observe(self, now_s: float) -> RankState | None:
-        """The first part of the state; None until the rank has a heartbeat. `now_s`: of time.monotonic()."""
+        """The first part of the state; None until the rank has a heartbeat. `now_s`: of
+        time.monotonic()."""
         last = self._heartbeat
         heartbeat = read_heartbeat(self._file("heartbeat")) or self._heartbeat
         if heartbeat is None:
@@ -87,7 +91,10 @@ class RankObserver:
             began_s = heartbeat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
             if stat is not None and stat.start_ticks / TICKS_PER_S > began_s:
                 self._process.handle.close()  # the pid belongs to another process by now
-        if last is None or (heartbeat.num_marks, heartbeat.num_moves) != (last.num_marks, last.num_moves):
+        if last is None or (heartbeat.num_marks, heartbeat.num_moves) != (
+            last.num_marks,
+            last.num_moves,
+        ):
             self._moved_s = now_s
         self._heartbeat = heartbeat
         self._process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
@@ -112,7 +119,8 @@ class RankObserver:
         return None if record is None else self._state(record, now_s)
 
     async def inspect(self) -> RankState:
-        """The complete state. Never raises if the rank exits meanwhile. One at a time for each rank."""
+        """The complete state. Never raises if the rank exits meanwhile. One at a time for each
+        rank."""
         state = self.observe(time.monotonic())
         if state is None or self._process is None:
             return RankState(rank=self._rank, host=self._host, pid=0)
@@ -123,7 +131,8 @@ class RankObserver:
         return replace(
             state,
             memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
-            collectives=state.collectives or ask_rank.read_report(self._folder, self._rank).collectives,
+            collectives=state.collectives
+            or ask_rank.read_report(self._folder, self._rank).collectives,
             stack=state.stack or ask_rank.fatal_stack(self._file("stacks")),
         )
 
@@ -145,31 +154,54 @@ class RankObserver:
             asked = asyncio.create_task(ask_report(self._folder, self._rank))
             asked_s = time.monotonic()
             times_before = thread_times(state.pid)
-            # A rank that answers reports its stack itself. The signal is only for a rank in which Python is blocked: it
-            # could crash any other (rank/self_report.py).
+            # A rank that answers reports its stack itself. The signal is only for a rank in which
+            # Python is blocked: it could crash any other (rank/self_report.py).
             await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
             calls = asked.result()[1].calls if asked.done() else ()
             file = self._file("stacks")
-            stack = ask_rank.stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, file)
+            stack = (
+                ask_rank.stack_lines(state.pid, calls)
+                if calls
+                else await ask_stack(state.pid, file)
+            )
             answers, report = await asked
-            if not answers and main_thread_waited(state.pid, times_before, time.monotonic() - asked_s):
+            if not answers and main_thread_waited(
+                state.pid, times_before, time.monotonic() - asked_s
+            ):
                 answers = None  # nobody knows: it had too little CPU time to answer
         workers = [await self._inspect_worker(*worker, process, end) for worker in report.workers]
         process.skip_answer(time.monotonic())
-        state = replace(state, stack=stack, workers=tuple(workers), answers=answers, collectives=report.collectives)
+        state = replace(
+            state,
+            stack=stack,
+            workers=tuple(workers),
+            answers=answers,
+            collectives=report.collectives,
+        )
         latest = self.observe(time.monotonic())
-        if latest is not None and state.state in STOPPED and latest.state not in (*STOPPED, *EXITED):
-            return replace(state, state=latest.state, state_s=latest.state_s, answers=None)  # it was continued
+        if (
+            latest is not None
+            and state.state in STOPPED
+            and latest.state not in (*STOPPED, *EXITED)
+        ):
+            return replace(
+                state, state=latest.state, state_s=latest.state_s, answers=None
+            )  # it was continued
         if latest is None or latest.state not in EXITED:
             return state
         # It did not answer because it has exited meanwhile.
         return replace(state, state=latest.state, exit=latest.exit, answers=None)
 
-    async def _inspect_worker(self, number: int, pid: int, process: RankProcess, end: float) -> WorkerState:
-        """One after the other, because all write to the same file; without stacks when the time is over."""
+    async def _inspect_worker(
+        self, number: int, pid: int, process: RankProcess, end: float
+    ) -> WorkerState:
+        """One after the other, because all write to the same file; without stacks when the time is
+        over."""
         stack: tuple[str, ...] = ()
         if (left_s := min(end - time.monotonic(), WORKER_STACK_S)) > 0:
-            stack = await ask_stack(pid, self._file("stacks"), within_s=left_s, signal=WORKER_SIGNAL)
+            stack = await ask_stack(
+                pid, self._file("stacks"), within_s=left_s, signal=WORKER_SIGNAL
+            )
         return WorkerState(
             number=number,
             pid=pid,
@@ -263,7 +295,10 @@ class RankProcess:
     def _measure(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
         # A rank that makes progress needs no measurement of its files and workers.
         moved = io_bytes(self.handle.pid) if is_still else None
-        self._readings = [*(self._readings if is_still else self._readings[-1:]), (now_s, stat.cpu_ticks, moved)]
+        self._readings = [
+            *(self._readings if is_still else self._readings[-1:]),
+            (now_s, stat.cpu_ticks, moved),
+        ]
         while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
             del self._readings[0]
         begin_s, ticks, _ = self._readings[0]
@@ -271,17 +306,22 @@ class RankProcess:
         if not measured_s or (is_still and measured_s < MIN_MEASURED_S):
             return
         self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
-        self.has_io = len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
+        self.has_io = (
+            len({num_bytes for *_, num_bytes in self._readings if num_bytes is not None}) > 1
+        )
         if is_still:
             self.descendants.count(now_s)
             self.cpu += sum(self.descendants.cores.values())
             self.has_io |= self.descendants.has_io
             self._scheduling.measure(now_s)
-        self.is_starved = is_still and (self._scheduling.is_starved or any(self.descendants.are_starved.values()))
+        self.is_starved = is_still and (
+            self._scheduling.is_starved or any(self.descendants.are_starved.values())
+        )
 
 
 class Descendants:
-    """The descendants of a rank. They are searched from time to time, and only while the rank makes no progress."""
+    """The descendants of a rank. They are searched from time to time, and only while the rank makes
+    no progress."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -310,15 +350,22 @@ class Descendants:
             self._pids = []
             new = [self._pid]
             # Not the sidecar, which the first rank has started.
-            while new := [child for pid in new for child in processes.children(pid) if child != os.getpid()]:
+            while new := [
+                child for pid in new for child in processes.children(pid) if child != os.getpid()
+            ]:
                 self._pids += new
         stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
         moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
         known = {
-            pid: old for pid, old in self._stats.items() if pid in stats and stats[pid].start_ticks == old.start_ticks
+            pid: old
+            for pid, old in self._stats.items()
+            if pid in stats and stats[pid].start_ticks == old.start_ticks
         }
-        self.cores = {pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks for pid, old in known.items()}
+        self.cores = {
+            pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks
+            for pid, old in known.items()
+        }
         self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in known)
         self._stats = stats
         self._io_bytes = moved
@@ -329,9 +376,9 @@ class Descendants:
 
 
 class Scheduling:
-    """Whether a process computes on a crowded machine, where it gets few percent of a core. A thread that computes runs
-    or waits for a CPU most of the time, and uses its whole slices; one that polls, as for the GIL, waits as often, but
-    needs little of each."""
+    """Whether a process computes on a crowded machine, where it gets few percent of a core. A
+    thread that computes runs or waits for a CPU most of the time, and uses its whole slices; one
+    that polls, as for the GIL, waits as often, but needs little of each."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -354,9 +401,15 @@ class Scheduling:
             return
         after = thread_times(self._pid)
         common = self._before.keys() & after.keys()
-        if self._pid in common and after[self._pid] == self._before[self._pid] and state_of(self._pid) == "R":
+        if (
+            self._pid in common
+            and after[self._pid] == self._before[self._pid]
+            and state_of(self._pid) == "R"
+        ):
             return  # its main thread still waits: the kernel counts that when it has ended
-        self.is_starved = any(_computes(self._before[thread], after[thread], elapsed_s) for thread in common)
+        self.is_starved = any(
+            _computes(self._before[thread], after[thread], elapsed_s) for thread in common
+        )
         self._before = after
         self._began_s = now_s
 

@@ -1,8 +1,8 @@
 """Asks NCCL's RAS thread what it knows about the ranks of this job: one more witness of a hang.
 
-Each process that uses NCCL has such a thread, and all of them listen at one port of the host. NCCL 2.28.7 and newer
-answer in JSON, and older ones are not asked. RAS may report healthy ranks during a hang, so its answer decides nothing:
-it is evidence in the diagnosis file, beside the rest.
+Each process that uses NCCL has such a thread, and all of them listen at one port of the host. NCCL
+2.28.7 and newer answer in JSON, and older ones are not asked. RAS may report healthy ranks during a
+hang, so its answer decides nothing: it is evidence in the diagnosis file, beside the rest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 from drumline.base.untrusted import DOCUMENT_BYTES, parse_json, whole_number
 from drumline.watch.cluster_state import RasRank
 
-# RAS answers after its TIMEOUT (whole seconds) without the peers that are silent, and that answer is awaited.
+# RAS answers after its TIMEOUT (whole seconds) without the peers that are silent, and that answer
+# is awaited.
 LIMIT_S = 1.5
-# All processes share the port, and the kernel chooses one for each connection. One that is stopped never answers.
+# All processes share the port, and the kernel chooses one for each connection. One that is stopped
+# never answers.
 HANDSHAKE_S = 0.2
 LOCALHOST = ("127.0.0.1", "::1")
 REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
@@ -33,8 +35,9 @@ IN_PROGRESS = 7  # ncclInProgress, which is not an error
 
 
 async def ask_ras(address: str, pids: Mapping[int, int], world_size: int) -> tuple[RasRank, ...]:
-    """What RAS at this address (`HOST:PORT`) knows about each rank of the job; empty if nothing of this job answers
-    there within LIMIT_S, or if it is not an address of the loopback. `pids`: of this node's ranks, by rank."""
+    """What RAS at this address (`HOST:PORT`) knows about each rank of the job; empty if nothing of
+    this job answers there within LIMIT_S, or if it is not an address of the loopback. `pids`: of
+    this node's ranks, by rank."""
     with contextlib.suppress(Exception):  # whatever answers there, a diagnosis does not fail for it
         for host, port in loopback_places(address):
             with contextlib.suppress(ConnectionRefusedError):
@@ -44,7 +47,8 @@ async def ask_ras(address: str, pids: Mapping[int, int], world_size: int) -> tup
 
 
 def loopback_places(address: str) -> list[tuple[str, int]]:
-    """The addresses and the port to connect to; empty if others than this host could answer there."""
+    """The addresses and the port to connect to; empty if others than this host could answer
+    there."""
     host, _, digits = address.rpartition(":")
     port = whole_number(digits)
     host = host.strip("[]")
@@ -84,8 +88,8 @@ async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 
 def read_status(document: bytes, pids: Mapping[int, int], world_size: int) -> tuple[RasRank, ...]:
-    """By rank, over the communicators that have all ranks of this job. Several jobs may share the port: a communicator
-    belongs to this one if a rank of this node is in it, with its pid."""
+    """By rank, over the communicators that have all ranks of this job. Several jobs may share the
+    port: a communicator belongs to this one if a rank of this node is in it, with its pid."""
     ranks: dict[int, RasRank] = {}
     for one in parse_json(_NO_COMMA.sub(rb"\1,\2", document))["communicators"]:
         members = one["ranks"]
@@ -102,17 +106,31 @@ def _members(entries: Sequence[Mapping[str, Any]]) -> list[RasRank]:
     for entry in entries:
         status = entry["status"]
         codes = [int(status[name]) for name in ("init_state", "async_error")]
-        counts = [int(count) for op, count in entry["collective_counts"].items() if op not in POINT_TO_POINT]
+        counts = [
+            int(count)
+            for op, count in entry["collective_counts"].items()
+            if op not in POINT_TO_POINT
+        ]
         error = next((code for code in codes if code not in (0, IN_PROGRESS)), 0)
         is_aborted = bool(status["abort_flag"])
-        found.append(RasRank(rank=int(entry["rank"]), num_collectives=sum(counts), error=error, is_aborted=is_aborted))
+        found.append(
+            RasRank(
+                rank=int(entry["rank"]),
+                num_collectives=sum(counts),
+                error=error,
+                is_aborted=is_aborted,
+            )
+        )
     return found
 
 
 def _missing(entries: Sequence[Mapping[str, Any]]) -> list[RasRank]:
-    """Ranks that do not answer RAS; or that do, and are not in this communicator any more, or not yet."""
+    """Ranks that do not answer RAS; or that do, and are not in this communicator any more, or not
+    yet."""
     return [
-        RasRank(rank=int(entry["rank"]), answers=not entry["status"]["unresponsive"], is_member=False)
+        RasRank(
+            rank=int(entry["rank"]), answers=not entry["status"]["unresponsive"], is_member=False
+        )
         for entry in entries
     ]
 

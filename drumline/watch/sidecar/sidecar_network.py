@@ -1,5 +1,5 @@
-"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node. Nothing here blocks on
-a peer, and memory is bounded whatever a peer, or any other client, sends."""
+"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node.
+Nothing here blocks on a peer, and memory is bounded whatever a peer, or any other client, sends."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ CLOSE_AFTER_S = 6.0  # without a message; long enough for TCP to recover from a 
 LATE_S = 0.5
 MAX_PROBES = 32  # at once: sockets are few
 CLOSING_TURNS = 3
-"""Turns of the event loop after which a connection that was being made at the close is made, and ended."""
+"""Turns of the event loop after which a connection that was being made at the close is made, and
+ended."""
 REPLACED = "it connected again"
 CLOSED = "the network was closed"
 
 
 class SidecarNetwork:
-    """This node's connections. `peers` may include this node, which is skipped; it owns `listener`."""
+    """This node's connections. `peers` may include this node, which is skipped; it owns
+    `listener`."""
 
     def __init__(
         self,
@@ -46,9 +48,13 @@ class SidecarNetwork:
         listener: socket.socket | None,
     ) -> None:
         self.me = me
-        self.peers = {one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS}
+        self.peers = {
+            one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS
+        }
         """The nodes that this node is connected with."""
-        self.refused: Counter[str] = Counter()  # connections that were closed for what arrived on them, by the reason
+        self.refused: Counter[str] = (
+            Counter()
+        )  # connections that were closed for what arrived on them, by the reason
         self._secret = secret
         self._on_message = on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
@@ -87,9 +93,11 @@ class SidecarNetwork:
                 await connection.ended.wait()
             await asyncio.sleep(0)
 
-    def send(self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
-        """Never blocks. False: the message is dropped, because there is no connection or its buffer is full.
-        `max_unsent`: bytes that may already wait on the connection."""
+    def send(
+        self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES
+    ) -> bool:
+        """Never blocks. False: the message is dropped, because there is no connection or its buffer
+        is full. `max_unsent`: bytes that may already wait on the connection."""
         connection = self._connections.get(node)
         try:
             return connection is not None and connection.send(message, max_unsent=max_unsent)
@@ -98,7 +106,8 @@ class SidecarNetwork:
             return False
 
     def heartbeat_ages(self) -> dict[int, float]:
-        """By node, how many seconds ago its last message arrived; without nodes that never sent one."""
+        """By node, how many seconds ago its last message arrived; without nodes that never sent
+        one."""
         now = time.monotonic()
         return {node: now - at for node, at in self._heard_at.items()}
 
@@ -122,7 +131,9 @@ class SidecarNetwork:
     def connection_opened(self, connection: PeerConnection, node: int) -> None:
         self._pending.remove(connection)
         if (old := self._connections.get(node)) is not None:
-            old.end(REPLACED)  # the node was restarted, or has found that the old connection is dead
+            old.end(
+                REPLACED
+            )  # the node was restarted, or has found that the old connection is dead
         self._connections[node] = connection
 
     def message_received(self, connection: PeerConnection, message: Message) -> None:
@@ -154,10 +165,13 @@ class SidecarNetwork:
     # Connecting
 
     def _make_connection(self) -> PeerConnection:
-        return PeerConnection(self, answer(self._secret, PURPOSE, self.me, self._diallers), is_ours=False)
+        return PeerConnection(
+            self, answer(self._secret, PURPOSE, self.me, self._diallers), is_ours=False
+        )
 
     async def _keep_connected(self, peer: Peer) -> None:
-        """The node with the higher number connects to the lower one, and reconnects after a restart or a cut."""
+        """The node with the higher number connects to the lower one, and reconnects after a restart
+        or a cut."""
         while True:
             try:
                 await self._connected(peer)
@@ -167,7 +181,9 @@ class SidecarNetwork:
 
     async def _connected(self, peer: Peer) -> None:
         """Until the connection ends."""
-        connection = PeerConnection(self, dial(self._secret, PURPOSE, self.me, peer.node), is_ours=True)
+        connection = PeerConnection(
+            self, dial(self._secret, PURPOSE, self.me, peer.node), is_ours=True
+        )
         call = await _connect(peer)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
         await connection.ended.wait()
@@ -190,12 +206,18 @@ class SidecarNetwork:
             last = now
 
     def _probe_lost_nodes(self, now: float) -> None:
-        """Find out why lost nodes are unreachable; except those that are being connected to anyway."""
+        """Find out why lost nodes are unreachable; except those that are being connected to
+        anyway."""
         for node, peer in self.peers.items():
             is_lost = now - self._heard_at.get(node, self._started_at) > PROBE_AFTER_S
             is_due = now - self._probed_at.get(node, -math.inf) > RETRY_S
             is_full = list(self._probed_at.values()).count(math.inf) >= MAX_PROBES
-            if is_lost and is_due and not is_full and (node in self._diallers or node in self._connections):
+            if (
+                is_lost
+                and is_due
+                and not is_full
+                and (node in self._diallers or node in self._connections)
+            ):
                 self._probed_at[node] = math.inf
                 self._run(self._probe(peer))
 

@@ -30,15 +30,20 @@ class SidecarOptions:
     run: str | None = None  # the run folder, where diagnoses are written
     on_hang: str = "restart"
     continues: bool = False  # whether ranks continue without a node that cannot be reached
-    hang_s: float | None = None  # None: a rank that may still continue is reported, and never acted on
-    launcher_link: str = ""  # the file with what a launcher over ssh knows of the hosts (LauncherLink)
+    hang_s: float | None = (
+        None  # None: a rank that may still continue is reported, and never acted on
+    )
+    launcher_link: str = (
+        ""  # the file with what a launcher over ssh knows of the hosts (LauncherLink)
+    )
     lost_s: float = float(LOST_AFTER_S)  # how long an unreachable host is waited for
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()  # the other nodes
     ras: str = ""  # where NCCL's RAS thread listens on this host; empty: it is not asked
     listener: int | None = None
-    """The socket that it inherits from the first rank of its node, which keeps it open for a restarted sidecar."""
+    """The socket that it inherits from the first rank of its node, which keeps it open for a
+    restarted sidecar."""
 
     @property
     def ends_job(self) -> bool:

@@ -1,5 +1,5 @@
-"""Where a sidecar reports: on the terminal at once, in the watch folder for the launcher, and in the run folder. The
-last one may hang, so a separate thread writes to it."""
+"""Where a sidecar reports: on the terminal at once, in the watch folder for the launcher, and in
+the run folder. The last one may hang, so a separate thread writes to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from typing import Any
 
 from drumline.base.errors import as_lines
 from drumline.base.terminal import print_message
-from drumline.base.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
+from drumline.base.untrusted import (
+    check_own_folder,
+    make_own_folder,
+    parse_json,
+    read_regular,
+    replace_text,
+)
 from drumline.runs.events import JsonLines
 from drumline.watch.cluster_state import ClusterState
 from drumline.watch.diagnosis.diagnosis import Diagnosis
@@ -55,7 +61,9 @@ class SidecarReporter:
         if alarm != "failure" or claim_report(self._folder):
             self.print(message)
 
-    def write_diagnosis(self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float) -> None:
+    def write_diagnosis(
+        self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float
+    ) -> None:
         """In the run folder: the diagnosis with all observations, and the event."""
 
         def write(run: Path) -> None:
@@ -64,22 +72,42 @@ class SidecarReporter:
             folder = run / "diagnoses"
             launch = launch_of(run)
             write_diagnosis(
-                folder, alarm=alarm, diagnosis=diagnosis, cluster=cluster, action=action, launch=launch, at=at
+                folder,
+                alarm=alarm,
+                diagnosis=diagnosis,
+                cluster=cluster,
+                action=action,
+                launch=launch,
+                at=at,
             )
             place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
-            text = {"cause": diagnosis.cause, "action": action, "message": diagnosis.sentence(alarm)}
+            text = {
+                "cause": diagnosis.cause,
+                "action": action,
+                "message": diagnosis.sentence(alarm),
+            }
             self._append_event(run, {"time": at, "kind": alarm, **place, **text})
 
         self._queue(write)
 
-    def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool) -> None:
-        """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this node's terminal."""
-        record = {"alarm": alarm, "action": action, "was_printed": was_printed, "diagnosis": asdict(diagnosis)}
+    def write_for_launcher(
+        self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool
+    ) -> None:
+        """In the watch folder, for the launcher, before anything is killed. `was_printed`: on this
+        node's terminal."""
+        record = {
+            "alarm": alarm,
+            "action": action,
+            "was_printed": was_printed,
+            "diagnosis": asdict(diagnosis),
+        }
         replace_text(self._folder / DIAGNOSIS, json.dumps(record))
 
-    def notify(self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0) -> None:
-        """For rank 0 to report with its next log line. If there is no notices file (a script, a user's own loop, or
-        another node), it is printed here, and logged as an event."""
+    def notify(
+        self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0
+    ) -> None:
+        """For rank 0 to report with its next log line. If there is no notices file (a script, a
+        user's own loop, or another node), it is printed here, and logged as an event."""
         place = {"rank": rank, "host": host}
         record = {"kind": kind, "time": time.time(), **place, "message": message, "what": what}
         try:
@@ -134,8 +162,8 @@ def launch_of(run: Path) -> str:
 
 
 def write_status_file(run: Path, record: Mapping[str, Any], *, writer: str) -> None:
-    """Not before the run has made its folder. In a network partition each side has a leader, and after a restart the
-    sidecar before may still write: `writer` tells them apart."""
+    """Not before the run has made its folder. In a network partition each side has a leader, and
+    after a restart the sidecar before may still write: `writer` tells them apart."""
     if run.is_dir():
         check_own_folder(run, follow_links=True)
         make_own_folder((run / STATUS_FILE).parent)

@@ -1,4 +1,5 @@
-"""The command `drumline-lint PATH...`, which is `drumline lint`, too: flags, settings, output and exit codes."""
+"""The command `drumline-lint PATH...`, which is `drumline lint`, too: flags, settings, output and
+exit codes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ class ExitCode(IntEnum):
 
 
 class UsageError(Exception):
-    """The command or its settings are wrong: what is wrong, more lines about it, and what to do next."""
+    """The command or its settings are wrong: what is wrong, more lines about it, and what to do
+    next."""
 
     def __init__(self, what: str, *more: str, next_step: str = "") -> None:
         super().__init__(what)

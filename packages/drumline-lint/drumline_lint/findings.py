@@ -42,7 +42,8 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Replaces a part of the text. Positions are (line, column) as in `ast`: lines from 1, columns from 0."""
+    """Replaces a part of the text. Positions are (line, column) as in `ast`: lines from 1, columns
+    from 0."""
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -84,7 +85,8 @@ class Rule:
     why: str
     """Why it matters, in a few sentences."""
     fix: str
-    """What to do instead, in one sentence; a finding may replace it with one that has the names of the code."""
+    """What to do instead, in one sentence; a finding may replace it with one that has the names of
+    the code."""
     bad: str
     good: str
     language: str = "python"
@@ -165,7 +167,8 @@ def problem(
 
 @lru_cache(maxsize=4)
 def split_lines(text: str) -> list[str]:
-    """The lines as `ast` counts them, without line endings; cached, since findings are made file by file."""
+    """The lines as `ast` counts them, without line endings; cached, since findings are made file by
+    file."""
     return re.split(r"\r\n|\n|\r", text)
 
 

@@ -102,8 +102,9 @@ def diff_of(fixed: Fixed) -> str:
 
 
 def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
-    """Replace each file atomically; a file that could not be written is reported, with its findings. `outside`: files
-    that are not written, because a link from a given folder leads to them."""
+    """Replace each file atomically; a file that could not be written is reported, with its
+    findings. `outside`: files that are not written, because a link from a given folder leads to
+    them."""
     problems = []
     for path in list(fixed.after):
         try:
@@ -185,7 +186,8 @@ def _errors(reading: Reading) -> str:
 
 
 def _called(path: Path) -> str:
-    """The path relative to the current folder if it is below it, as `git apply` needs; otherwise absolute."""
+    """The path relative to the current folder if it is below it, as `git apply` needs; otherwise
+    absolute."""
     here = Path.cwd()
     relative = path.relative_to(here) if path.is_relative_to(here) else path
     return relative.as_posix().lstrip("/")
@@ -197,7 +199,8 @@ def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
 
 
 def _lines(reading: Reading) -> list[str]:
-    """Lines as `patch` counts them: a form feed does not end a line, and a byte order mark is part of the first."""
+    """Lines as `patch` counts them: a form feed does not end a line, and a byte order mark is part
+    of the first."""
     mark = "\ufeff" if reading.encoding == "utf-8-sig" else ""
     *lines, last = f"{mark}{_text(reading)}".split("\n")
     return [*(f"{line}\n" for line in lines), *([last] if last else [])]

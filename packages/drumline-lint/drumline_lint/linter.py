@@ -181,8 +181,8 @@ def _run_rule(asked: _Results, number: str, path: Path, question: Callable[[], I
 
 
 def _resolved(asked: _Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
-    """The program of all files, and which of them are distributed; a file that cannot be analyzed is reported and left
-    out."""
+    """The program of all files, and which of them are distributed; a file that cannot be analyzed
+    is reported and left out."""
     try:
         return _program_of(sources)
     except Exception:

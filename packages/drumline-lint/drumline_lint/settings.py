@@ -1,4 +1,5 @@
-"""What to report: `[tool.drumline.lint]` of the nearest pyproject.toml, and the flags, which override it."""
+"""What to report: `[tool.drumline.lint]` of the nearest pyproject.toml, and the flags, which
+override it."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ class _RuleChoice:
         )
 
     def selected_rules(self, rules: Rules) -> frozenset[str]:
-        """A rule's full name takes precedence over the beginning of a number; otherwise `ignore` over `select`.
+        """A rule's full name takes precedence over the beginning of a number; otherwise `ignore`
+        over `select`.
 
         Unreadable files are always reported.
         """

@@ -8,9 +8,10 @@ import sys
 from typing import TextIO
 
 CLEAR_LINE = "\r\x1b[K"
-# A colour; a newline; control characters but tab; line separators that only some programs know; characters that change
-# the direction of text or are invisible; and lone surrogates, which stand for raw bytes. Colours have digits only:
-# `ESC [ > 4 m` changes what keys send. Joiners (200c, 200d) stay: some scripts need them.
+# A colour; a newline; control characters but tab; line separators that only some programs know;
+# characters that change the direction of text or are invisible; and lone surrogates, which stand
+# for raw bytes. Colours have digits only: `ESC [ > 4 m` changes what keys send. Joiners (200c,
+# 200d) stay: some scripts need them.
 _SPECIAL = re.compile(
     "\x1b\\[[0-9;:]{0,40}m|\n|"
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -31,7 +32,8 @@ def print_message(prefix: str, text: object, *more: object) -> None:
 
 
 def show(text: str, *, is_coloured: bool = False) -> None:
-    """Print on stdout. Text for programs, such as JSON or a diff, is printed as it is where stdout is no terminal."""
+    """Print on stdout. Text for programs, such as JSON or a diff, is printed as it is where stdout
+    is no terminal."""
     if is_coloured:
         text = _SPECIAL.sub(lambda found: found[0] if _is_colour_or_newline(found) else _escaped(found), text)
     elif sys.stdout is not None and sys.stdout.isatty():

@@ -1,6 +1,7 @@
 """Opens and decodes untrusted files, within limits of size, depth and time.
 
-What is refused raises as a missing or damaged file does: OSError for the file, ValueError for its content.
+What is refused raises as a missing or damaged file does: OSError for the file, ValueError for its
+content.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t
 
 
 def read_regular(path: Path, *, most: int) -> bytes:
-    """The bytes of a regular file that has at most `most` of them; anything else is refused without waiting for it."""
+    """The bytes of a regular file that has at most `most` of them; anything else is refused without
+    waiting for it."""
     _check_regular(path.stat(), path)  # first: to open a FIFO or a device has effects of its own
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -50,7 +52,8 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse UTF-8 JSON; raises ValueError where it is malformed, nested too deeply or has a huge number."""
+    """Parse UTF-8 JSON; raises ValueError where it is malformed, nested too deeply or has a huge
+    number."""
     plain = text.decode("utf-8-sig")
     if _HUGE.search(plain):
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")

@@ -1,4 +1,5 @@
-"""Rules for tests of what is around the rules: they find calls of certain names, and lines of scripts."""
+"""Rules for tests of what is around the rules: they find calls of certain names, and lines of
+scripts."""
 
 from __future__ import annotations
 

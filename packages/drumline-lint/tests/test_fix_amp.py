@@ -1,4 +1,5 @@
-"""What DL035's edits make of a file: arguments are kept, imports and uses changed together or not at all."""
+"""What DL035's edits make of a file: arguments are kept, imports and uses changed together or not
+at all."""
 
 from __future__ import annotations
 

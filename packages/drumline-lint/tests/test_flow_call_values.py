@@ -1,4 +1,5 @@
-"""What conditions in a function come to for one call of it, and which collectives that call comes to."""
+"""What conditions in a function come to for one call of it, and which collectives that call comes
+to."""
 
 from __future__ import annotations
 

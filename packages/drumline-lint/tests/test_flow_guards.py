@@ -261,7 +261,8 @@ class Task:
     ],
 )
 def test_of_who_else_calls_a_model_nothing_is_known(text: str) -> None:
-    """It may be a part of another, or called by a library: that some ranks come there only is never said."""
+    """It may be a part of another, or called by a library: that some ranks come there only is never
+    said."""
     program, call = place(NET + text)
     assert not is_on_every_rank(program, call)
     assert not is_on_some_only(program, call)

@@ -1,4 +1,5 @@
-"""What is done first: through functions, classes, `with`, imports and processes; never without end."""
+"""What is done first: through functions, classes, `with`, imports and processes; never without
+end."""
 
 from __future__ import annotations
 

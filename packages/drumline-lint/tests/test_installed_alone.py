@@ -1,6 +1,8 @@
-"""The distribution by itself: built, installed without torch into the environment of its pre-commit recipe, and run.
+"""The distribution by itself: built, installed without torch into the environment of its pre-commit
+recipe, and run.
 
-Nothing is fetched: pre-commit installs the wheel that is built here, with the setuptools that virtualenv has in it.
+Nothing is fetched: pre-commit installs the wheel that is built here, with the setuptools that
+virtualenv has in it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def build_wheel(folder: Path) -> Path:
 
 
 def check_alone(home: Path, cwd: Path) -> None:
-    """What pre-commit installed is the linter, without torch or any other package, and runs by itself."""
+    """What pre-commit installed is the linter, without torch or any other package, and runs by
+    itself."""
     (programs,) = home.glob("*/py_env-*/bin")
     listed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd).stdout
     own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {"pip", "setuptools"}

@@ -12,7 +12,8 @@ from pathlib import Path
 import drumline_lint
 
 PACKAGE = Path(drumline_lint.__file__).parent
-# Each folder may import from those before it, and every one from the modules beside them that are below the rules.
+# Each folder may import from those before it, and every one from the modules beside them that are
+# below the rules.
 LAYERS = ("reading", "program", "flow", "training", "rules", "output")
 TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 

@@ -1,4 +1,5 @@
-"""Every rule: its own snippets, and at least three cases each in which it speaks and keeps silent."""
+"""Every rule: its own snippets, and at least three cases each in which it speaks and keeps
+silent."""
 
 from __future__ import annotations
 

@@ -288,7 +288,8 @@ def test_a_terminal_gets_colours_and_progress(tmp_path: Path, no_color: str, col
     )
     os.close(theirs)
     parts = []
-    with contextlib.suppress(OSError):  # the end of a terminal; on a busy machine its text arrives bit by bit
+    # the end of a terminal; on a busy machine its text arrives bit by bit
+    with contextlib.suppress(OSError):
         while part := os.read(ours, 65536):
             parts.append(part)
     os.close(ours)

@@ -1,4 +1,5 @@
-"""Longer scripts, right and wrong: each marked mistake is found on its line, and nothing else is."""
+"""Longer scripts, right and wrong: each marked mistake is found on its line, and nothing else
+is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mending: edits that do not touch each other, files that can still be read, and nothing else changed in them."""
+"""Mending: edits that do not touch each other, files that can still be read, and nothing else
+changed in them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def sarif(files: dict[str, str | bytes]) -> dict[str, Any]:
 
 
 def check_sarif(document: dict[str, Any]) -> None:
-    """What the schema of SARIF 2.1.0 requires of the parts that are used, and GitHub of those that it shows."""
+    """What the schema of SARIF 2.1.0 requires of the parts that are used, and GitHub of those that
+    it shows."""
     assert document["version"] == "2.1.0"
     assert document["$schema"].endswith("sarif-2.1.0.json")
     for run in document["runs"]:

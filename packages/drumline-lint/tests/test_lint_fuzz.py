@@ -36,7 +36,8 @@ snippets = st.sampled_from(PYTHON)
 
 @st.composite
 def spliced(draw: st.DrawFn) -> str:
-    """Lines of several snippets in another order, some of them indented or gone: much of it can still be parsed."""
+    """Lines of several snippets in another order, some of them indented or gone: much of it can
+    still be parsed."""
     lines = [line for text in draw(st.lists(snippets, min_size=1, max_size=4)) for line in text.splitlines()]
     kept = draw(st.lists(st.sampled_from(lines), min_size=1, max_size=25))
     return "\n".join(draw(st.sampled_from(["", "", "", "    "])) + line for line in kept) + "\n"

@@ -1,4 +1,5 @@
-"""From bytes to Python or a script; what cannot be read is told with its place, and raises nothing."""
+"""From bytes to Python or a script; what cannot be read is told with its place, and raises
+nothing."""
 
 from __future__ import annotations
 

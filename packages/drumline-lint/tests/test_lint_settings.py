@@ -95,7 +95,8 @@ def test_severity_hides_what_is_not_bad_enough(tmp_path: Path) -> None:
     assert shown(NO_FLAGS) == ["DL101", "DL102"]
     assert shown(by_flags(severity=Severity.NOTE)) == ["DL101", "DL102", "DL201"]
     assert shown(by_flags(severity=Severity.ERROR)) == ["DL101"]
-    # What was asked for by its own name is shown; a beginning of numbers asks for none in particular.
+    # What was asked for by its own name is shown; a beginning of numbers asks for none in
+    # particular.
     assert shown(by_flags(select="odd-call")) == ["DL201"]
     assert shown(by_flags(select="DL201,DL1", severity=Severity.ERROR)) == ["DL101", "DL201"]
     assert shown(by_flags(select="DL2")) == []

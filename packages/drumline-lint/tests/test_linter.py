@@ -1,4 +1,5 @@
-"""Rules are asked and findings sifted: in order, without what is silenced, and a rule that fails ends nothing."""
+"""Rules are asked and findings sifted: in order, without what is silenced, and a rule that fails
+ends nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What callers give for parameters, what an option is by its name, and which package a module is in."""
+"""What callers give for parameters, what an option is by its name, and which package a module is
+in."""
 
 from __future__ import annotations
 

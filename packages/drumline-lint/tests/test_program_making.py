@@ -1,4 +1,5 @@
-"""What the program knows of where expressions come from, of code for one process, and of loaders."""
+"""What the program knows of where expressions come from, of code for one process, and of
+loaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A question that leads back to itself: it ends, and what was found on the way is not taken for the whole."""
+"""A question that leads back to itself: it ends, and what was found on the way is not taken for the
+whole."""
 
 from __future__ import annotations
 

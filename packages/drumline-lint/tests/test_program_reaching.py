@@ -1,4 +1,5 @@
-"""Which assignments may be the last before a use: in branches, loops, `try`, `with`, and within one line."""
+"""Which assignments may be the last before a use: in branches, loops, `try`, `with`, and within one
+line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The same files give the same findings in every process: what may be several things is gone through in one order."""
+"""The same files give the same findings in every process: what may be several things is gone
+through in one order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What may be several things is taken for the same one in every run, whatever order a set has in it."""
+"""What may be several things is taken for the same one in every run, whatever order a set has in
+it."""
 
 from __future__ import annotations
 

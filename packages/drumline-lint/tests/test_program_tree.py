@@ -1,4 +1,5 @@
-"""The nodes of a file, as the index has them: the same that `ast` finds, and each with what is inside it."""
+"""The nodes of a file, as the index has them: the same that `ast` finds, and each with what is
+inside it."""
 
 from __future__ import annotations
 

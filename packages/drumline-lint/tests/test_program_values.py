@@ -1,4 +1,5 @@
-"""What names mean: through assignments, functions, classes, files; and that asking never goes astray."""
+"""What names mean: through assignments, functions, classes, files; and that asking never goes
+astray."""
 
 from __future__ import annotations
 

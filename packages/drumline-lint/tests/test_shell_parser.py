@@ -1,4 +1,5 @@
-"""Shell text is split as a shell splits it, every word knows its place, and no text is too broken to be read."""
+"""Shell text is split as a shell splits it, every word knows its place, and no text is too broken
+to be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a script is known to say: its variables, its Slurm options, and what it starts, behind whatever."""
+"""What a script is known to say: its variables, its Slurm options, and what it starts, behind
+whatever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is said of how runs begin and end, word by word, with the names of the snippet that shows the mistake."""
+"""What is said of how runs begin and end, word by word, with the names of the snippet that shows
+the mistake."""
 
 from __future__ import annotations
 

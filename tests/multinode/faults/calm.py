@@ -53,10 +53,25 @@ def run_calm(folder: Path, *, steps: int, timeout_s: float = 3600.0) -> Calmness
     with Testbed(folder / "bed", HOSTS) as bed:
         jobs = []
         for node, host in enumerate(bed):
-            where = ("--nodes", str(len(HOSTS)), "--node-rank", str(node), "--master", bed.hosts[0].address)
+            where = (
+                "--nodes",
+                str(len(HOSTS)),
+                "--node-rank",
+                str(node),
+                "--master",
+                bed.hosts[0].address,
+            )
             jobs.append(
                 host.start(
-                    *(sys.executable, "-m", "drumline", "launch", *where, "--procs", str(RANKS_PER_HOST)),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "drumline",
+                        "launch",
+                        *where,
+                        "--procs",
+                        str(RANKS_PER_HOST),
+                    ),
                     *(TASK, "--run", str(folder / "run"), *_settings(steps)),
                     cwd=folder,
                     env={
@@ -87,9 +102,15 @@ def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmnes
     pauses = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     stalls = [(one["began"], one["ended"] + SLACK_S) for one in pauses if one["what"] == "data"]
     said = reading.said_in(folder)
-    noted = [one for one in said if one.word == "stall" and any(low < one.time < high for low, high in stalls)]
+    noted = [
+        one
+        for one in said
+        if one.word == "stall" and any(low < one.time < high for low, high in stalls)
+    ]
     events = folder / "run" / "events" / "rank-00000.jsonl"
-    steps = max((event["step"] for event in read_events(events)), default=0) if events.exists() else 0
+    steps = (
+        max((event["step"] for event in read_events(events)), default=0) if events.exists() else 0
+    )
     return Calmness(
         codes=codes,
         steps=int(steps),
@@ -105,7 +126,9 @@ def main(folder: Path, *, steps: int) -> int:
     """Both kinds: the healthy jobs side by side, then the long run."""
     outcomes = run_healthy(folder)
     for one in outcomes:
-        print(f"{one.name}: exit code {one.code}, {len(one.said)} stalls, {len(one.unexpected)} false alarms")
+        print(
+            f"{one.name}: exit code {one.code}, {len(one.said)} stalls, {len(one.unexpected)} false alarms"
+        )
         if not one.is_fine:
             print(f"{reading.to_text(one.unexpected)}\n{one.text[-4000:]}\nsee {folder / one.name}")
     long_run = folder / "long_run"
@@ -119,8 +142,12 @@ def main(folder: Path, *, steps: int) -> int:
 
 def _main_calm(folder: Path, *, steps: int) -> bool:
     calm = run_calm(folder, steps=steps)
-    print(f"{calm.steps} steps in {calm.seconds / 60:.0f} min with {len(calm.paused)} pauses; exit codes {calm.codes}")
-    print(f"false alarms: {len(calm.false_alarms)}; the data stall was noted {len(calm.noted)} times")
+    print(
+        f"{calm.steps} steps in {calm.seconds / 60:.0f} min with {len(calm.paused)} pauses; exit codes {calm.codes}"
+    )
+    print(
+        f"false alarms: {len(calm.false_alarms)}; the data stall was noted {len(calm.noted)} times"
+    )
     print(reading.to_text([*calm.false_alarms, *calm.noted]))
     if not calm.is_fine:
         print(f"{calm.text[-4000:]}\nsee {folder}; pauses: {calm.paused}")

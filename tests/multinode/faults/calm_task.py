@@ -1,4 +1,5 @@
-"""A healthy run that takes its time here and there: nothing in it is a hang, and only the data stall is a stall."""
+"""A healthy run that takes its time here and there: nothing in it is a hang, and only the data
+stall is a stall."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from drumline.training.tasks.base import Loss, Task
 from tests.multinode.faults.points import Points, make_model
 
 VARIABLE = "CALM_FOLDER"
-# What happens in which share of the run's steps, on which ranks (None: on all), for how many seconds.
+# What happens in which share of the run's steps, on which ranks (None: on all), for how many
+# seconds.
 PAUSES: dict[str, tuple[float, int | None, float]] = {
     "compile": (0.1, None, 15.0),
     "busy": (0.3, 2, 10.0),

@@ -1,4 +1,5 @@
-"""The faults of the matrix, the correct diagnoses of each, and where it happens, drawn from a seed."""
+"""The faults of the matrix, the correct diagnoses of each, and where it happens, drawn from a
+seed."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ LONG = 240
 
 @dataclass(frozen=True)
 class Fault:
-    """`causes`: what is right to say. Most faults have one; more where nobody could tell them apart."""
+    """`causes`: what is right to say. Most faults have one; more where nobody could tell them
+    apart."""
 
     title: str
     causes: tuple[str, ...]
     names: str = "rank"
-    """Who must be named: the `rank`, the `host`, or of a link `either` of the two hosts: seen from its two ends, a link
-    that is cut is the other one's."""
+    """Who must be named: the `rank`, the `host`, or of a link `either` of the two hosts: seen from
+    its two ends, a link that is cut is the other one's."""
     ranks: tuple[int, ...] = tuple(range(WORLD_SIZE))
     workers: int = 0
     steps: int = STEPS
@@ -46,19 +48,27 @@ FAULTS = {
     "dataset": Fault("stuck dataset", ("dataset",)),
     "worker_stuck": Fault("stuck DataLoader worker", ("dataset",), workers=2, says="worker"),
     "worker_stopped": Fault(
-        "stopped DataLoader worker", ("dataset", "stopped"), workers=2, says="is stopped by a signal"
+        "stopped DataLoader worker",
+        ("dataset", "stopped"),
+        workers=2,
+        says="is stopped by a signal",
     ),
     "user_code": Fault("stuck in loss()", ("user_code",)),
     "left": Fault("left the loop, ended", ("left_early",), is_script=True),
-    # In a loop of the user's own a break may end an epoch or the run; that the next collective is another one is sure.
-    "left_waiting": Fault("left the loop, in a barrier", ("left_early", "mismatch"), is_script=True),
+    # In a loop of the user's own a break may end an epoch or the run; that the next collective is
+    # another one is sure.
+    "left_waiting": Fault(
+        "left the loop, in a barrier", ("left_early", "mismatch"), is_script=True
+    ),
     "extra": Fault("extra collective", ("mismatch",)),
     "shape": Fault("shape mismatch", ("mismatch",)),
     "exception": Fault("exception", ("exception",)),
     "memory": Fault("out of memory", ("out_of_memory",)),
     # TCP survives what is repaired within 20 s: the run continues.
     "cut": Fault("link cut", ("unreachable",), names="either", is_outside=True, restarts=False),
-    "one_way": Fault("one-way drop", ("unreachable",), names="either", is_outside=True, restarts=False),
+    "one_way": Fault(
+        "one-way drop", ("unreachable",), names="either", is_outside=True, restarts=False
+    ),
     "host_gone": Fault("host powered off", ("unreachable",), names="host", is_outside=True),
     # The rank that saves says it itself.
     "full_disk": Fault("full disk in a save", ("exception", "storage"), ranks=(0,)),
@@ -100,7 +110,10 @@ def make_case(name: str, seed: int) -> Case:
 def make_cases(count: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
     """Of each fault in turn, until there are so many."""
     names = list(only or FAULTS)
-    return [make_case(names[number % len(names)], seed + number // len(names)) for number in range(count)]
+    return [
+        make_case(names[number % len(names)], seed + number // len(names))
+        for number in range(count)
+    ]
 
 
 def make_chain(names: Sequence[str], seed: int) -> list[Case]:

@@ -1,4 +1,5 @@
-"""False alarms, continued: jobs that only wait, or whose progress is hard to see. None may be ended.
+"""False alarms, continued: jobs that only wait, or whose progress is hard to see. None may be
+ended.
 
 They run side by side on this machine, with the defaults of a user who sets nothing.
 """
@@ -30,7 +31,17 @@ class Healthy:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "drumline", "launch", "--procs", "2", "--max-restarts", "0", *self.words]
+        return [
+            sys.executable,
+            "-m",
+            "drumline",
+            "launch",
+            "--procs",
+            "2",
+            "--max-restarts",
+            "0",
+            *self.words,
+        ]
 
 
 JOBS = (

@@ -1,4 +1,5 @@
-"""Healthy jobs that look like hung ones, each for longer than a hasty watchdog waits: healthy_jobs.py NAME [SECONDS]
+"""Healthy jobs that look like hung ones, each for longer than a hasty watchdog waits:
+healthy_jobs.py NAME [SECONDS]
 
 `Breakpoint` is a task; the others are scripts, which `launch` runs as they are.
 """
@@ -53,7 +54,8 @@ class Late(Points):
 
 
 def helper(seconds: float) -> None:
-    """A helper process that has ended and was not waited for; then data comes late. Workers end with each epoch."""
+    """A helper process that has ended and was not waited for; then data comes late. Workers end
+    with each epoch."""
     with DDPManager(device="cpu", threads=1, run="run") as ddp:
         if os.fork() == 0:
             os._exit(0)
@@ -90,7 +92,9 @@ class Breakpoint(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         self.calls += 1
         if os.environ["RANK"] == "1" and self.calls in (30, 60):
-            (_stand_at_breakpoint if self.calls == 30 else _write_slowly)(float(os.environ["HEALTHY_S"]))
+            (_stand_at_breakpoint if self.calls == 30 else _write_slowly)(
+                float(os.environ["HEALTHY_S"])
+            )
         inputs, targets = batch
         return Loss(functional.cross_entropy(model(inputs), targets, reduction="sum"))
 

@@ -20,7 +20,11 @@ class HostFault:
         self._is_repaired = False
 
     def poll(self) -> None:
-        if self._case.fault.is_outside and (self._folder / "due").exists() and fired_at(self._folder) is None:
+        if (
+            self._case.fault.is_outside
+            and (self._folder / "due").exists()
+            and fired_at(self._folder) is None
+        ):
             note_fired(self._folder, host=self._case.host)
             self._make()
 

@@ -1,7 +1,9 @@
-"""Faults inside a rank: once, on one rank, in one step, as described in the file that FAULT_PLAN names.
+"""Faults inside a rank: once, on one rank, in one step, as described in the file that FAULT_PLAN
+names.
 
-Just before it strikes, a fault writes down when and where it did. That file is also the sign that it has struck: ranks
-that are started again go on unharmed. Nothing of Drumline is imported here, so that a plain script can suffer the same.
+Just before it strikes, a fault writes down when and where it did. That file is also the sign that
+it has struck: ranks that are started again go on unharmed. Nothing of Drumline is imported here, so
+that a plain script can suffer the same.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ FOR_EVER_S = 3600
 CONTROL_GROUPS = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 400 << 20
 STEP_S = 0.02
-"""What a step takes at least: without it a small model would be at its end before anyone could look."""
+"""What a step takes at least: without it a small model would be at its end before anyone could
+look."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Plan:
 
 
 class Injection:
-    """One per process. `begin_step` is called in each step; `in_dataset` for each sample, in workers too."""
+    """One per process. `begin_step` is called in each step; `in_dataset` for each sample, in
+    workers too."""
 
     def __init__(self, environment: Mapping[str, str], *, rank: int) -> None:
         self.plan = read_plan(Path(environment[VARIABLE]))
@@ -135,9 +139,14 @@ def control_group(notes: Path) -> Path:
 
 
 def enter_control_group(environment: Mapping[str, str]) -> None:
-    """For the rank that is to run out of memory, as it begins: who has a limit has it from the start."""
+    """For the rank that is to run out of memory, as it begins: who has a limit has it from the
+    start."""
     plan = read_plan(Path(environment[VARIABLE]))
-    if plan.fault != "memory" or environment.get("RANK") != str(plan.rank) or fired_at(Path(plan.folder)):
+    if (
+        plan.fault != "memory"
+        or environment.get("RANK") != str(plan.rank)
+        or fired_at(Path(plan.folder))
+    ):
         return
     group = control_group(Path(plan.folder))
     group.mkdir(exist_ok=True)
@@ -152,7 +161,10 @@ def _eat_memory(_: Plan) -> None:
 
 
 def _fill_disk(plan: Plan) -> None:
-    with contextlib.suppress(OSError), (Path(plan.disk) / "ballast").open("wb", buffering=0) as file:
+    with (
+        contextlib.suppress(OSError),
+        (Path(plan.disk) / "ballast").open("wb", buffering=0) as file,
+    ):
         while file.write(b"x" * 65536):
             pass
 

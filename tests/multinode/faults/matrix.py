@@ -78,7 +78,9 @@ class Matrix:
         _unmount_orphans()
         # Before the hosts are made: they see what was mounted then.
         limit = f"size={DISK_BYTES}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", limit, f"{DISK}{os.getpid()}", self._disk], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", limit, f"{DISK}{os.getpid()}", self._disk], check=True
+        )
         try:
             self.bed = Testbed(folder / "bed", HOSTS, warm=warm)
         except BaseException:
@@ -91,7 +93,10 @@ class Matrix:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.bed.close()
         self._unmount()
@@ -124,7 +129,15 @@ class Matrix:
     def start(self, case: Case, folder: Path, node: int) -> Job:
         """The launcher of a node, as a person types it there."""
         master = f"{self.bed.hosts[0].address}:{29000 + self.count}"
-        launch = ("launch", "--nodes", str(len(HOSTS)), "--node-rank", str(node), "--master", master)
+        launch = (
+            "launch",
+            "--nodes",
+            str(len(HOSTS)),
+            "--node-rank",
+            str(node),
+            "--master",
+            master,
+        )
         limits = ("--procs", str(RANKS_PER_HOST), "--max-restarts", "3")
         host = self.bed.hosts[node]
         return host.start(
@@ -144,20 +157,33 @@ class Matrix:
 
     def _program(self, fault: Fault, folder: Path) -> Sequence[str]:
         if fault.is_script:
-            return (str(HERE / "script.py"), str(folder), str(fault.steps), str(EVERY), f"{self._hang_s:g}")
+            return (
+                str(HERE / "script.py"),
+                str(folder),
+                str(fault.steps),
+                str(EVERY),
+                f"{self._hang_s:g}",
+            )
         settings = (
             *("--train.steps", str(fault.steps), "--checkpoint.every_steps", str(EVERY)),
             *("--data.workers", str(fault.workers), "--watch.hang_s", f"{self._hang_s:g}"),
         )
-        return (f"{HERE / 'task.py'}:Faulty", "--run", str(folder / "run"), *TASK, *QUIET, *settings)
+        return (
+            f"{HERE / 'task.py'}:Faulty",
+            "--run",
+            str(folder / "run"),
+            *TASK,
+            *QUIET,
+            *settings,
+        )
 
     def run(self, case: Case) -> Result:
         """A case to its end; whatever goes wrong is in the result."""
         return self.run_chain([case])[0]
 
     def run_chain(self, cases: Sequence[Case]) -> list[Result]:
-        """Several cases in one run, each on what the one before was restarted to; all of one kind of program. Where a
-        step is said, it is counted from that restart."""
+        """Several cases in one run, each on what the one before was restarted to; all of one kind
+        of program. Where a step is said, it is counted from that restart."""
         started = time.monotonic()
         results = [Result(case.name, case.seed, case.rank, case.host, case.step) for case in cases]
         folder = self.new_folder(cases[0])
@@ -175,7 +201,9 @@ class Matrix:
             result.seconds = (time.monotonic() - started) / len(cases)
         return results
 
-    def _read(self, cases: Sequence[Case], folder: Path, trial: Trial, results: list[Result]) -> None:
+    def _read(
+        self, cases: Sequence[Case], folder: Path, trial: Trial, results: list[Result]
+    ) -> None:
         said = reading.said_in(folder)
         screen = reading.sentences_on(job.text() for job in trial.all_jobs)
         steps = reading.steps_of(folder, folder / "run")
@@ -183,7 +211,9 @@ class Matrix:
         same = self._has_right_bits(cases[0].fault, folder, results[-1])
         if any(one.time < times[0] for one in said):
             results[0].problems.append("something was said before the fault")
-        for case, result, fired, next_fired in zip(cases, results, times, [*times[1:], math.inf], strict=True):
+        for case, result, fired, next_fired in zip(
+            cases, results, times, [*times[1:], math.inf], strict=True
+        ):
             mine = [one for one in said if fired <= one.time < next_fired]
             result.screen = screen
             result.has_right_bits = same
@@ -254,15 +284,22 @@ class Trial:
             return goes_on or any(one.time >= fired for one in reading.said_in(self._folder))
 
         if case.fault.restarts or case.fault.is_outside:
-            with contextlib.suppress(AssertionError):  # the rest shows what came of it without a word
+            with contextlib.suppress(
+                AssertionError
+            ):  # the rest shows what came of it without a word
                 self._wait(is_told, "a sentence", TOLD_S)
         self._host_fault.repair()
 
     def wait_for_the_end(self) -> None:
         def has_ended() -> bool:
             for node, job in enumerate(self.jobs):
-                # A person types the command again where the host was gone, or the first one had left.
-                if self._cases[-1].fault.is_outside and job.entry.poll() not in (None, 0) and len(self.all_jobs) < 6:
+                # A person types the command again where the host was gone, or the first one had
+                # left.
+                if (
+                    self._cases[-1].fault.is_outside
+                    and job.entry.poll() not in (None, 0)
+                    and len(self.all_jobs) < 6
+                ):
                     self.jobs[node] = self._matrix.start(self._cases[-1], self._folder, node)
                     self.all_jobs.append(self.jobs[node])
             return not any(job.is_running() for job in self.jobs)
@@ -295,7 +332,9 @@ class Trial:
             remove_control_group(notes_of(case, self._folder))
 
     def _pids(self) -> list[int]:
-        return [pid for host in self._matrix.bed for pid in host.space.pids() if processes.command(pid)]
+        return [
+            pid for host in self._matrix.bed for pid in host.space.pids() if processes.command(pid)
+        ]
 
 
 def _unmount_orphans() -> None:
@@ -316,7 +355,9 @@ def remove_control_group(notes: Path) -> None:
         group.rmdir()
 
 
-def _judge(case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result) -> None:
+def _judge(
+    case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result
+) -> None:
     if case.fault.restarts:
         said = [one for one in said if not reading.is_of_a_slow_start(one)]
     result.said = [vars(one) for one in said]
@@ -326,7 +367,8 @@ def _judge(case: Case, said: list[reading.Said], steps: list[reading.Done], fire
     if said:
         result.diagnosis_s = said[0].time - fired
         result.is_right = all(is_right(case, one) for one in said)
-    # Restarts are counted by these: one that is told twice is taken for two. Of a link, each end tells.
+    # Restarts are counted by these: one that is told twice is taken for two. Of a link, each end
+    # tells.
     allowed = 2 if case.fault.names == "either" else 1
     if (ends := sum(one.word in ("hang", "failure") for one in said)) > allowed:
         result.problems.append(f"the end was told {ends} times")

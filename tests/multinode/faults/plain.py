@@ -1,6 +1,8 @@
-"""The same faults under plain torchrun, with a script without Drumline: what is reported, about which rank, how soon.
+"""The same faults under plain torchrun, with a script without Drumline: what is reported, about
+which rank, how soon.
 
-It gets some seconds, not the half hour that it would take: what was not said by then is told as "nothing".
+It gets some seconds, not the half hour that it would take: what was not said by then is told as
+"nothing".
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tests.multinode.faults.matrix import END_S, HERE, Matrix, notes_of, remove_
 from tests.multinode.job import Job
 
 CAP_S = 30.0
-# `failed (exitcode: -9) local_rank: 1 (pid: 12) of binary: ...`, and in the summary `rank : 3 (local_rank: 1)`.
+# `failed (exitcode: -9) local_rank: 1 (pid: 12) of binary: ...`, and in the summary `rank : 3
+# (local_rank: 1)`.
 NAMES_LOCAL = re.compile(r"failed \(exitcode: .*?\) local_rank: (\d+)")
 NAMES_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank", re.MULTILINE)
 # A rank's own traceback, which torch marks.
@@ -38,7 +41,8 @@ class PlainResult:
     said_s: float | None = None
     """From the fault to the first new line on any screen."""
     named: list[int] = field(default_factory=list)
-    """Ranks that were said to have failed, in the order in which they were named on the screens of a, then b."""
+    """Ranks that were said to have failed, in the order in which they were named on the screens of
+    a, then b."""
     names_only_the_right_one: bool = False
     new_step_s: float | None = None
     text: str = ""
@@ -65,11 +69,26 @@ def run_plain(matrix: Matrix, case: Case, *, cap_s: float = CAP_S) -> PlainResul
 
 def _start(matrix: Matrix, case: Case, folder: Path, node: int) -> Job:
     endpoint = f"{matrix.bed.hosts[0].address}:{28000 + matrix.count}"
-    where = ("--nnodes", str(len(HOSTS)), "--nproc-per-node", str(RANKS_PER_HOST), "--node-rank", str(node))
+    where = (
+        "--nnodes",
+        str(len(HOSTS)),
+        "--nproc-per-node",
+        str(RANKS_PER_HOST),
+        "--node-rank",
+        str(node),
+    )
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "plain")
     host = matrix.bed.hosts[node]
     return host.start(
-        *(sys.executable, "-m", "torch.distributed.run", *where, *meeting, "--local-addr", host.address),
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *where,
+            *meeting,
+            "--local-addr",
+            host.address,
+        ),
         *("--max-restarts", "3", "--", str(HERE / "plain_script.py")),
         *(str(folder), str(case.fault.steps), str(EVERY)),
         cwd=folder,
@@ -79,7 +98,12 @@ def _start(matrix: Matrix, case: Case, folder: Path, node: int) -> Job:
 
 
 def _watch(
-    folder: Path, notes: Path, jobs: list[Job], host_fault: HostFault, cap_s: float, result: PlainResult
+    folder: Path,
+    notes: Path,
+    jobs: list[Job],
+    host_fault: HostFault,
+    cap_s: float,
+    result: PlainResult,
 ) -> None:
     def has_struck() -> bool:
         host_fault.poll()
@@ -100,7 +124,9 @@ def _watch(
 
 
 def _end(matrix: Matrix, notes: Path) -> None:
-    while pids := [pid for host in matrix.bed for pid in host.space.pids() if processes.command(pid)]:
+    while pids := [
+        pid for host in matrix.bed for pid in host.space.pids() if processes.command(pid)
+    ]:
         processes.send(pids, signal.SIGKILL)
         time.sleep(0.05)
     remove_control_group(notes)

@@ -39,7 +39,9 @@ def main(folder: Path, steps: int, every: int) -> None:
     dist.barrier()
     workers = 2 if injection.plan.fault.startswith("worker") else 0
     while step < steps and not injection.leaves_now(step + 1):
-        loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), num_workers=workers)
+        loader = DataLoader(
+            data, batch_size=4, sampler=DistributedSampler(data), num_workers=workers
+        )
         for inputs, targets in loader:
             if step == steps or injection.leaves_now(step + 1):
                 break
@@ -53,7 +55,9 @@ def main(folder: Path, steps: int, every: int) -> None:
                 with (folder / "steps").open("a") as file:
                     file.write(f"{time.time()} {step} {os.getpid()}\n")
                 if step % every == 0:
-                    torch.save({"model": model.state_dict(), "step": step}, where / f"saved-{step:05d}.pt")
+                    torch.save(
+                        {"model": model.state_dict(), "step": step}, where / f"saved-{step:05d}.pt"
+                    )
     if injection.plan.fault == "left_waiting":
         dist.barrier()
     dist.destroy_process_group()

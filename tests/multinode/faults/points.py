@@ -1,4 +1,5 @@
-"""What is trained in the fault matrix: made-up points, a network of a few weights. No Drumline in it."""
+"""What is trained in the fault matrix: made-up points, a network of a few weights. No Drumline in
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads a run folder: what was reported, when its first new step was done, what was lost, and its final bits."""
+"""Reads a run folder: what was reported, when its first new step was done, what was lost, and its
+final bits."""
 
 from __future__ import annotations
 
@@ -42,13 +43,18 @@ class Done:
 
 
 def event_files(folder: Path, name: str) -> list[Path]:
-    """Below a folder in which a job still removes its old checkpoints: rglob would fail on one that is just gone."""
-    return [Path(top, name) for top, _, names in os.walk(folder) if Path(top).name == "events" and name in names]
+    """Below a folder in which a job still removes its old checkpoints: rglob would fail on one that
+    is just gone."""
+    return [
+        Path(top, name)
+        for top, _, names in os.walk(folder)
+        if Path(top).name == "events" and name in names
+    ]
 
 
 def said_in(folder: Path) -> list[Said]:
-    """Of all events below a folder, in the order of their times. What a sidecar leaves for rank 0 to report, at its
-    next log line, counts from the moment at which that does."""
+    """Of all events below a folder, in the order of their times. What a sidecar leaves for rank 0
+    to report, at its next log line, counts from the moment at which that does."""
     found = [
         Said(
             time=float(event["time"]),
@@ -67,12 +73,17 @@ def said_in(folder: Path) -> list[Said]:
             if event["kind"] == "straggler":
                 host = str(event["about_host"])
                 rank = event["about_rank"]
-                found.append(Said(float(event["time"]), "straggler", "straggler", host, rank, event["message"]))
+                found.append(
+                    Said(
+                        float(event["time"]), "straggler", "straggler", host, rank, event["message"]
+                    )
+                )
     return sorted(found, key=lambda one: one.time)
 
 
 def is_of_a_slow_start(said: Said) -> bool:
-    """On a busy machine the job that starts again may take longer than `hang_s` to: that is true, and no diagnosis."""
+    """On a busy machine the job that starts again may take longer than `hang_s` to: that is true,
+    and no diagnosis."""
     return said.word == "stall" and "is slow but alive: at startup" in said.message
 
 
@@ -121,7 +132,8 @@ def again(steps: list[Done], fired: float) -> Again:
 
 
 def bits_of(folder: Path, run: Path) -> str:
-    """A hash of the weights at the end; of a task also of all else that it saved, and its samples are verified."""
+    """A hash of the weights at the end; of a task also of all else that it saved, and its samples
+    are verified."""
     final = folder / "final.pt"
     if not final.exists():
         return digest(run, with_rng=True)
@@ -133,7 +145,11 @@ def bits_of(folder: Path, run: Path) -> str:
 
 def recovered_in(run: Path) -> list[dict[str, object]]:
     path = run / "events" / "rank-00000.jsonl"
-    return [event for event in read_events(path) if event["kind"] == "recovered"] if path.exists() else []
+    return (
+        [event for event in read_events(path) if event["kind"] == "recovered"]
+        if path.exists()
+        else []
+    )
 
 
 def to_text(said: Iterable[Said]) -> str:

@@ -20,7 +20,8 @@ def whats_wrong(result: Result) -> list[str]:
         "nothing was said": not result.said,
         "what was said is not what was expected": bool(result.said) and not result.is_right,
         "the bits are not those of a calm run": not result.has_right_bits,
-        "no step was done after the fault": result.new_step_s is None and FAULTS[result.fault].restarts,
+        "no step was done after the fault": result.new_step_s is None
+        and FAULTS[result.fault].restarts,
         "something was left behind": bool(result.left_behind),
     }
     return [*result.problems, *(what for what, is_so in wrong.items() if is_so)]

@@ -26,7 +26,11 @@ BATCH = 16
 
 
 def save(path: Path, model: torch.nn.Module, step: int, loader: Any) -> None:
-    state = {"model": model.state_dict(), "step": step, "cursor": (loader.cursor.epoch, loader.cursor.position)}
+    state = {
+        "model": model.state_dict(),
+        "step": step,
+        "cursor": (loader.cursor.epoch, loader.cursor.position),
+    }
     torch.save(state, path.with_suffix(".partial"))
     path.with_suffix(".partial").replace(path)
 
@@ -45,7 +49,8 @@ def main(folder: Path, steps: int, every: int, hang_s: float) -> None:
             model.load_state_dict(state["model"])
             step = state["step"]
             loader.cursor = Cursor(*state["cursor"])
-        # DDP lays its buckets out anew after the first backward pass, which changes the last bit of what comes after.
+        # DDP lays its buckets out anew after the first backward pass, which changes the last bit of
+        # what comes after.
         model(torch.zeros(4, 8)).sum().mul(0.0).backward()
         optimizer.zero_grad()
         while step < steps and not injection.leaves_now(step + 1):

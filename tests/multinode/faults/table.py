@@ -1,4 +1,5 @@
-"""The table of the soak: for each fault how often it was diagnosed right and how soon, compared with torchrun."""
+"""The table of the soak: for each fault how often it was diagnosed right and how soon, compared
+with torchrun."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def make_table(results: Sequence[Result], plain: Sequence[PlainResult], *, cap_s
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _row(title: str, results: Sequence[Result], plain: Sequence[PlainResult], cap_s: float) -> tuple[str, ...]:
+def _row(
+    title: str, results: Sequence[Result], plain: Sequence[PlainResult], cap_s: float
+) -> tuple[str, ...]:
     return (
         title,
         str(len(results)),
@@ -63,5 +66,9 @@ def _median(values: Sequence[float | None], nothing: str) -> str:
     known = [value for value in values if value is not None]
     if not values:
         return ""
-    few = f" ({len(values) - len(known)} of {len(values)}: {nothing})" if known and len(known) < len(values) else ""
+    few = (
+        f" ({len(values) - len(known)} of {len(values)}: {nothing})"
+        if known and len(known) < len(values)
+        else ""
+    )
     return f"{statistics.median(known):.1f}{few}" if known else nothing

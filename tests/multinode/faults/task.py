@@ -1,4 +1,5 @@
-"""What the fault matrix trains: a network of a few weights on made-up points, with a fault in it."""
+"""What the fault matrix trains: a network of a few weights on made-up points, with a fault in
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Faulty(Task):
         return Points(self.injection)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        # The first call is the warm-up's. After a restart steps are not these numbers, but the fault is over then.
+        # The first call is the warm-up's. After a restart steps are not these numbers, but the
+        # fault is over then.
         if self.calls:
             self.injection.begin_step(self.calls)
         self.calls += 1

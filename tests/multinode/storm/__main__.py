@@ -1,11 +1,13 @@
-"""Many faults in one unattended launch: does it recover each time, and how much time is spent training?
+"""Many faults in one unattended launch: does it recover each time, and how much time is spent
+training?
 
     python -m tests.multinode.storm --minutes 30 --every-s 40 --seed 0          (make soak-storm)
 
-One fault every 40 s, each kind in its turn, in an order that the seed decides: a rank is killed (`kill`), stopped
-(`stop`) or exits with 0 in the middle of a step (`exit`); a sidecar or an agent is killed; a host is cut off for 5, 10
-or 16 s (`cut_5`, ...), or is off for a while and a spare takes its place (`power_off`). It prints a table in Markdown,
-and compares the bits with a run without faults.
+One fault every 40 s, each kind in its turn, in an order that the seed decides: a rank is killed
+(`kill`), stopped (`stop`) or exits with 0 in the middle of a step (`exit`); a sidecar or an agent
+is killed; a host is cut off for 5, 10 or 16 s (`cut_5`, ...), or is off for a while and a spare
+takes its place (`power_off`). It prints a table in Markdown, and compares the bits with a run
+without faults.
 """
 
 from __future__ import annotations
@@ -87,21 +89,26 @@ class Storm:
         return self._turn.pop()
 
     def _trains(self) -> bool:
-        """Whether it has trained for a while: a fault while the one before is still being recovered from is not what
-        is counted here."""
+        """Whether it has trained for a while: a fault while the one before is still being recovered
+        from is not what is counted here."""
         last = self.bed.last_step(self.run)
         if last is None or time.time() - last.time > 1:
             self._trains_since = float("inf")
             return False
         self._trains_since = min(self._trains_since, time.monotonic())
-        return time.monotonic() - self._trains_since > SETTLED_S and self.steps - last.step > 2 * SAVE_EVERY
+        return (
+            time.monotonic() - self._trains_since > SETTLED_S
+            and self.steps - last.step > 2 * SAVE_EVERY
+        )
 
     def _strike(self, kind: str) -> None:
         busy = self._busy()
         host = self.bed.bed[busy[-1] if kind == "exit" else self.chance.choice(busy)]
         strike = Strike(kind, host.name, time.time(), self.job.log.stat().st_size)
         if kind in ("kill", "stop"):
-            strike.rank = self.bed.kill_rank(host, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            strike.rank = self.bed.kill_rank(
+                host, signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+            )
         elif kind in CUTS_S:
             host.cut()
             self._mends.append((time.monotonic() + CUTS_S[kind], "cut", host.name))
@@ -160,7 +167,9 @@ def main() -> int:
     parser.add_argument("--every-s", type=float, default=40.0, help="between two faults [40]")
     parser.add_argument("--procs", type=int, default=1, help="ranks of each host [1]")
     parser.add_argument("--faults", type=_kinds, default=KINDS, help=f"of {', '.join(KINDS)} [all]")
-    parser.add_argument("--expected", type=float, default=0.7, help="part of the time that trains [0.7]")
+    parser.add_argument(
+        "--expected", type=float, default=0.7, help="part of the time that trains [0.7]"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args()
     if reason := needs.missing():
@@ -183,7 +192,9 @@ def main() -> int:
         print(f"{ended}; effective time {effective_time(steps):.1%}", flush=True)
         has_right_bits = code == 0 and storm.has_right_bits()
         print(f"bits of a run without faults: {'the same' if has_right_bits else 'NOT the same'}")
-    is_fine = has_right_bits and all(strike.is_right and strike.new_step_s is not None for strike in storm.strikes)
+    is_fine = has_right_bits and all(
+        strike.is_right and strike.new_step_s is not None for strike in storm.strikes
+    )
     if not options.keep and is_fine:
         shutil.rmtree(folder)
     return 0 if is_fine else 1

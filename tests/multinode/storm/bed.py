@@ -24,7 +24,16 @@ TAIL_BYTES = 1 << 14
 RANK_FILE = re.compile(r"/rank-(\d+)\b")
 RUN = (
     *("--train.batch_size", "16", "--optim.schedule", "constant", "--checkpoint.keep_last", "2"),
-    *("--dist.device", "cpu", "--dist.threads", "1", "--log.every_steps", "1", "--data.workers", "0"),
+    *(
+        "--dist.device",
+        "cpu",
+        "--dist.threads",
+        "1",
+        "--log.every_steps",
+        "1",
+        "--data.workers",
+        "0",
+    ),
 )
 
 
@@ -60,12 +69,17 @@ class StormBed:
         return steps_of(self.folder / "none", run)
 
     def last_step(self, run: Path) -> Done | None:
-        """From the end of the events alone: all of them take a second to read after half an hour."""
+        """From the end of the events alone: all of them take a second to read after half an
+        hour."""
         path = run / "events" / "rank-00000.jsonl"
         with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             events = [json.loads(line) for line in file.read().splitlines()[1:]]
-            steps = [Done(event["time"], event["step"], 0) for event in events if event["kind"] == "train"]
+            steps = [
+                Done(event["time"], event["step"], 0)
+                for event in events
+                if event["kind"] == "train"
+            ]
             return steps[-1] if steps else None
         return None
 

@@ -1,4 +1,5 @@
-"""What came of each fault of a storm: the sentence about it, the next step, and how much of the time trained."""
+"""What came of each fault of a storm: the sentence about it, the next step, and how much of the
+time trained."""
 
 from __future__ import annotations
 
@@ -56,21 +57,29 @@ class Timeline:
         return next((noted_at for noted_at, size in self._sizes if size > position), None)
 
 
-def judge(strikes: Sequence[Strike], folder: Path, steps: list[Done], screen: bytes, timeline: Timeline) -> None:
+def judge(
+    strikes: Sequence[Strike], folder: Path, steps: list[Done], screen: bytes, timeline: Timeline
+) -> None:
     """Fill in what came of each, from the events, the steps and the screen until the next one."""
     sentences = said_in(folder)
     for number, strike in enumerate(strikes):
         following = strikes[number + 1] if number + 1 < len(strikes) else None
         until = following.time if following else float("inf")
         screen_until = following.screen_from if following else len(screen)
-        about = [said for said in sentences if strike.time <= said.time < until and _counts(said, strike)]
+        about = [
+            said for said in sentences if strike.time <= said.time < until and _counts(said, strike)
+        ]
         strike.sentences = [said.message for said in about]
         _judge_step(strike, steps, until)
         strike.effective = _effective_until(until, strike, steps)
         if strike.kind == "sidecar":
             strike.is_right = not about
             continue
-        reports = [] if strike.kind == "agent" else [(said.time, _is_right(said, strike)) for said in about]
+        reports = (
+            []
+            if strike.kind == "agent"
+            else [(said.time, _is_right(said, strike)) for said in about]
+        )
         printed_at = _printed_at(strike, screen[:screen_until], timeline)
         if printed_at is not None:
             reports.append((printed_at, True))
@@ -84,7 +93,9 @@ def _printed_at(strike: Strike, screen: bytes, timeline: Timeline) -> float | No
     """When the launch itself printed what happened."""
     if strike.kind not in PRINTED:
         return None
-    position = screen.find(PRINTED[strike.kind].format(host=strike.host).encode(), strike.screen_from)
+    position = screen.find(
+        PRINTED[strike.kind].format(host=strike.host).encode(), strike.screen_from
+    )
     return timeline.time_of(position) if position >= 0 else None
 
 
@@ -100,15 +111,21 @@ def _is_right(said: Said, strike: Strike) -> bool:
 
 
 def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
-    """The next step is the first of the restarted job. Where nothing was restarted, it is the first one after the
-    longest pause."""
+    """The next step is the first of the restarted job. Where nothing was restarted, it is the first
+    one after the longest pause."""
     restarted = again(steps, strike.time)
-    if restarted.first_new_step is not None and restarted.first_new_step < until and strike.kind != "sidecar":
+    if (
+        restarted.first_new_step is not None
+        and restarted.first_new_step < until
+        and strike.kind != "sidecar"
+    ):
         strike.new_step_s = restarted.first_new_step - strike.time
         strike.steps_lost = restarted.steps_lost
         return
     before = [step for step in steps if step.time <= strike.time]
-    times = [step.time for step in before[-1:]] + [step.time for step in steps if strike.time < step.time < until]
+    times = [step.time for step in before[-1:]] + [
+        step.time for step in steps if strike.time < step.time < until
+    ]
     pauses = list(itertools.pairwise(times))
     if strike.kind == "sidecar":  # it disturbs nothing
         pauses = pauses[:1]
@@ -120,7 +137,8 @@ def _judge_step(strike: Strike, steps: list[Done], until: float) -> None:
 
 
 def effective_time(steps: Sequence[Done]) -> float | None:
-    """Steps kept, at the pace of an undisturbed step, over the time from the first step to the last."""
+    """Steps kept, at the pace of an undisturbed step, over the time from the first step to the
+    last."""
     if len(steps) < 2:
         return None
     return (steps[-1].step - steps[0].step) * _pace_s(steps) / (steps[-1].time - steps[0].time)
@@ -138,7 +156,9 @@ def _effective_until(until: float, strike: Strike, steps: Sequence[Done]) -> flo
 
 def _pace_s(steps: Sequence[Done]) -> float:
     return statistics.median(
-        after.time - before.time for before, after in itertools.pairwise(steps) if after.start == before.start
+        after.time - before.time
+        for before, after in itertools.pairwise(steps)
+        if after.start == before.start
     )
 
 

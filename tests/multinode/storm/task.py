@@ -1,4 +1,5 @@
-"""What the storm trains: a few weights on made-up points, in steps that take a while without a busy CPU."""
+"""What the storm trains: a few weights on made-up points, in steps that take a while without a busy
+CPU."""
 
 from __future__ import annotations
 

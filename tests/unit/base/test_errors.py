@@ -7,7 +7,9 @@ from drumline.base.errors import ConfigError, DrumlineError, ExitCode, Place, di
 
 
 def test_a_message_says_what_where_and_what_next() -> None:
-    error = DrumlineError("the disk is full", next_step="free some space").located(host="node-b", rank=3, step=812)
+    error = DrumlineError("the disk is full", next_step="free some space").located(
+        host="node-b", rank=3, step=812
+    )
     assert str(error) == "the disk is full [rank 3 on node-b, step 812]\n  try: free some space"
 
 
@@ -43,6 +45,8 @@ def test_exit_codes_are_stable() -> None:
     assert errors.CheckpointError.exit_code == ExitCode.TRAINING_FAILED
 
 
-@pytest.mark.parametrize(("word", "sentence"), [("sdg", "did you mean 'sgd'?"), ("zzz", "known: adamw, sgd")])
+@pytest.mark.parametrize(
+    ("word", "sentence"), [("sdg", "did you mean 'sgd'?"), ("zzz", "known: adamw, sgd")]
+)
 def test_did_you_mean(word: str, sentence: str) -> None:
     assert did_you_mean(word, ["sgd", "adamw"]) == sentence

@@ -44,7 +44,9 @@ def wait_until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 def tree() -> Iterator[subprocess.Popen[bytes]]:
     """A shell, a shell in it, and a sleep in that."""
-    root = subprocess.Popen(["sh", "-c", "sh -c 'sleep 60; true'; true"], env={"DRUMLINE_TREE": "7"})
+    root = subprocess.Popen(
+        ["sh", "-c", "sh -c 'sleep 60; true'; true"], env={"DRUMLINE_TREE": "7"}
+    )
     wait_until(lambda: len(descendants(root.pid)) == 2)
     yield root
     send_signal([*descendants(root.pid), root.pid], signal.SIGKILL)
@@ -52,7 +54,9 @@ def tree() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_name_may_hold_anything() -> None:
-    stat = parse_stat(b"7 (a) (b) S 5 " + b"0 " * 9 + b"30 12 0 0 0 0 3 0 99 " + b"0 " * 29 + b"9 0")
+    stat = parse_stat(
+        b"7 (a) (b) S 5 " + b"0 " * 9 + b"30 12 0 0 0 0 3 0 99 " + b"0 " * 29 + b"9 0"
+    )
     assert (stat.name, stat.state, stat.parent) == ("a) (b", "S", 5)
     assert (stat.cpu_ticks, stat.num_threads, stat.start_ticks, stat.exit_status) == (42, 3, 99, 9)
 
@@ -77,10 +81,19 @@ def test_the_tree(tree: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize(
     ("cpu_max", "quota", "usable"),
-    [("max 100000", None, 8), ("250000 100000", 2.5, 2.5), ("1600000 100000", 16, 8), (None, None, 8)],
+    [
+        ("max 100000", None, 8),
+        ("250000 100000", 2.5, 2.5),
+        ("1600000 100000", 16, 8),
+        (None, None, 8),
+    ],
 )
 def test_cpus_are_limited_by_the_mask_and_by_the_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_max: str | None, quota: float | None, usable: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpu_max: str | None,
+    quota: float | None,
+    usable: float,
 ) -> None:
     if cpu_max is not None:
         (tmp_path / "cpu.max").write_text(f"{cpu_max}\n")
@@ -96,7 +109,9 @@ def test_a_machine_without_proc_has_no_descendants(monkeypatch: pytest.MonkeyPat
 
 def test_signals_that_are_caught() -> None:
     status = read_status(os.getpid())
-    assert has_signal(status, "SigCgt", signal.SIGINT) == (signal.getsignal(signal.SIGINT) != signal.SIG_IGN)
+    assert has_signal(status, "SigCgt", signal.SIGINT) == (
+        signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    )
     assert not has_signal(status, "SigCgt", signal.SIGKILL)
 
 

@@ -11,7 +11,13 @@ import pytest
 
 from drumline.base import rank_environment
 from drumline.base.job_secret import SECRET_ENV, derived, new_secret
-from drumline.base.rank_environment import COMMAND_START, LOST_AFTER_S, ScriptWatch, WatchSettings, watch_settings_from
+from drumline.base.rank_environment import (
+    COMMAND_START,
+    LOST_AFTER_S,
+    ScriptWatch,
+    WatchSettings,
+    watch_settings_from,
+)
 from drumline.base.startup import command_start, now, process_start
 from drumline.config.schema import WatchConfig
 from drumline.launch.node.agent import NodeAgent, RankFiles

@@ -1,6 +1,7 @@
 """torch's compiler is not loaded by optimizers and DDP, and is as ever when it is needed.
 
-What is loaded cannot be unloaded: all of it is shown in one process of its own, in the order of the functions below.
+What is loaded cannot be unloaded: all of it is shown in one process of its own, in the order of the
+functions below.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from drumline.base.startup import LateModule, load_compiler_late
 
 @pytest.mark.soak
 def test_the_compiler_is_loaded_late_and_completely() -> None:
-    """It takes seconds. In one of two hundred runs the process did not exit; then it shows where, and is run again."""
+    """It takes seconds. In one of two hundred runs the process did not exit; then it shows where,
+    and is run again."""
     for _ in range(2):
-        done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, __file__], capture_output=True, text=True, check=False
+        )
         if "Timeout (" not in done.stderr:
             break
         print(done.stderr)
@@ -31,14 +35,19 @@ def test_the_compiler_is_loaded_late_and_completely() -> None:
 def test_a_late_module_has_no_secrets() -> None:
     """Those who search through all modules do not wake it."""
     late = LateModule("no.such.module")
-    with pytest.raises(AttributeError, match=r"^module 'no.such.module' has no attribute '__file__'$"):
+    with pytest.raises(
+        AttributeError, match=r"^module 'no.such.module' has no attribute '__file__'$"
+    ):
         late.__file__  # noqa: B018
     with pytest.raises(ModuleNotFoundError):
         late.anything  # noqa: B018
 
 
-def test_a_part_of_a_late_module_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`import late.part` asks the stand-in for its path, and that loads the part: it must not come twice."""
+def test_a_part_of_a_late_module_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`import late.part` asks the stand-in for its path, and that loads the part: it must not come
+    twice."""
     package = tmp_path / "outer_of_late" / "late"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -106,7 +115,11 @@ def compile_something() -> None:
     assert torch._dynamo is real
     assert type(real) is type(sys)
     assert held is not real
-    assert (held.disable, held.graph_break, held.utils) == (real.disable, real.graph_break, real.utils)
+    assert (held.disable, held.graph_break, held.utils) == (
+        real.disable,
+        real.graph_break,
+        real.utils,
+    )
     kept = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable
     assert kept is not torch.optim.Optimizer.zero_grad.__wrapped__
     load_compiler_late()

@@ -30,10 +30,17 @@ SRUN = {
 def test_torchruns_variables_are_read() -> None:
     topology = topology_from(TORCHRUN)
     assert topology is not None
-    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (3, 4, 1, 2)
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
+        3,
+        4,
+        1,
+        2,
+    )
     assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
     assert (topology.is_restart, topology.agent_hosts_store) == (True, True)
-    first = topology_from({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "0"})
+    first = topology_from(
+        {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "0"}
+    )
     assert first is not None
     assert (first.is_restart, first.agent_hosts_store) == (False, False)
 
@@ -43,13 +50,19 @@ def test_without_a_launcher_there_is_no_topology() -> None:
 
 
 def test_what_mpirun_started_does_not_take_itself_for_the_only_rank() -> None:
-    with pytest.raises(PreflightError, match=r"several processes \(OMPI_COMM_WORLD_SIZE=4\), but none knows its rank"):
+    with pytest.raises(
+        PreflightError,
+        match=r"several processes \(OMPI_COMM_WORLD_SIZE=4\), but none knows its rank",
+    ):
         topology_from({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"})
     assert topology_from({**TORCHRUN, "OMPI_COMM_WORLD_SIZE": "4"}) is not None
 
 
 def test_missing_variables_are_all_named() -> None:
-    with pytest.raises(PreflightError, match=r"set RANK=3, WORLD_SIZE=4 but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
+    with pytest.raises(
+        PreflightError,
+        match=r"set RANK=3, WORLD_SIZE=4 but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
+    ):
         topology_from({"RANK": "3", "WORLD_SIZE": "4"})
 
 
@@ -66,7 +79,12 @@ def test_a_rank_beyond_the_world_size_is_rejected() -> None:
 def test_srun_is_understood() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
-    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (5, 8, 1, 4)
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
+        5,
+        8,
+        1,
+        4,
+    )
     assert topology.master_addr == "gpu007"
     assert not topology.agent_hosts_store
 

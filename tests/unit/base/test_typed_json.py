@@ -44,8 +44,14 @@ TREE = Tree((Leaf("x", ((1, 2), ())),), {3: 0.5}, ("b", 2), 7, True, {"any": [No
 
 def test_what_was_written_is_read() -> None:
     assert from_json(Tree, json.loads(json.dumps(asdict(TREE)))) == TREE
-    assert from_json(Tree, {"leaves": [], "ages": {"1": 2}}) == Tree((), {1: 2}), "defaults; an int is a float, too"
-    assert from_json(Note, {"text": "", "ranks": [1], "more": None}) == {"text": "", "ranks": [1], "more": None}
+    assert from_json(Tree, {"leaves": [], "ages": {"1": 2}}) == Tree((), {1: 2}), (
+        "defaults; an int is a float, too"
+    )
+    assert from_json(Note, {"text": "", "ranks": [1], "more": None}) == {
+        "text": "",
+        "ranks": [1],
+        "more": None,
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ import torch
 
 import drumline
 from drumline.base.errors import UsageError
-from drumline.base.user_code import build_accepted, is_class_spec, is_users_file, load_class, load_function
+from drumline.base.user_code import (
+    build_accepted,
+    is_class_spec,
+    is_users_file,
+    load_class,
+    load_function,
+)
 
 
 @pytest.fixture
@@ -46,7 +52,10 @@ def test_only_names_with_a_colon_point_into_user_code() -> None:
         ("nets.py:", "does not name a class"),
         ("nowhere/nets.py:Net", r"there is no file nowhere/nets.py \(looked in "),
         ("no_such_package.nets:Net", "there is no module 'no_such_package.nets'"),
-        ("collections:OrderdDict", "collections has no class 'OrderdDict'; did you mean 'OrderedDict'"),
+        (
+            "collections:OrderdDict",
+            "collections has no class 'OrderdDict'; did you mean 'OrderedDict'",
+        ),
     ],
 )
 def test_bad_names_are_explained(spec: str, message: str) -> None:
@@ -85,16 +94,22 @@ def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
     assert str(caught.value) == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
 
 
-def test_a_file_that_would_shadow_a_loaded_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_would_shadow_a_loaded_module_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "json.py").write_text("class Net: pass\n")
-    with pytest.raises(UsageError, match=r"a module named 'json' is already loaded\n  try: rename json.py"):
+    with pytest.raises(
+        UsageError, match=r"a module named 'json' is already loaded\n  try: rename json.py"
+    ):
         load_class(f"{tmp_path / 'json.py'}:Net")
 
 
 def test_a_file_whose_name_is_no_module_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v1.2.py").write_text("class Net: pass\n")
-    with pytest.raises(UsageError, match=r"'v1.2' is not a valid module name\n  try: rename the file"):
+    with pytest.raises(
+        UsageError, match=r"'v1.2' is not a valid module name\n  try: rename the file"
+    ):
         load_class(f"{tmp_path / 'v1.2.py'}:Net")
 
 
@@ -109,7 +124,10 @@ def build(*, width: int, depth: int = 1) -> tuple[int, int]:
 
 
 def test_a_builder_gets_what_it_accepts() -> None:
-    assert build_accepted(build, {"width": 2, "other": 9}, options={"depth": 5}, what="net") == (2, 5)
+    assert build_accepted(build, {"width": 2, "other": 9}, options={"depth": 5}, what="net") == (
+        2,
+        5,
+    )
     assert build_accepted(build, {"width": 2}, options={"width": 7}, what="net") == (7, 1)
 
 
@@ -119,7 +137,9 @@ def test_an_option_that_a_builder_does_not_take_is_named() -> None:
 
 
 def test_an_argument_that_nothing_provides_is_named() -> None:
-    with pytest.raises(UsageError, match="net needs width, which neither the dataset nor the settings provide"):
+    with pytest.raises(
+        UsageError, match="net needs width, which neither the dataset nor the settings provide"
+    ):
         build_accepted(build, {}, options={}, what="net")
 
 

@@ -1,4 +1,5 @@
-"""Run by test_store_crashes.py in a process of its own: forks writers, kills them, looks at what they left.
+"""Run by test_store_crashes.py in a process of its own: forks writers, kills them, looks at what
+they left.
 
     python crashes.py FOLDER    killed at each call that touches the disk, one after the other; then from outside,
                                 after random delays
@@ -25,17 +26,41 @@ import torch
 from drumline.checkpoint import retention, store
 from drumline.runs import catalog
 
-TOUCHES_THE_DISK = {"mkdir", "rename", "unlink", "rmdir", "open", "write", "flush", "fsync", "close", "scandir"}
+TOUCHES_THE_DISK = {
+    "mkdir",
+    "rename",
+    "unlink",
+    "rmdir",
+    "open",
+    "write",
+    "flush",
+    "fsync",
+    "close",
+    "scandir",
+}
 
 
 def write(root: Path, step: int, *, size: int = 64) -> None:
     tensors = {"model": {"w": torch.full((size,), float(step))}}
-    store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics={"loss": float(step)})
+    store.write(
+        root,
+        step,
+        tensors=tensors,
+        documents={"progress": {"step": step}},
+        metrics={"loss": float(step)},
+    )
 
 
 def prune(root: Path, *, last: int = 2, best: int = 1) -> None:
     if (newest := catalog.newest_valid(root).path) is not None:
-        retention.prune(root, keep_last=last, keep_best=best, metric="loss", higher_is_better=False, newest=newest)
+        retention.prune(
+            root,
+            keep_last=last,
+            keep_best=best,
+            metric="loss",
+            higher_is_better=False,
+            newest=newest,
+        )
 
 
 def prune_to_one(root: Path) -> None:
@@ -43,7 +68,8 @@ def prune_to_one(root: Path) -> None:
 
 
 def work_until_killed(work: Callable[[Path], object], root: Path, moment: int) -> None:
-    """Die by SIGKILL just before a call that touches the disk, which is just after the one before."""
+    """Die by SIGKILL just before a call that touches the disk, which is just after the one
+    before."""
     seen = 0
 
     def profile(frame: Any, event: str, function: Any) -> None:
@@ -86,7 +112,8 @@ def check_resumes(root: Path, step: int) -> None:
 
 
 def killed_at_every_moment(folder: Path, work: Callable[[Path], object], *, least: int) -> int:
-    """Kill `work` at its first moment, its second, and so on until it comes to its end; how many there were."""
+    """Kill `work` at its first moment, its second, and so on until it comes to its end; how many
+    there were."""
     start = folder / "start"
     for step in (1, 2, 3):
         write(start, step)
@@ -153,7 +180,9 @@ def any_moment(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", DeprecationWarning)  # forking with torch's idle threads: the child uses none
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # forking with torch's idle threads: the child uses none
     torch.set_num_threads(1)
     every_moment(Path(sys.argv[1]))
     any_moment(Path(sys.argv[1]))

@@ -13,13 +13,21 @@ from drumline.checkpoint.state import capture, load_checkpoint
 from drumline.runs.manifest import CorruptCheckpointError
 
 
-def save(run: Path, step: int, *, with_optimizer: bool = True) -> tuple[nn.Linear, torch.optim.Optimizer]:
+def save(
+    run: Path, step: int, *, with_optimizer: bool = True
+) -> tuple[nn.Linear, torch.optim.Optimizer]:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=step / 10, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     snapshot = capture(model, optimizer if with_optimizer else None, progress={"step": step})
-    store.write(run / "checkpoints", step, tensors=snapshot.tensors, documents=snapshot.documents, metrics={})
+    store.write(
+        run / "checkpoints",
+        step,
+        tensors=snapshot.tensors,
+        documents=snapshot.documents,
+        metrics={},
+    )
     return model, optimizer
 
 
@@ -64,16 +72,22 @@ def test_a_corrupt_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.messages == [f"the checkpoint {skipped} was skipped: model.json is missing"]
 
 
-def test_one_that_is_not_finite_is_loaded_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_is_not_finite_is_loaded_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "checkpoints"
     snapshot = capture(nn.Linear(2, 2), None, progress={"step": 1})
     tensors = snapshot.tensors
     documents = snapshot.documents
-    store.write(path, 1, tensors=tensors, documents=documents, metrics={}, non_finite="model/weight")
+    store.write(
+        path, 1, tensors=tensors, documents=documents, metrics={}, non_finite="model/weight"
+    )
     for folder in (tmp_path, path / "step-00000001"):
         load_checkpoint(folder, nn.Linear(2, 2))
     assert (
-        caplog.messages == [f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"] * 2
+        caplog.messages
+        == [f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"]
+        * 2
     )
 
 
@@ -85,14 +99,19 @@ def test_a_corrupt_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(
-        CorruptCheckpointError, match=r"is corrupt or incomplete: model\.safetensors: its checksum differs"
+        CorruptCheckpointError,
+        match=r"is corrupt or incomplete: model\.safetensors: its checksum differs",
     ):
         load_checkpoint(path, nn.Linear(2, 2))
     (path / "model.json").unlink()
-    with pytest.raises(CorruptCheckpointError, match=r"is corrupt or incomplete: model\.json is missing"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"is corrupt or incomplete: model\.json is missing"
+    ):
         load_checkpoint(path, nn.Linear(2, 2))
     (path / "manifest.json").unlink()
-    with pytest.raises(CorruptCheckpointError, match=r"is corrupt or incomplete: manifest\.json is missing"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"is corrupt or incomplete: manifest\.json is missing"
+    ):
         load_checkpoint(path, nn.Linear(2, 2))
 
 
@@ -103,12 +122,16 @@ def test_one_that_was_copied_under_another_name(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  try: give"):
+    with pytest.raises(
+        CheckpointError, match=rf"there is no folder {tmp_path}/none \(looked in .*\)\n  try: give"
+    ):
         load_checkpoint(tmp_path / "none", nn.Linear(2, 2))
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  try: give a run"):
+    with pytest.raises(
+        CheckpointError, match=rf"there is no complete checkpoint in {tmp_path}\n  try: give a run"
+    ):
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 
 

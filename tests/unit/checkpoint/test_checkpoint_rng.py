@@ -35,7 +35,8 @@ def draw() -> list[object]:
 
 @pytest.mark.parametrize("draws_before", [0, 1, 700])
 def test_the_next_draws_are_the_same(draws_before: int) -> None:
-    """An odd number of normal draws leaves a second one waiting in each generator; 700 crosses a refill."""
+    """An odd number of normal draws leaves a second one waiting in each generator; 700 crosses a
+    refill."""
     torch.manual_seed(3)
     np.random.seed(4)
     random.seed(5)
@@ -69,10 +70,13 @@ def test_it_survives_a_gather() -> None:
     assert draw() == expected
 
 
-@pytest.mark.parametrize("state", [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "state", [torch.zeros(5, dtype=torch.uint8), torch.zeros(RNG_BYTES, dtype=torch.uint8)]
+)
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"the saved random state is corrupt: it is no random state \({state.numel()} bytes\)"
+        CheckpointError,
+        match=rf"the saved random state is corrupt: it is no random state \({state.numel()} bytes\)",
     ):
         restore_rng(state, CPU)
 
@@ -88,7 +92,9 @@ def test_another_generator_in_numpy() -> None:
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
-        with pytest.raises(CheckpointError, match="numpy's global generator is a PCG64, which cannot be saved"):
+        with pytest.raises(
+            CheckpointError, match="numpy's global generator is a PCG64, which cannot be saved"
+        ):
             capture_rng(CPU)
     finally:
         np.random.set_bit_generator(before)

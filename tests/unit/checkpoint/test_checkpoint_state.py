@@ -34,7 +34,9 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer)
     snapshot = capture(model, optimizer, progress=PROGRESS)
-    path = store.write(tmp_path, 3, tensors=snapshot.tensors, documents=snapshot.documents, metrics={})
+    path = store.write(
+        tmp_path, 3, tensors=snapshot.tensors, documents=snapshot.documents, metrics={}
+    )
     other, resumed = make()
     assert restore(store.read(path), other, resumed) == PROGRESS
     train(model, optimizer)
@@ -64,7 +66,9 @@ def test_the_scale_of_fp16_is_restored() -> None:
 
 
 @pytest.mark.parametrize("scaler", [None, make_scaler(enabled=False)])
-def test_a_run_that_turns_fp16_on_starts_with_a_fresh_scale(scaler: torch.amp.GradScaler | None) -> None:
+def test_a_run_that_turns_fp16_on_starts_with_a_fresh_scale(
+    scaler: torch.amp.GradScaler | None,
+) -> None:
     model, _ = make()
     fresh = make_scaler()
     restore(capture(model, scaler=scaler, progress={}), model, scaler=fresh)
@@ -73,5 +77,8 @@ def test_a_run_that_turns_fp16_on_starts_with_a_fresh_scale(scaler: torch.amp.Gr
 
 def test_a_checkpoint_without_an_optimizer() -> None:
     model, optimizer = make()
-    with pytest.raises(CheckpointError, match="the checkpoint holds no optimizer state\n  try: load the model alone"):
+    with pytest.raises(
+        CheckpointError,
+        match="the checkpoint holds no optimizer state\n  try: load the model alone",
+    ):
         restore(capture(model, progress={}), model, optimizer)

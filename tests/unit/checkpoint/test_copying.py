@@ -1,4 +1,5 @@
-"""The copy that a save makes holds what was there when it was made, whatever happens to the model afterwards."""
+"""The copy that a save makes holds what was there when it was made, whatever happens to the model
+afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ CPU = torch.device("cpu")
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to(
+        memory_format=torch.channels_last
+    )
     model[0].weight.data[0, 0, 0, 0] = torch.nan
     optimizer = torch.optim.AdamW(model.parameters())
     change(model, optimizer)
@@ -35,9 +38,13 @@ def bits(tensor: Tensor) -> bytes:
 
 def write(root: Path, copied: Copy) -> dict[str, dict[str, bytes]]:
     copied.wait()
-    path = store.write(root, 1, tensors=copied.tensors, documents={}, metrics={}, stream=copied.stream)
+    path = store.write(
+        root, 1, tensors=copied.tensors, documents={}, metrics={}, stream=copied.stream
+    )
     read = store.read(path).tensors
-    return {file: {name: bits(tensor) for name, tensor in group.items()} for file, group in read.items()}
+    return {
+        file: {name: bits(tensor) for name, tensor in group.items()} for file, group in read.items()
+    }
 
 
 def test_what_is_written_later_is_what_there_was_at_the_save(tmp_path: Path) -> None:
@@ -65,7 +72,10 @@ def test_copies_in_one_piece_of_memory_keep_types_shapes_and_layouts() -> None:
         "h": torch.full((3,), torch.nan).to(torch.float8_e4m3fn),
     }
     memory = torch.empty(copying._room_for(tensors.values()), dtype=torch.uint8)
-    for copied in (copying._beside({"x": tensors}, CPU)["x"], copying._into(memory, {"x": tensors})["x"]):
+    for copied in (
+        copying._beside({"x": tensors}, CPU)["x"],
+        copying._into(memory, {"x": tensors})["x"],
+    ):
         assert list(copied) == list(tensors)
         for name, tensor in tensors.items():
             assert (copied[name].dtype, copied[name].shape) == (tensor.dtype, tensor.shape)

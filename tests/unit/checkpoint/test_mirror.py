@@ -1,4 +1,5 @@
-"""The mirror of a run folder in a real S3 endpoint (moto over HTTP), and behind a proxy that is slow or fails."""
+"""The mirror of a run folder in a real S3 endpoint (moto over HTTP), and behind a proxy that is
+slow or fails."""
 
 from __future__ import annotations
 
@@ -51,10 +52,16 @@ class Folder:
         keep |= {"metric": "loss", "higher_is_better": False}
         self.run = MirroredRun(open_store(url))
         self.mirror = Mirror(
-            self.run, folder, retention=keep, note=self.notes.append, alive=lambda: self.marks.append(0)
+            self.run,
+            folder,
+            retention=keep,
+            note=self.notes.append,
+            alive=lambda: self.marks.append(0),
         )
 
-    def save(self, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
+    def save(
+        self, step: int, *, value: float | None = None, size: int = 4, **metrics: float
+    ) -> Path:
         path = write(self.root, step, value=value, size=size, **metrics)
         self.mirror.saved(path)
         return path
@@ -71,11 +78,15 @@ class Folder:
         return sorted(self.run.checkpoints().complete)
 
 
-def write(root: Path, step: int, *, value: float | None = None, size: int = 4, **metrics: float) -> Path:
+def write(
+    root: Path, step: int, *, value: float | None = None, size: int = 4, **metrics: float
+) -> Path:
     weights = torch.full((size,), float(step if value is None else value))
     tensors = {"model": {"w": weights}, "optimizer": {"m": weights}}
     progress = {"step": step, "cursor": {"epoch": 0, "position": step}}
-    return store.write(root, step, tensors=tensors, documents={"progress": progress}, metrics=metrics)
+    return store.write(
+        root, step, tensors=tensors, documents={"progress": progress}, metrics=metrics
+    )
 
 
 def wait_until(is_done: Callable[[], object]) -> None:
@@ -135,7 +146,13 @@ def test_a_file_that_grows_is_uploaded_in_pieces_and_restored(
             events.write_text(content)
             folder.save(step)
             folder.mirror.finish(LIMIT_S)
-            put.append([path[-5:] for method, path in proxy.requests if method == "PUT" and "events" in path])
+            put.append(
+                [
+                    path[-5:]
+                    for method, path in proxy.requests
+                    if method == "PUT" and "events" in path
+                ]
+            )
             restore_run(folder.run, tmp_path / str(step))
             whole = {1: 8, 2: 10}.get(step, len(content))
             assert (tmp_path / str(step) / "events" / events.name).read_text() == content[:whole]
@@ -148,7 +165,9 @@ def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
 ) -> None:
     def lose(method: str, path: str) -> int | None:
         """Once the manifest is in the store."""
-        return 503 if any(path.endswith("manifest.json") for _, path in proxy.requests[:-1]) else None
+        return (
+            503 if any(path.endswith("manifest.json") for _, path in proxy.requests[:-1]) else None
+        )
 
     with Proxy(bucket.server, lose) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -158,7 +177,9 @@ def test_a_host_that_is_lost_after_an_upload_leaves_the_ledger_of_its_steps(
         wait_until(lambda: folder.mirror._failure)
         folder.close(0.1)
     use_endpoint(monkeypatch, bucket.server)
-    assert restore_run(MirroredRun(open_store(bucket.url)), tmp_path / "b")[0].startswith("restored step 2 ")
+    assert restore_run(MirroredRun(open_store(bucket.url)), tmp_path / "b")[0].startswith(
+        "restored step 2 "
+    )
     assert (tmp_path / "b" / "ledger.jsonl").read_text() == "1\n2\n"
 
 
@@ -208,7 +229,9 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_upload_of_checkpoints(
     ]
 
 
-def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_saves_pile_up_the_newest_is_next(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = threading.Event()
 
     def hold(method: str, path: str) -> None:
@@ -219,10 +242,19 @@ def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, m
         use_endpoint(monkeypatch, proxy.url)
         folder = Folder(bucket.url, tmp_path)
         folder.save(1)
-        wait_until(lambda: any("step-00000001" in path for method, path in proxy.requests if method == "PUT"))
+        wait_until(
+            lambda: any(
+                "step-00000001" in path for method, path in proxy.requests if method == "PUT"
+            )
+        )
         for step in (2, 3, 4):
             folder.save(step)  # returns while the endpoint does not answer
-        assert folder.steps == [1, 2, 3, 4]  # nothing is removed before it, or a newer one, is in the store
+        assert folder.steps == [
+            1,
+            2,
+            3,
+            4,
+        ]  # nothing is removed before it, or a newer one, is in the store
         gate.set()
         folder.close()
         assert folder.steps == folder.mirrored == [3, 4]
@@ -230,7 +262,9 @@ def test_when_saves_pile_up_the_newest_is_next(bucket: Bucket, tmp_path: Path, m
         assert uploaded == ["1", "4", "3"]
 
 
-def test_a_step_that_is_saved_again_replaces_the_earlier_one(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_replaces_the_earlier_one(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     folder = Folder(bucket.url, tmp_path)
     folder.save(1, value=1.0)
     folder.mirror.finish(LIMIT_S)
@@ -238,7 +272,10 @@ def test_a_step_that_is_saved_again_replaces_the_earlier_one(bucket: Bucket, tmp
     folder.close()
     restored = tmp_path / "other"
     restore_run(folder.run, restored)
-    assert torch.equal(store.read(restored / "checkpoints/step-00000001").tensors["model"]["w"], torch.full((4,), 2.0))
+    assert torch.equal(
+        store.read(restored / "checkpoints/step-00000001").tensors["model"]["w"],
+        torch.full((4,), 2.0),
+    )
 
 
 def test_a_file_that_became_corrupt_here_is_not_mirrored(
@@ -269,7 +306,9 @@ def test_one_that_became_corrupt_here_does_not_replace_the_good_one_of_the_same_
     assert restore_run(folder.run, tmp_path / "b")[0].startswith("restored step 1 ")
 
 
-def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     folder = Folder(bucket.url, tmp_path, keep_last=1, keep_best=1)
     path = write(folder.root, 1, loss=0.1)
     content = (path / "model.safetensors").read_bytes()
@@ -284,7 +323,10 @@ def test_a_corrupt_one_that_is_kept_here_does_not_stop_retention(bucket: Bucket,
 
 
 def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     reached = threading.Event()
     gate = threading.Event()
@@ -292,7 +334,9 @@ def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
     def hold(method: str, path: str) -> None:
         """The listing for retention in the store."""
         is_listing = (method, path.strip("/")) == ("GET", bucket.name)
-        if is_listing and any(path.endswith("manifest.json") for method, path in proxy.requests if method == "PUT"):
+        if is_listing and any(
+            path.endswith("manifest.json") for method, path in proxy.requests if method == "PUT"
+        ):
             reached.set()
             gate.wait(LIMIT_S)
 
@@ -314,7 +358,11 @@ def test_a_checkpoint_that_a_save_has_removed_meanwhile_is_not_reported(
 
 @pytest.mark.parametrize("fault", [503, 500, "close"])
 def test_a_failing_endpoint_is_reported_once_and_tried_again(
-    bucket: Bucket, fault: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket,
+    fault: int | str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Proxy(bucket.server, lambda method, path: fault) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -344,7 +392,9 @@ def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_
         folder = Folder(bucket.url, tmp_path, keep_last=1)
         for step in (1, 2):
             folder.save(step)
-        wait_until(lambda: any(path.endswith("step-00000002/manifest.json") for _, path in proxy.requests))
+        wait_until(
+            lambda: any(path.endswith("step-00000002/manifest.json") for _, path in proxy.requests)
+        )
         wait_until(lambda: folder.mirror._failure)
         assert folder.steps == [1, 2]
         proxy.fault = lambda method, path: None
@@ -353,7 +403,10 @@ def test_a_local_checkpoint_stays_until_the_store_has_confirmed_the_manifest_of_
 
 
 def test_an_endpoint_that_is_slow_does_not_delay_a_save(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """At the end the run waits, reports how far it is, and after a limit what is not mirrored."""
     gate = threading.Event()
@@ -366,17 +419,23 @@ def test_an_endpoint_that_is_slow_does_not_delay_a_save(
         use_endpoint(monkeypatch, proxy.url)
         folder = Folder(bucket.url, tmp_path)
         folder.save(1)
-        wait_until(lambda: any(path.endswith("optimizer.safetensors") for _, path in proxy.requests))
+        wait_until(
+            lambda: any(path.endswith("optimizer.safetensors") for _, path in proxy.requests)
+        )
         folder.mirror.finish(1.0)
         assert folder.marks  # for the watchdog
         assert folder.notes
         assert folder.notes[-1].startswith(f"waiting for the mirror {bucket.url}: step 1, ")
-        assert f"the checkpoint of step 1 is not in the mirror {bucket.url}: step 1, " in caplog.text
+        assert (
+            f"the checkpoint of step 1 is not in the mirror {bucket.url}: step 1, " in caplog.text
+        )
         count = len(folder.notes)
         folder.close()  # does not wait again
         gate.set()
         wait_until(lambda: not folder.mirror._thread.is_alive())
-        assert folder.mirrored == []  # another mirror of this run may have begun: it uploads all of it
+        assert (
+            folder.mirrored == []
+        )  # another mirror of this run may have begun: it uploads all of it
         assert len(folder.notes) == count  # the files of a run that has ended are closed
 
 
@@ -391,7 +450,9 @@ def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
     monkeypatch.setattr(fsspec_store, "ANSWER_S", 2.0)
     monkeypatch.setattr(object_store, "RETRY_AFTER_S", ())
     try:
-        with pytest.raises(StoreError, match=rf"cannot be read: {url}/\S+ is unreachable: no answer for 2 s\n"):
+        with pytest.raises(
+            StoreError, match=rf"cannot be read: {url}/\S+ is unreachable: no answer for 2 s\n"
+        ):
             restore_run(run, tmp_path / "empty")
         folder.save(1)
         folder.close(0.3)
@@ -401,7 +462,10 @@ def test_a_store_that_never_answers_holds_up_neither_the_start_nor_the_end(
 
 
 def test_a_store_that_refuses_is_not_waited_for_and_the_next_start_uploads(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Proxy(bucket.server, lambda method, path: 403 if method == "PUT" else None) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -410,7 +474,10 @@ def test_a_store_that_refuses_is_not_waited_for_and_the_next_start_uploads(
             folder.save(step)
         folder.close(1e9)
     assert "Try: give this user or role the right s3:PutObject there" in caplog.text
-    assert f"the checkpoint of step 1 and 2 is not in the mirror {bucket.url}: access to {bucket.url}/" in caplog.text
+    assert (
+        f"the checkpoint of step 1 and 2 is not in the mirror {bucket.url}: access to {bucket.url}/"
+        in caplog.text
+    )
     use_endpoint(monkeypatch, bucket.server)
     again = Folder(bucket.url, tmp_path)
     again.mirror.start()
@@ -435,11 +502,17 @@ def test_a_disk_that_fills_up_loses_no_checkpoint_that_is_not_mirrored(
     last = folder.steps[-1]
     assert last >= 3
     assert folder.steps == list(range(1, last + 1))
-    assert all(catalog.verify(folder.root / catalog.folder_name(step)).step == step for step in folder.steps)
+    assert all(
+        catalog.verify(folder.root / catalog.folder_name(step)).step == step
+        for step in folder.steps
+    )
     what = str(caught.value)
-    assert what.startswith(f"the checkpoint {folder.root / catalog.folder_name(last + 1)} could not be saved: the disk")
+    assert what.startswith(
+        f"the checkpoint {folder.root / catalog.folder_name(last + 1)} could not be saved: the disk"
+    )
     assert (
-        f"the last good checkpoint, {folder.root / catalog.folder_name(last)}, is untouched\n  try: free some" in what
+        f"the last good checkpoint, {folder.root / catalog.folder_name(last)}, is untouched\n  try: free some"
+        in what
     )
     use_endpoint(monkeypatch, bucket.server)
     again = Folder(bucket.url, folder.path, keep_last=1)
@@ -469,7 +542,11 @@ def test_retention_is_the_same_on_both_sides(bucket: Bucket, tmp_path: Path) -> 
 
 def test_what_the_mirror_did_not_make_is_not_deleted(bucket: Bucket, tmp_path: Path) -> None:
     """Objects and unfinished uploads of others, also below an address that they use, too."""
-    others = ["checkpoints/epoch-3.pt", "checkpoints/step-5/model.pt", "checkpoints/step-00000009/notes/a.txt"]
+    others = [
+        "checkpoints/epoch-3.pt",
+        "checkpoints/step-5/model.pt",
+        "checkpoints/step-00000009/notes/a.txt",
+    ]
     for name in others:
         bucket.put(name, b"theirs")
     own = "checkpoints/step-00000001/model.safetensors"
@@ -483,7 +560,9 @@ def test_what_the_mirror_did_not_make_is_not_deleted(bucket: Bucket, tmp_path: P
     assert bucket.unfinished() == ["other-job/model.pt"]
 
 
-def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(bucket: Bucket, tmp_path: Path) -> None:
+def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     first = Folder(bucket.url, tmp_path / "a", keep_last=1, keep_best=1)
     for step, loss in ((1, 0.1), (2, 0.9)):
         first.save(step, loss=loss)
@@ -497,7 +576,9 @@ def test_the_best_in_the_mirror_stays_when_a_run_continues_elsewhere(bucket: Buc
     assert second.mirrored == [1, 3]
 
 
-def test_the_mirror_of_another_run_is_refused(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mirror_of_another_run_is_refused(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = Folder(bucket.url, tmp_path / "a")
     first.save(1)
     first.close()
@@ -508,11 +589,15 @@ def test_the_mirror_of_another_run_is_refused(bucket: Bucket, tmp_path: Path, ca
     assert bucket.sizes() == before
     text = f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
     assert text in caplog.text
-    with pytest.raises(UsageError, match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume"):
+    with pytest.raises(
+        UsageError, match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume"
+    ):
         restore_run(other.run, other.path)
 
 
-def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     """As when the node of rank 0 changes, and changes back. What the old folder holds is kept."""
     ledger = "ledger.jsonl"
     first = Folder(bucket.url, tmp_path / "a")
@@ -560,7 +645,10 @@ def test_two_that_have_continued_apart_are_not_mixed(bucket: Bucket, tmp_path: P
 
 
 def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The upload of the earlier one is on its way when the later one begins."""
     reached = threading.Event()
@@ -587,11 +675,16 @@ def test_of_two_runs_that_start_with_one_mirror_the_later_has_it(
         f"the mirror failed: {bucket.url} has become the mirror of another run folder; training continues"
         in caplog.text
     )
-    assert "Try: stop one of the two runs, or give one of them another --checkpoint.mirror" in caplog.text
+    assert (
+        "Try: stop one of the two runs, or give one of them another --checkpoint.mirror"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"ids": 3}'])
-def test_a_marker_in_the_store_that_cannot_be_read_is_replaced(bucket: Bucket, tmp_path: Path, content: bytes) -> None:
+def test_a_marker_in_the_store_that_cannot_be_read_is_replaced(
+    bucket: Bucket, tmp_path: Path, content: bytes
+) -> None:
     bucket.put(f"runs/a/{MARKER}", content)
     folder = Folder(bucket.url, tmp_path)
     folder.save(1)
@@ -602,7 +695,10 @@ def test_a_marker_in_the_store_that_cannot_be_read_is_replaced(bucket: Bucket, t
 
 
 def test_of_two_claims_at_once_one_succeeds(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Both have seen that nobody has the mirror before either claims it."""
     both = threading.Event()
@@ -629,10 +725,16 @@ def test_of_two_claims_at_once_one_succeeds(
     assert len(arrivals) == 2
     assert [bucket.read(f"runs/a/{MARKER}")] == first, "the later one has replaced it"
     owner = json.loads(first[0])["ids"]
-    winner = folders[[json.loads((folder.path / MARKER).read_text())["id"] for folder in folders].index(owner[0])]
-    assert {name.split("/")[3] for name in bucket.sizes() if "/step-" in name} == {catalog.folder_name(winner.steps[0])}
+    winner = folders[
+        [json.loads((folder.path / MARKER).read_text())["id"] for folder in folders].index(owner[0])
+    ]
+    assert {name.split("/")[3] for name in bucket.sizes() if "/step-" in name} == {
+        catalog.folder_name(winner.steps[0])
+    }
     assert caplog.text.count("has become the mirror of another run folder; training continues") == 1
-    assert not any(note.startswith("mirrored") for one in folders if one is not winner for note in one.notes)
+    assert not any(
+        note.startswith("mirrored") for one in folders if one is not winner for note in one.notes
+    )
 
 
 # Killed uploads
@@ -661,7 +763,9 @@ def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(bucket: Bucket, tmp_
         return None
 
     with Proxy(bucket.server, hold) as proxy:
-        process = server_context.Process(target=upload, args=(environment(proxy.url), bucket.url, folder.path))
+        process = server_context.Process(
+            target=upload, args=(environment(proxy.url), bucket.url, folder.path)
+        )
         process.start()
         assert reached.wait(LIMIT_S)
         process.kill()
@@ -669,7 +773,9 @@ def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(bucket: Bucket, tmp_
         killed.set()
     assert object_name(2, "model.safetensors") in folder.run.store.sizes()
     assert folder.mirrored == [1]
-    assert restore_run(folder.run, tmp_path / "b")[0].startswith(f"restored step 1 from {bucket.url} in ")
+    assert restore_run(folder.run, tmp_path / "b")[0].startswith(
+        f"restored step 1 from {bucket.url} in "
+    )
     elsewhere = Folder(bucket.url, tmp_path / "b")  # the host with step 2 is gone
     elsewhere.save(3)
     elsewhere.close()
@@ -707,7 +813,9 @@ def corrupt(bucket: Bucket, key: str, content: bytes | None = None) -> None:
     bucket.put(key, content)
 
 
-def test_a_corrupt_object_is_named_and_the_one_before_is_restored(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_corrupt_object_is_named_and_the_one_before_is_restored(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     folder = Folder(bucket.url, tmp_path / "a", keep_last=4)
     for step in (1, 2, 3, 4):
         folder.save(step)
@@ -717,7 +825,10 @@ def test_a_corrupt_object_is_named_and_the_one_before_is_restored(bucket: Bucket
     corrupt(bucket, "runs/a/checkpoints/step-00000004/manifest.json", b"{}")
     note, skipped = restore_run(folder.run, tmp_path / "b")
     assert note.startswith("restored step 1 from")
-    assert catalog.newest_valid(tmp_path / "b" / "checkpoints").path == tmp_path / "b/checkpoints/step-00000001"
+    assert (
+        catalog.newest_valid(tmp_path / "b" / "checkpoints").path
+        == tmp_path / "b/checkpoints/step-00000001"
+    )
     url = bucket.url
     assert skipped == [
         f"step 4 of {url} was skipped: manifest.json: its digest differs from its content",
@@ -730,7 +841,10 @@ def test_a_corrupt_object_is_named_and_the_one_before_is_restored(bucket: Bucket
         CheckpointError, match=rf"no checkpoint in {bucket.url} can be restored\n  - step 4 of "
     ) as caught:
         restore_run(folder.run, tmp_path / "c")
-    assert "try: restore one from a backup, or start a new run with another --checkpoint.mirror" in str(caught.value)
+    assert (
+        "try: restore one from a backup, or start a new run with another --checkpoint.mirror"
+        in str(caught.value)
+    )
 
 
 def test_a_manifest_that_is_too_large_is_skipped(bucket: Bucket, tmp_path: Path) -> None:
@@ -765,16 +879,22 @@ def test_a_checkpoint_that_a_running_job_removes_is_neither_listed_nor_reported(
         for name in ("manifest.json", *PARTS):
             bucket.delete(f"runs/a/{object_name(2, name)}")
         section = Section("checkpoints")
-        saved = check_checkpoints(tmp_path / "b" / "checkpoints", section, lambda text: None, run.verify)
+        saved = check_checkpoints(
+            tmp_path / "b" / "checkpoints", section, lambda text: None, run.verify
+        )
     assert ([one.step for one in saved], section.problems) == ([3], [])
     assert section.summary.startswith("1 of 1 complete (step 3), ")
 
 
-def test_one_that_is_not_finite_is_restored_only_if_no_other_is(bucket: Bucket, tmp_path: Path) -> None:
+def test_one_that_is_not_finite_is_restored_only_if_no_other_is(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     folder = Folder(bucket.url, tmp_path / "a", keep_last=4)
     write(folder.root, 1)
     tensors = {"model": {"w": torch.ones(1)}}
-    path = store.write(folder.root, 2, tensors=tensors, documents={}, metrics={"loss": 0.1}, non_finite="model/w")
+    path = store.write(
+        folder.root, 2, tensors=tensors, documents={}, metrics={"loss": 0.1}, non_finite="model/w"
+    )
     folder.mirror.saved(path)
     folder.close()
     assert folder.mirrored == [1, 2]
@@ -796,7 +916,9 @@ def test_a_full_disk_leaves_nothing_of_a_restore(
         f"step 1 of {bucket.url} could not be restored to {root}: the disk is full (3.2 MB needed, "
     )
     assert f"try: free some space on the disk of {root}" in str(caught.value)
-    assert [path for path in other.rglob("*") if path.is_file() and path.name != "mirror.json"] == []
+    assert [
+        path for path in other.rglob("*") if path.is_file() and path.name != "mirror.json"
+    ] == []
     assert list(root.iterdir()) == []
 
 

@@ -69,7 +69,9 @@ def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
 
 def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     tensors, aliases = model_state(model)
-    path = store.write(root, 1, tensors={"model": tensors}, documents={"model": aliases}, metrics={})
+    path = store.write(
+        root, 1, tensors={"model": tensors}, documents={"model": aliases}, metrics={}
+    )
     return store.read(path).tensors["model"], catalog.read_document(path, "model")
 
 
@@ -149,7 +151,10 @@ def test_under_torch_compile_too() -> None:
     model = Tied()
     names = model_state(model)[0].keys()
     assert model_state(torch.compile(model, backend="eager"))[0].keys() == names
-    assert model_state(torch.compile(DistributedDataParallel(model), backend="eager"))[0].keys() == names
+    assert (
+        model_state(torch.compile(DistributedDataParallel(model), backend="eager"))[0].keys()
+        == names
+    )
     assert model_state(torch.compile(SingleProcess(model), backend="eager"))[0].keys() == names
 
 
@@ -160,7 +165,9 @@ def test_nothing_is_copied_for_the_snapshot() -> None:
 
 def test_every_difference_is_listed_and_nothing_is_changed() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
-    tensors, aliases = model_state(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.BatchNorm1d(3)))
+    tensors, aliases = model_state(
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.BatchNorm1d(3))
+    )
     tensors["extra"] = torch.zeros(1)
     tensors["2.num_batches_tracked"] = torch.tensor(0.0)
     del tensors["0.bias"]
@@ -213,6 +220,7 @@ def test_extra_state_that_is_no_tensor_is_refused() -> None:
             return "hello"
 
     with pytest.raises(
-        CheckpointError, match=r"the model's 0\._extra_state cannot be saved: it is a str, not a tensor"
+        CheckpointError,
+        match=r"the model's 0\._extra_state cannot be saved: it is a str, not a tensor",
     ):
         model_state(nn.Sequential(Talkative()))

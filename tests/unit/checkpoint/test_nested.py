@@ -41,19 +41,29 @@ def test_anything_is_restored_as_it_was(value: Any) -> None:
 
 def test_tensors_get_names_that_say_where_they_were() -> None:
     tensors: dict[str, Tensor] = {}
-    encode_state({"exp_avg": torch.ones(2), "old": [torch.zeros(1), (3, torch.zeros(2))]}, "layer.weight", tensors)
+    encode_state(
+        {"exp_avg": torch.ones(2), "old": [torch.zeros(1), (3, torch.zeros(2))]},
+        "layer.weight",
+        tensors,
+    )
     assert list(tensors) == ["layer.weight/exp_avg", "layer.weight/old/0", "layer.weight/old/1/1"]
 
 
 def test_numbers_that_json_does_not_know() -> None:
-    back = there_and_back([math.inf, -math.inf, math.nan, np.float32(0.5), np.int64(3), np.float64(0.1)])
+    back = there_and_back(
+        [math.inf, -math.inf, math.nan, np.float32(0.5), np.int64(3), np.float64(0.1)]
+    )
     assert back[:2] == [math.inf, -math.inf]
     assert math.isnan(back[2])
     assert back[3:] == [0.5, 3, 0.1]
 
 
-@pytest.mark.parametrize("value", [object(), {1.5: 2}, {3, 4}, b"x"], ids=["object", "key", "set", "bytes"])
+@pytest.mark.parametrize(
+    "value", [object(), {1.5: 2}, {3, 4}, b"x"], ids=["object", "key", "set", "bytes"]
+)
 def test_what_only_pickle_could_keep_is_refused(value: Any) -> None:
     kind = type(value).__name__
-    with pytest.raises(CheckpointError, match=f"x/key cannot be saved: it is a {kind}\n  try: .*holds no pickles"):
+    with pytest.raises(
+        CheckpointError, match=f"x/key cannot be saved: it is a {kind}\n  try: .*holds no pickles"
+    ):
         encode_state({"key": value}, "x", {})

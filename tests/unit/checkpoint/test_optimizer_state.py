@@ -26,11 +26,16 @@ def make_model() -> nn.Sequential:
 def two_groups(model: nn.Module) -> Optimizer:
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     rest = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.02}], lr=0.01, betas=(0.8, 0.9))
+    return AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.02}],
+        lr=0.01,
+        betas=(0.8, 0.9),
+    )
 
 
 class Unusual(Optimizer):
-    """What a user's optimizer may hold: numbers, text, nested tensors, other types, shared state, own entries."""
+    """What a user's optimizer may hold: numbers, text, nested tensors, other types, shared state,
+    own entries."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1, "schedule": [(0, 0.1), (10, None)]})
@@ -47,7 +52,9 @@ class Unusual(Optimizer):
             state["last"] = None
             state["history"] = [*state.get("history", []), (state["seen"], parameter.grad.clone())]
             state["packed"] = (parameter.grad * 100).to(torch.int8)
-            state["exact"] = state.get("exact", torch.zeros_like(parameter).double()) + parameter.grad
+            state["exact"] = (
+                state.get("exact", torch.zeros_like(parameter).double()) + parameter.grad
+            )
             parameter.data.sub_(0.1 * state["exact"].to(parameter.dtype) * self.temperature)
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,7 +71,9 @@ MAKERS: dict[str, Make] = {
     "adamw": lambda model: AdamW(model.parameters(), lr=0.01),
     "adamw_fused": lambda model: AdamW(model.parameters(), lr=0.01, fused=True),
     "adamw_amsgrad": lambda model: AdamW(model.parameters(), lr=0.01, amsgrad=True),
-    "adamw_tensor_rate": lambda model: AdamW(model.parameters(), lr=torch.tensor(0.01), foreach=False),
+    "adamw_tensor_rate": lambda model: AdamW(
+        model.parameters(), lr=torch.tensor(0.01), foreach=False
+    ),
     "two_groups": two_groups,
     "named": lambda model: AdamW(model.named_parameters(), lr=0.01),
     "lbfgs": lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1),
@@ -107,7 +116,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-def through_disk(root: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
+def through_disk(
+    root: Path, tensors: dict[str, Tensor], document: dict[str, Any]
+) -> tuple[dict[str, Tensor], Any]:
     path = store.write(root, 1, tensors={"o": tensors}, documents={"o": document}, metrics={})
     return store.read(path).tensors["o"], catalog.read_document(path, "o")
 
@@ -122,11 +133,16 @@ def test_resumes_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
     optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.3  # as a schedule would
     other = copy.deepcopy(model)
     resumed = MAKERS[name](other)
-    load_optimizer_state(other, resumed, *through_disk(tmp_path, *optimizer_state(model, optimizer)))
+    load_optimizer_state(
+        other, resumed, *through_disk(tmp_path, *optimizer_state(model, optimizer))
+    )
     assert_same(resumed.state_dict(), optimizer.state_dict())
     train(model, optimizer, steps=3, start=steps)
     train(other, resumed, steps=3, start=steps)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_state_has_the_names_of_parameters() -> None:
@@ -134,10 +150,21 @@ def test_state_has_the_names_of_parameters() -> None:
     optimizer = two_groups(model)
     train(model, optimizer, steps=1)
     tensors, document = optimizer_state(model, optimizer)
-    assert {"0.weight/exp_avg", "0.weight/exp_avg_sq", "0.weight/step", "2.bias/step"} <= tensors.keys()
-    assert [group["params"] for group in document["groups"]] == [["0.weight", "2.weight"], ["0.bias", "2.bias"]]
+    assert {
+        "0.weight/exp_avg",
+        "0.weight/exp_avg_sq",
+        "0.weight/step",
+        "2.bias/step",
+    } <= tensors.keys()
+    assert [group["params"] for group in document["groups"]] == [
+        ["0.weight", "2.weight"],
+        ["0.bias", "2.bias"],
+    ]
     assert "0.9" in json.dumps(document["groups"])
-    assert tensors["0.weight/exp_avg"].data_ptr() == optimizer.state[model[0].weight]["exp_avg"].data_ptr()
+    assert (
+        tensors["0.weight/exp_avg"].data_ptr()
+        == optimizer.state[model[0].weight]["exp_avg"].data_ptr()
+    )
 
 
 def test_before_the_first_step_there_is_no_state() -> None:
@@ -154,7 +181,9 @@ def test_the_order_of_parameters_does_not_matter() -> None:
     reordered = AdamW(list(model.parameters())[::-1])
     load_optimizer_state(model, reordered, *optimizer_state(model, optimizer))
     for parameter in model.parameters():
-        assert torch.equal(optimizer.state[parameter]["exp_avg"], reordered.state[parameter]["exp_avg"])
+        assert torch.equal(
+            optimizer.state[parameter]["exp_avg"], reordered.state[parameter]["exp_avg"]
+        )
 
 
 def test_tied_parameters_and_names_with_slashes() -> None:
@@ -193,13 +222,19 @@ def test_how_to_compute_is_not_taken_from_the_checkpoint(saved_fused: bool) -> N
     load_optimizer_state(model, other, *optimizer_state(model, optimizer))
     assert other.param_groups[0]["fused"] is not saved_fused
     state = other.state[model[0].weight]
-    assert (state["step"].item(), state["step"].dtype, state["step"].device.type) == (2, torch.float32, "cpu")
+    assert (state["step"].item(), state["step"].dtype, state["step"].device.type) == (
+        2,
+        torch.float32,
+        "cpu",
+    )
     train(model, other, steps=1)
 
 
 def test_a_rate_is_a_tensor_or_a_number_as_the_optimizer_has_it() -> None:
     model = make_model()
-    number, tensor = (AdamW(model.parameters(), lr=rate, foreach=False) for rate in (0.25, torch.tensor(0.5)))
+    number, tensor = (
+        AdamW(model.parameters(), lr=rate, foreach=False) for rate in (0.25, torch.tensor(0.5))
+    )
     in_graph = torch.tensor(0.0, dtype=torch.float64)
     receiver = AdamW(model.parameters(), lr=in_graph, foreach=False)
     load_optimizer_state(model, receiver, *optimizer_state(model, number))
@@ -221,7 +256,9 @@ class FloatStateOfHalf(Optimizer):
     def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
-            state["exact"] = state.get("exact", parameter.detach().float()) - 0.01 * parameter.grad.float()
+            state["exact"] = (
+                state.get("exact", parameter.detach().float()) - 0.01 * parameter.grad.float()
+            )
             parameter.data.copy_(state["exact"])
 
 
@@ -273,7 +310,9 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
 def test_another_class_is_named_and_one_of_an_earlier_version_is_not_asked_for() -> None:
     model = make_model()
     tensors, document = optimizer_state(model, SGD(model.parameters(), lr=0.1))
-    with pytest.raises(CheckpointError, match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n"):
+    with pytest.raises(
+        CheckpointError, match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n"
+    ):
         load_optimizer_state(model, AdamW(model.parameters()), tensors, document)
     del document["class"]
     load_optimizer_state(model, SGD(model.parameters()), tensors, document)
@@ -281,8 +320,12 @@ def test_another_class_is_named_and_one_of_an_earlier_version_is_not_asked_for()
 
 def test_another_number_of_groups() -> None:
     model = make_model()
-    with pytest.raises(CheckpointError, match="it has 2 parameter groups in the checkpoint and 1 here"):
-        load_optimizer_state(model, SGD(model.parameters()), *optimizer_state(model, two_groups(model)))
+    with pytest.raises(
+        CheckpointError, match="it has 2 parameter groups in the checkpoint and 1 here"
+    ):
+        load_optimizer_state(
+            model, SGD(model.parameters()), *optimizer_state(model, two_groups(model))
+        )
 
 
 def test_a_parameter_that_is_not_the_model_s() -> None:

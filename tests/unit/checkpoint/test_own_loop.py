@@ -1,4 +1,5 @@
-"""`ddp.checkpoint`, on one process: what it saves, what it refuses, and what it does about damage."""
+"""`ddp.checkpoint`, on one process: what it saves, what it refuses, and what it does about
+damage."""
 
 from __future__ import annotations
 
@@ -38,11 +39,14 @@ class Running:
 
 
 class Loop:
-    """Two models with an optimizer each, one for both, a schedule, a loader, and a state of its own."""
+    """Two models with an optimizer each, one for both, a schedule, a loader, and a state of its
+    own."""
 
     def __init__(self, ddp: DDPManager, folder: Path, **more: Any) -> None:
         self.loader = ddp.loader(Points(37), batch_size=8, accumulate=2)
-        self.first = ddp.wrap(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.BatchNorm1d(4)).double())
+        self.first = ddp.wrap(
+            nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.BatchNorm1d(4)).double()
+        )
         self.second = ddp.wrap(nn.Linear(4, 2).double())
         self.optimizers = [
             torch.optim.AdamW(self.first.parameters(), lr=0.01),
@@ -69,7 +73,9 @@ class Loop:
     def train(self, until: int, *, save_every: int = 0) -> None:
         while self.step < until:
             for inputs, targets in self.loader:
-                with self.ddp.no_sync(self.first, self.second, unless=self.loader.is_last_micro_batch):
+                with self.ddp.no_sync(
+                    self.first, self.second, unless=self.loader.is_last_micro_batch
+                ):
                     scores = self.second(self.first(inputs))
                     (nn.functional.cross_entropy(scores, targets) * self.loader.scale).backward()
                 if not self.loader.is_last_micro_batch:
@@ -89,7 +95,10 @@ class Loop:
 
     def bits(self) -> dict[str, Any]:
         """All that the rest of the run depends on."""
-        weights = {**self.first.state_dict(), **{f"second.{key}": one for key, one in self.second.state_dict().items()}}
+        weights = {
+            **self.first.state_dict(),
+            **{f"second.{key}": one for key, one in self.second.state_dict().items()},
+        }
         return {
             "weights": {key: one.tolist() for key, one in weights.items()},
             "running": (self.running.mean.tolist(), self.running.best),
@@ -153,13 +162,21 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
             "cannot save best: float has no state_dict() and load_state_dict()",
             "give models, optimizers, training loaders, or objects with both methods",
         ),
-        (lambda net: {"progress": net}, "cannot save an object as progress: files are named so", "taken are manifest"),
+        (
+            lambda net: {"progress": net},
+            "cannot save an object as progress: files are named so",
+            "taken are manifest",
+        ),
         (
             lambda net: {"optimizer": torch.optim.SGD(net.parameters(), lr=1)},
             "cannot save optimizer: it has parameters of a model that was not given",
             "give the models of every optimizer, too",
         ),
-        (lambda net: {"model": net, "keep_last": 0}, "keep_last cannot be 0", "keep at least the newest"),
+        (
+            lambda net: {"model": net, "keep_last": 0},
+            "keep_last cannot be 0",
+            "keep at least the newest",
+        ),
     ],
 )
 def test_what_cannot_be_saved_is_refused_at_once(
@@ -189,7 +206,9 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_saves_come_after_resume_and_between_steps(tmp_path: Path) -> None:
     with DDPManager() as ddp:
         loop = Loop(ddp, tmp_path)
-        with pytest.raises(UsageError, match=r"save\(1\) was called before resume\(\)\n  try: call resume\(\) once"):
+        with pytest.raises(
+            UsageError, match=r"save\(1\) was called before resume\(\)\n  try: call resume\(\) once"
+        ):
             loop.checkpoint.save(1)
         loop.checkpoint.resume()
         next(iter(loop.loader))
@@ -228,7 +247,9 @@ def test_a_changed_model_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_other_objects_are_refused_by_name(tmp_path: Path) -> None:
     net = nn.Linear(2, 3)
-    saved(tmp_path, 1, net=net, running=Running(), optimizer=torch.optim.SGD(net.parameters(), lr=1))
+    saved(
+        tmp_path, 1, net=net, running=Running(), optimizer=torch.optim.SGD(net.parameters(), lr=1)
+    )
     with pytest.raises(CheckpointMismatchError) as caught:
         resumed(tmp_path, net=net, optimizer=Running(), ema=nn.Linear(2, 3))
     assert str(caught.value).splitlines() == [
@@ -247,11 +268,15 @@ def test_an_object_that_refuses_its_state_is_named(tmp_path: Path) -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.mean = state["average"]
 
-    with pytest.raises(CheckpointMismatchError, match=r"running: Renamed\.load_state_dict\(\) failed: KeyError"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"running: Renamed\.load_state_dict\(\) failed: KeyError"
+    ):
         resumed(tmp_path, running=Renamed())
 
 
-def test_a_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_checkpoint_is_skipped_for_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     net = nn.Linear(2, 3)
     saved(tmp_path, 3, 6, net=net)
     with (tmp_path / "checkpoints/step-00000006/net.safetensors").open("r+b") as file:
@@ -261,7 +286,9 @@ def test_a_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, capl
     (warning,) = caplog.messages
     assert "step-00000006 was skipped: net.safetensors has 20 of" in warning
     (tmp_path / "checkpoints/step-00000003/manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be resumed; the newest: net\.safe"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* can be resumed; the newest: net\.safe"
+    ):
         resumed(tmp_path, net=net)
 
 
@@ -273,7 +300,9 @@ def test_a_nan_is_marked_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFi
         checkpoint.save(1)
         nn.init.constant_(net.bias, torch.nan)
         checkpoint.save(2)
-    assert caplog.messages == ["net/bias is not finite at step 2; resume() skips a checkpoint that is not"]
+    assert caplog.messages == [
+        "net/bias is not finite at step 2; resume() skips a checkpoint that is not"
+    ]
     assert resumed(tmp_path, net=net) == 1
     assert bool(net.bias.isfinite().all())
 
@@ -308,11 +337,16 @@ def save_in_vain(folder: Path, *steps: int, error: Exception | None = None) -> N
 @pytest.mark.parametrize("steps", [(1,), (1, 2)])
 def test_a_save_that_fails_ends_the_loop(tmp_path: Path, steps: tuple[int, ...]) -> None:
     """At the end of the loop, or at the next save."""
-    with pytest.raises(CheckpointError, match="step-00000001 could not be saved: a file is where a folder should be"):
+    with pytest.raises(
+        CheckpointError,
+        match="step-00000001 could not be saved: a file is where a folder should be",
+    ):
         save_in_vain(tmp_path, *steps)
 
 
-def test_a_save_that_fails_hides_no_other_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_that_fails_hides_no_other_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "drumline"), pytest.raises(ZeroDivisionError):
         save_in_vain(tmp_path, 1, error=ZeroDivisionError())
     assert "step-00000001 could not be saved" in caplog.text
@@ -323,14 +357,21 @@ def test_the_folder_is_read_by_verify_and_load_checkpoint(tmp_path: Path) -> Non
     other = nn.Linear(2, 3)
     saved(tmp_path, 3, 6, net=net)
     report = verify_run(tmp_path, lambda text: None)
-    assert (report.problems, report.last_valid_step, [one.name for one in report.sections]) == ([], 6, ["checkpoints"])
+    assert (report.problems, report.last_valid_step, [one.name for one in report.sections]) == (
+        [],
+        6,
+        ["checkpoints"],
+    )
     assert report.sections[0].summary.startswith("2 of 2 complete (step 3, 6)")
     assert [str(note) for note in report.notes] == [
         "checkpoints: saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
     ]
     assert load_checkpoint(tmp_path, other, name="net")["step"] == 6
     assert torch.equal(other.weight, net.weight)
-    with pytest.raises(CheckpointError, match=r"holds no model, but net\n  try: load_checkpoint\(\.\.\., name='net'\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds no model, but net\n  try: load_checkpoint\(\.\.\., name='net'\)",
+    ):
         load_checkpoint(tmp_path, other)
     with (tmp_path / "checkpoints/step-00000003/rng.safetensors").open("r+b") as file:
         file.seek(-1, 2)
@@ -341,7 +382,10 @@ def test_the_folder_is_read_by_verify_and_load_checkpoint(tmp_path: Path) -> Non
 
 def write(folder: Path, progress: dict[str, Any]) -> Path:
     """A checkpoint of step 1 whose checksums are right."""
-    tensors = {"net": {"weight": torch.ones(2)}, "rng": {"rank-00000": capture_rng(torch.device("cpu"))}}
+    tensors = {
+        "net": {"weight": torch.ones(2)},
+        "rng": {"rank-00000": capture_rng(torch.device("cpu"))},
+    }
     documents = {"progress": {"step": 1, "world_size": 1, **progress}, "net": {"aliases": {}}}
     return store.write(folder / "checkpoints", 1, tensors=tensors, documents=documents, metrics={})
 
@@ -350,13 +394,21 @@ def write(folder: Path, progress: dict[str, Any]) -> Path:
     ("progress", "reason"),
     [
         ({"cursor": {"epoch": 0, "position": 8}}, "it was not saved by ddp.checkpoint"),
-        ({"objects": {"net": "model", "ema": "model"}}, "it does not hold what progress.json names"),
+        (
+            {"objects": {"net": "model", "ema": "model"}},
+            "it does not hold what progress.json names",
+        ),
         ({"objects": {"net": ["model"]}}, "it does not hold what progress.json names"),
         ({"objects": {"net": "model"}, "step": 7}, "it does not hold what progress.json names"),
-        ({"objects": {"net": "model"}, "world_size": "2"}, "it does not hold what progress.json names"),
+        (
+            {"objects": {"net": "model"}, "world_size": "2"},
+            "it does not hold what progress.json names",
+        ),
     ],
 )
-def test_what_something_else_wrote_is_not_resumed(tmp_path: Path, progress: dict[str, Any], reason: str) -> None:
+def test_what_something_else_wrote_is_not_resumed(
+    tmp_path: Path, progress: dict[str, Any], reason: str
+) -> None:
     write(tmp_path, progress)
     with pytest.raises(CheckpointError) as caught:
         resumed(tmp_path, net=nn.Linear(2, 3))
@@ -368,11 +420,15 @@ def test_what_something_else_wrote_is_not_resumed(tmp_path: Path, progress: dict
 
 def test_drumline_train_does_not_resume_a_loop_of_ones_own(tmp_path: Path) -> None:
     path = write(tmp_path, {"objects": {"net": "model"}})
-    with pytest.raises(CorruptCheckpointError, match=r"it was saved by ddp\.checkpoint, in a loop of its own"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"it was saved by ddp\.checkpoint, in a loop of its own"
+    ):
         check_contents(path)
 
 
-def test_a_changed_number_of_ranks_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_number_of_ranks_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     net = nn.Linear(2, 3)
     saved(tmp_path, 1, net=net)
     with DDPManager() as ddp, caplog.at_level(logging.WARNING, "drumline"):
@@ -380,4 +436,6 @@ def test_a_changed_number_of_ranks_is_a_warning(tmp_path: Path, caplog: pytest.L
         checkpoint._world_size = 2
         assert checkpoint.resume() == 1
     (warning,) = caplog.messages
-    assert warning.startswith("the number of ranks changed since the checkpoint: 1 -> 2; the samples of a loader")
+    assert warning.startswith(
+        "the number of ranks changed since the checkpoint: 1 -> 2; the samples of a loader"
+    )

@@ -1,4 +1,5 @@
-"""A checkpoint in parts: assigned alike on all ranks, complete when all are there; a failure names its rank."""
+"""A checkpoint in parts: assigned alike on all ranks, complete when all are there; a failure names
+its rank."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ class Job:
         written: Files | None = None,
         after: str | None = None,
     ) -> str:
-        """What the user reads; nothing is left of the save. `written`: by the other, if not what it should."""
+        """What the user reads; nothing is left of the save. `written`: by the other, if not what it
+        should."""
         held = shares[1] if written is None else written
         other = self.other(held, after) if has_other else nullcontext()
         with other, pytest.raises(CheckpointError) as caught:
@@ -97,11 +99,16 @@ def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
     assert shares.keys() == {0, 2, 5}
     names = sorted(name for share in shares.values() for group in share.values() for name in group)
     assert names == sorted(name for group in whole.values() for name in group)
-    loads = [sum(t.nbytes for group in share.values() for t in group.values()) for share in shares.values()]
+    loads = [
+        sum(t.nbytes for group in share.values() for t in group.values())
+        for share in shares.values()
+    ]
     assert max(loads) <= 1.3 * min(loads)
     assert list(shares[2]) == ["model-part-00002"]
     assert shares[0]["empty"] == {}
-    again = assign({file: dict(reversed(group.items())) for file, group in whole.items()}, [0, 2, 5])
+    again = assign(
+        {file: dict(reversed(group.items())) for file, group in whole.items()}, [0, 2, 5]
+    )
     assert {rank: {f: sorted(g) for f, g in share.items()} for rank, share in again.items()} == {
         rank: {f: sorted(g) for f, g in share.items()} for rank, share in shares.items()
     }
@@ -115,7 +122,11 @@ def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
         path = job.write(shares)
     assert not any(job.store.check([f"checkpoint/1/{key}"]) for key in ("open", "part/1"))
     names = set(catalog.verify(path).files)
-    assert {"model-part-00000.safetensors", "model-part-00001.safetensors", "empty.safetensors"} <= names
+    assert {
+        "model-part-00000.safetensors",
+        "model-part-00001.safetensors",
+        "empty.safetensors",
+    } <= names
     read = store.read(path)
     assert read.tensors.keys() == whole.keys()
     for file, group in whole.items():
@@ -127,9 +138,15 @@ def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", tmp_path / "b")
     text = job.failure(assign(tensors(), [0, 1]))
     missing = tmp_path / "b" / ".step-00000001.partial"
-    assert f"step-00000001 could not be saved: rank 1 on node-b: {missing}, which rank 0 on node-a made, " in text
+    assert (
+        f"step-00000001 could not be saved: rank 1 on node-b: {missing}, which rank 0 on node-a made, "
+        in text
+    )
     assert "is not visible here: the nodes do not share this folder" in text
-    assert "; there is no earlier checkpoint\n  try: give a --run on a volume that all nodes share, " in text
+    assert (
+        "; there is no earlier checkpoint\n  try: give a --run on a volume that all nodes share, "
+        in text
+    )
     assert "or --checkpoint.writers one, or use another run folder" in text
 
 
@@ -155,7 +172,10 @@ def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
     other = {file: dict(group) for file, group in shares[1].items()}
     change(other["model-part-00001"])
     text = Job(tmp_path).failure(shares, written=other)
-    assert f"rank 1 on node-b has {said}: its model or optimizer differs from that of rank 0 on node-a" in text
+    assert (
+        f"rank 1 on node-b has {said}: its model or optimizer differs from that of rank 0 on node-a"
+        in text
+    )
     assert "try: build the same model and optimizer on every rank" in text
 
 
@@ -185,7 +205,10 @@ def test_when_rank_0_fails_the_others_do_too(tmp_path: Path) -> None:
     job = Job(tmp_path)
     (tmp_path / "step-00000001").write_text("in the way")
     shares = assign(tensors(), [0, 1])
-    with job.other(shares[1]), pytest.raises(CheckpointError, match="a file is where a folder should be"):
+    with (
+        job.other(shares[1]),
+        pytest.raises(CheckpointError, match="a file is where a folder should be"),
+    ):
         job.write(shares)
     tidy = Job(tmp_path)
     Collector(tidy.messages(), ZERO, {}).cancel()

@@ -15,7 +15,13 @@ from drumline.runs.manifest import Manifest
 
 
 def make(root: Path, step: int, **metrics: float) -> Path:
-    return store.write(root, step, tensors={"model": {"w": torch.ones(2)}}, documents={"progress": {}}, metrics=metrics)
+    return store.write(
+        root,
+        step,
+        tensors={"model": {"w": torch.ones(2)}},
+        documents={"progress": {}},
+        metrics=metrics,
+    )
 
 
 def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
@@ -29,7 +35,9 @@ def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
 def by_loss(root: Path, *, last: int = 1, best: int = 0) -> list[Path]:
     newest = catalog.newest_valid(root).path
     assert newest is not None
-    return prune(root, keep_last=last, keep_best=best, metric="loss", higher_is_better=False, newest=newest)
+    return prune(
+        root, keep_last=last, keep_best=best, metric="loss", higher_is_better=False, newest=newest
+    )
 
 
 def test_the_last_ones_stay(tmp_path: Path) -> None:
@@ -44,7 +52,14 @@ def test_the_last_ones_stay(tmp_path: Path) -> None:
 def test_the_best_stays_besides(tmp_path: Path, higher_is_better: bool, kept: list[int]) -> None:
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.4)):
         path = make(tmp_path, step, accuracy=score)
-    prune(tmp_path, keep_last=1, keep_best=1, metric="accuracy", higher_is_better=higher_is_better, newest=path)
+    prune(
+        tmp_path,
+        keep_last=1,
+        keep_best=1,
+        metric="accuracy",
+        higher_is_better=higher_is_better,
+        newest=path,
+    )
     assert catalog.list_steps(tmp_path) == kept
 
 
@@ -77,7 +92,10 @@ def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_
     assert catalog.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
     assert best(tmp_path, metric="loss", higher_is_better=False) == 3
     found = catalog.newest_valid(tmp_path)
-    assert found == (tmp_path / "step-00000003", [(tmp_path / "step-00000005", "model/w is not finite")])
+    assert found == (
+        tmp_path / "step-00000003",
+        [(tmp_path / "step-00000005", "model/w is not finite")],
+    )
 
 
 def test_where_none_is_finite_the_newest_is_found(tmp_path: Path) -> None:
@@ -93,7 +111,9 @@ def test_a_save_that_would_be_the_best_is_known_before(tmp_path: Path) -> None:
     assert is_it(higher=True, score=0.1)  # there is none yet
     make_quick(tmp_path, 1, {"score": 0.5})
     make_quick(tmp_path, 2, {"other": 9.0})
-    found = [is_it(higher=higher, score=score) for higher in (True, False) for score in (0.4, 0.5, 0.6)]
+    found = [
+        is_it(higher=higher, score=score) for higher in (True, False) for score in (0.4, 0.5, 0.6)
+    ]
     assert found == [False, True, True, True, True, False]
     assert not is_it(higher=True, other=1.0)
     assert not is_it(higher=True, score=math.nan)
@@ -119,10 +139,14 @@ def test_the_newest_valid_one_stays_though_a_newer_looks_complete(tmp_path: Path
     assert catalog.newest_valid(tmp_path).path == tmp_path / "step-00000002"
 
 
-def test_what_was_just_written_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_just_written_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3)]
     monkeypatch.setattr(catalog, "verify", None)
-    removed = prune(tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1])
+    removed = prune(
+        tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1]
+    )
     assert removed == paths[:2]
 
 
@@ -173,9 +197,15 @@ def test_the_rules_hold_for_any_history(
         if is_corrupt:
             (path / "manifest.json").write_bytes(b"corrupt")
     whole = [step for step, (_, is_corrupt) in enumerate(entries, start=1) if not is_corrupt]
-    scored = [step for step in whole if (score := entries[step - 1][0]) is not None and math.isfinite(score)]
+    scored = [
+        step
+        for step in whole
+        if (score := entries[step - 1][0]) is not None and math.isfinite(score)
+    ]
     if newest := catalog.newest_valid(root).path:
-        prune(root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher, newest=newest)
+        prune(
+            root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher, newest=newest
+        )
     left = set(catalog.list_steps(root))
     kept = left & set(whole)
     assert set(whole[-last:]) <= kept
@@ -183,11 +213,16 @@ def test_the_rules_hold_for_any_history(
     assert len(kept & set(scored)) >= min(best, len(scored))
     removed = set(scored) - kept
     sign = 1 if higher else -1
-    worst_kept_best = sorted((sign * (entries[step - 1][0] or 0.0) for step in scored), reverse=True)[:best]
-    assert all(sign * (entries[step - 1][0] or 0.0) <= min(worst_kept_best, default=math.inf) for step in removed)
-    assert left - kept == {step for step in range(1, len(entries) + 1) if entries[step - 1][1]} - set(
-        range(1, max(whole, default=0))
+    worst_kept_best = sorted(
+        (sign * (entries[step - 1][0] or 0.0) for step in scored), reverse=True
+    )[:best]
+    assert all(
+        sign * (entries[step - 1][0] or 0.0) <= min(worst_kept_best, default=math.inf)
+        for step in removed
     )
+    assert left - kept == {
+        step for step in range(1, len(entries) + 1) if entries[step - 1][1]
+    } - set(range(1, max(whole, default=0)))
 
 
 def test_a_quick_checkpoint_is_a_real_one(tmp_path: Path) -> None:

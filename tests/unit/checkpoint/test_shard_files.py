@@ -1,4 +1,5 @@
-"""Tensors that several ranks wrote in shards: assembled whole or by rows, and refused with a gap."""
+"""Tensors that several ranks wrote in shards: assembled whole or by rows, and refused with a
+gap."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ SHAPES = {"w": [7, 3]}
 
 def test_whole_tensors_and_any_rows_of_them() -> None:
     found = ShardedTensors(PIECES, SHAPES)
-    assert set(found) == {"w", "b[0:2]", "count"}, "a name with brackets that is no shard stays as it is"
+    assert set(found) == {"w", "b[0:2]", "count"}, (
+        "a name with brackets that is no shard stays as it is"
+    )
     assert len(found) == 3
     assert torch.equal(found["w"], WEIGHT)
     assert found.shape("w") == WEIGHT.shape
     for start in range(8):
         for stop in range(start, 8):
-            assert torch.equal(found.rows("w", Rows(start, stop)), WEIGHT[start:stop]), (start, stop)
+            assert torch.equal(found.rows("w", Rows(start, stop)), WEIGHT[start:stop]), (
+                start,
+                stop,
+            )
     assert torch.equal(found.rows("b[0:2]", Rows(1, 2)), torch.ones(1))
 
 
@@ -49,7 +55,9 @@ def test_whole_tensors_and_any_rows_of_them() -> None:
         ({}, "many", "it has a shape of 'many'"),
     ],
 )
-def test_gaps_and_nonsense_are_refused(changed: dict[str, Tensor | None], shape: Any, problem: str) -> None:
+def test_gaps_and_nonsense_are_refused(
+    changed: dict[str, Tensor | None], shape: Any, problem: str
+) -> None:
     stored = {name: one for name, one in {**PIECES, **changed}.items() if one is not None}
     with pytest.raises(ValueError, match=problem):
         ShardedTensors(stored, {"w": shape})
@@ -59,7 +67,9 @@ def write(root: Path, shapes: Any) -> Path:
     first = {name: PIECES[name] for name in ("w[0:3]", "count")}
     rest = {name: PIECES[name] for name in ("w[3:6]", "w[6:7]")}
     tensors = {"model-part-00000": first, "model-part-00001": rest}
-    return store.write(root, 1, tensors=tensors, documents={"progress": {}, SHARDS_FILE: shapes}, metrics={})
+    return store.write(
+        root, 1, tensors=tensors, documents={"progress": {}, SHARDS_FILE: shapes}, metrics={}
+    )
 
 
 def test_a_checkpoint_in_shards_is_read_as_any_other(tmp_path: Path) -> None:

@@ -22,8 +22,13 @@ FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "progres
 
 
 def write(root: Path, step: int, *, metrics: dict[str, float] | None = None, size: int = 8) -> Path:
-    tensors = {"model": {"w": torch.full((size,), float(step))}, "optimizer": {"w/m": torch.ones(3)}}
-    return store.write(root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics or {})
+    tensors = {
+        "model": {"w": torch.full((size,), float(step))},
+        "optimizer": {"w/m": torch.ones(3)},
+    }
+    return store.write(
+        root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics=metrics or {}
+    )
 
 
 def hidden(root: Path) -> list[str]:
@@ -89,7 +94,9 @@ def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, na
     os.truncate(corrupt / name, size - 1)
     found = catalog.newest_valid(tmp_path)
     assert found.path == good
-    reason = f"{name} has {size - 1} of {size} bytes" if name != "manifest.json" else "manifest.json: "
+    reason = (
+        f"{name} has {size - 1} of {size} bytes" if name != "manifest.json" else "manifest.json: "
+    )
     assert [skipped.path for skipped in found.skipped] == [corrupt]
     assert found.skipped[0].reason.startswith(reason)
     os.truncate(corrupt / name, 0)
@@ -103,7 +110,8 @@ def test_a_deleted_file_is_named_and_the_one_before_is_used(tmp_path: Path, name
     (corrupt / name).unlink()
     assert catalog.newest_valid(tmp_path) == (good, [(corrupt, f"{name} is missing")])
     with pytest.raises(
-        CorruptCheckpointError, match=f"the checkpoint {corrupt} is corrupt or incomplete: {name} is missing"
+        CorruptCheckpointError,
+        match=f"the checkpoint {corrupt} is corrupt or incomplete: {name} is missing",
     ):
         catalog.verify(corrupt)
 
@@ -139,14 +147,18 @@ def test_a_folder_under_the_name_of_another_step_is_corrupt(tmp_path: Path) -> N
     assert catalog.verify(tmp_path / "best").step == 1
 
 
-def test_a_file_that_cannot_be_read_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_corrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, 1)
 
     def fail(file: Path) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(catalog, "checksum_of", fail)
-    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"
+    ):
         catalog.verify(path)
 
 
@@ -168,7 +180,9 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_corrupt: b
     assert hidden(tmp_path) == []
 
 
-def test_the_earlier_one_counts_until_its_replacement_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_earlier_one_counts_until_its_replacement_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, 1, size=4)
     seen: list[Path | None] = []
     rename = Path.rename
@@ -266,17 +280,23 @@ def test_interrupted_between_the_renames_the_earlier_one_gets_its_name_back(
     assert store.read(path).tensors["model"]["w"].numel() == 4
 
 
-def test_remove_takes_the_valid_name_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_takes_the_valid_name_away_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, 1)
     seen: list[bool] = []
     delete = store.delete_folder
-    monkeypatch.setattr(store, "delete_folder", lambda folder: (seen.append(path.exists()), delete(folder)))
+    monkeypatch.setattr(
+        store, "delete_folder", lambda folder: (seen.append(path.exists()), delete(folder))
+    )
     store.remove(path)
     assert seen == [True, False]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(tmp_path: Path) -> None:
+def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(
+    tmp_path: Path,
+) -> None:
     original = write(tmp_path / "elsewhere", 1, size=4)
     root = tmp_path / "root"
     root.mkdir()
@@ -289,7 +309,9 @@ def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(tmp
 
 
 def test_removing_what_is_not_there_reports_it(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000001 could not be removed: No such file or directory"
+    ):
         store.remove(tmp_path / "step-00000001")
 
 
@@ -315,7 +337,13 @@ def test_a_large_file_is_hashed_while_it_is_written(
 ) -> None:
     """In pieces, by one thread or by several: the record is that of the whole."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
-    chunks = [b"head", memoryview(os.urandom((17 << 20) + 5)), b"", memoryview(os.urandom(1 << 20)), b"tail"]
+    chunks = [
+        b"head",
+        memoryview(os.urandom((17 << 20) + 5)),
+        b"",
+        memoryview(os.urandom(1 << 20)),
+        b"tail",
+    ]
     record = store.write_file(tmp_path / "file", chunks)
     written = (tmp_path / "file").read_bytes()
     assert written == b"".join(chunks)

@@ -1,4 +1,5 @@
-"""Killed with SIGKILL while it writes, replaces or removes, the store never loses a saved checkpoint."""
+"""Killed with SIGKILL while it writes, replaces or removes, the store never loses a saved
+checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# In memory where that can be: flushing costs nothing there, and SIGKILL is as sudden as on any disk.
+# In memory where that can be: flushing costs nothing there, and SIGKILL is as sudden as on any
+# disk.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

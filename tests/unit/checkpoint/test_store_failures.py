@@ -1,4 +1,5 @@
-"""What a user reads when a checkpoint cannot be saved; and that the last good one is still there."""
+"""What a user reads when a checkpoint cannot be saved; and that the last good one is still
+there."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ NOBODY = 65534
 
 def write(root: Path, step: int, *, num_bytes: int = 400) -> Path:
     return store.write(
-        root, step, tensors={"model": {"w": torch.ones(num_bytes // 4)}}, documents={"progress": {}}, metrics={}
+        root,
+        step,
+        tensors={"model": {"w": torch.ones(num_bytes // 4)}},
+        documents={"progress": {}},
+        metrics={},
     )
 
 
@@ -49,7 +54,9 @@ def as_nobody() -> Iterator[None]:
 @pytest.fixture
 def open_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder that others may look into, though pytest's own are closed to them."""
-    closed = [folder for folder in (tmp_path, *tmp_path.parents) if folder.stat().st_mode & 0o005 != 0o005]
+    closed = [
+        folder for folder in (tmp_path, *tmp_path.parents) if folder.stat().st_mode & 0o005 != 0o005
+    ]
     modes = {folder: folder.stat().st_mode for folder in closed}
     for folder in closed:
         folder.chmod(0o755)
@@ -84,7 +91,9 @@ def test_full_disk_at_the_first_checkpoint(small_disk: Callable[[str], Path]) ->
 def test_full_disk_while_the_same_step_is_replaced(small_disk: Callable[[str], Path]) -> None:
     root = small_disk("size=256k")
     good = write(root, 1, num_bytes=40_000)
-    assert f"the last good checkpoint, {good}, is untouched" in failure(root, 1, num_bytes=1_000_000)
+    assert f"the last good checkpoint, {good}, is untouched" in failure(
+        root, 1, num_bytes=1_000_000
+    )
     assert catalog.newest_valid(root) == (good, [])
 
 
@@ -93,7 +102,10 @@ def test_full_of_files(small_disk: Callable[[str], Path]) -> None:
     good = write(root, 1)
     text = failure(root, 2)
     assert "the disk is full" in text
-    assert f"delete some files on the disk of {root}: it has bytes left but may have no inodes (see df -i)" in text
+    assert (
+        f"delete some files on the disk of {root}: it has bytes left but may have no inodes (see df -i)"
+        in text
+    )
     assert catalog.newest_valid(root).path == good
 
 
@@ -103,9 +115,14 @@ def test_read_only_disk(small_disk: Callable[[str], Path]) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
     text = failure(root, 2)
     assert "step-00000002 could not be saved: the file system is read-only (" in text
-    assert f"the last good checkpoint, {good}, is untouched\n  try: mount the disk of {root} for writing" in text
+    assert (
+        f"the last good checkpoint, {good}, is untouched\n  try: mount the disk of {root} for writing"
+        in text
+    )
     assert catalog.newest_valid(root) == (good, [])
-    with pytest.raises(CheckpointError, match="step-00000001 could not be removed: the file system is read-only"):
+    with pytest.raises(
+        CheckpointError, match="step-00000001 could not be removed: the file system is read-only"
+    ):
         store.remove(good)
 
 
@@ -120,7 +137,10 @@ def test_no_permission(open_folder: Path) -> None:
         user = os.geteuid()
     root.chmod(0o755)
     assert "step-00000002 could not be saved: no permission (" in text
-    assert f"the last good checkpoint, {good}, is untouched\n  try: let user id {user} read and write {root}" in text
+    assert (
+        f"the last good checkpoint, {good}, is untouched\n  try: let user id {user} read and write {root}"
+        in text
+    )
     assert catalog.newest_valid(root) == (good, [])
 
 
@@ -131,7 +151,9 @@ def test_no_permission_even_to_look(open_folder: Path) -> None:
     closed.chmod(0o000)
     with as_nobody():
         text = failure(root, 2)
-        with pytest.raises(CheckpointError, match=rf"the checkpoints in {root} cannot be listed: no permission"):
+        with pytest.raises(
+            CheckpointError, match=rf"the checkpoints in {root} cannot be listed: no permission"
+        ):
             catalog.newest_valid(root)
     closed.chmod(0o755)
     assert "no permission (" in text
@@ -179,7 +201,9 @@ def test_an_error_that_only_shows_when_a_file_is_flushed(
     assert [path.name for path in tmp_path.iterdir()] == [good.name]
 
 
-def test_a_partial_folder_taken_away_by_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_folder_taken_away_by_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flush = store.flush_folder
 
     def flush_and_lose(folder: Path) -> None:
@@ -193,7 +217,9 @@ def test_a_partial_folder_taken_away_by_another_run(tmp_path: Path, monkeypatch:
     assert f"check the disk of {tmp_path}, and that no other run uses it" in text
 
 
-def test_a_file_system_without_folder_flush_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_folder_flush_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsync = os.fsync
 
     def refuse_folders(descriptor: int) -> None:
@@ -205,7 +231,9 @@ def test_a_file_system_without_folder_flush_is_fine(tmp_path: Path, monkeypatch:
     catalog.verify(write(tmp_path, 1))
 
 
-def test_a_disk_that_does_not_tell_its_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_tell_its_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(path: Path) -> None:
         raise OSError(errno.EIO, "x")
 

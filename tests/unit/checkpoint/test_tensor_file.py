@@ -44,7 +44,11 @@ def test_every_type_and_shape_is_restored_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_safetensors_package_reads_it(tmp_path: Path) -> None:
-    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b.c/d": torch.tensor(7), "unicodé": torch.ones(1)}
+    tensors = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b.c/d": torch.tensor(7),
+        "unicodé": torch.ones(1),
+    }
     save(tmp_path / "x.safetensors", tensors)
     loaded = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
@@ -73,7 +77,11 @@ def test_no_tensors_at_all(tmp_path: Path) -> None:
 
 
 def test_the_size_is_known_ahead() -> None:
-    tensors = {"a": torch.zeros(3, 4), "b": torch.zeros(5, dtype=torch.bool), "none": torch.zeros(0)}
+    tensors = {
+        "a": torch.zeros(3, 4),
+        "b": torch.zeros(5, dtype=torch.bool),
+        "none": torch.zeros(0),
+    }
     _, *content = tensor_file.stream(tensors)
     assert tensor_file.num_bytes(tensors) == len(b"".join(content)) == 53
 
@@ -97,11 +105,18 @@ def test_a_dense_tensor_is_not_copied() -> None:
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse(), torch.zeros(2, device="meta")],
+    [
+        torch.zeros(2, dtype=torch.complex128),
+        torch.eye(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+    ],
     ids=["type", "sparse", "meta"],
 )
 def test_what_cannot_be_saved_is_named(tensor: Tensor) -> None:
-    with pytest.raises(CheckpointError, match=r"the tensor layer\.x cannot be saved: torch\.\w+, torch\.\w+, on \w+"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the tensor layer\.x cannot be saved: torch\.\w+, torch\.\w+, on \w+",
+    ):
         tensor_file.num_bytes({"layer.x": tensor})
 
 

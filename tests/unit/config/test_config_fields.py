@@ -22,7 +22,16 @@ def test_the_table_holds_every_field_of_the_schema_in_its_order() -> None:
 
 
 def test_the_sections_are_those_the_issue_names() -> None:
-    assert list(SECTIONS) == ["model", "data", "optim", "train", "dist", "checkpoint", "watch", "log"]
+    assert list(SECTIONS) == [
+        "model",
+        "data",
+        "optim",
+        "train",
+        "dist",
+        "checkpoint",
+        "watch",
+        "log",
+    ]
 
 
 def test_the_defaults_are_those_of_an_empty_config() -> None:
@@ -32,7 +41,10 @@ def test_the_defaults_are_those_of_an_empty_config() -> None:
 
 
 def test_options_are_tables() -> None:
-    assert [path for path, field in FIELDS.items() if field.is_table] == ["model.options", "optim.options"]
+    assert [path for path, field in FIELDS.items() if field.is_table] == [
+        "model.options",
+        "optim.options",
+    ]
 
 
 def test_a_path_that_is_no_setting_has_no_type() -> None:

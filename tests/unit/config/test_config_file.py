@@ -47,21 +47,32 @@ def test_a_file_gives_settings_of_all_kinds(file: Path) -> None:
         ("\noptim = {lr = 0}", "run.toml:2: optim.lr = 0.0 must be above 0"),
         ('optim = {"l\\u0072" = 0}', "run.toml:1: optim.lr = 0.0 must be above 0"),
         ('"opti\\u006d" = {lr = 0}', "run.toml: optim.lr = 0.0 must be above 0"),
-        ("[optim]\nlearning_rate = 1", "run.toml:2: optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
+        (
+            "[optim]\nlearning_rate = 1",
+            "run.toml:2: optim.learning_rate: unknown setting; did you mean 'optim.lr'?",
+        ),
         ("lr = 1", "run.toml:1: lr: unknown setting; did you mean 'optim.lr'?"),
         ("[optim]\n[optim.lr]\nx = 1", "run.toml:2: optim.lr = {'x': 1} is not a number"),
         ("[optm]\nlr = 1\nname = 2", "run.toml:1: optm: unknown section; did you mean 'optim'?"),
         ("optim = 3", "run.toml:1: optim = 3 is not a section; write [optim]"),
         ("[[optim]]\nlr = 1", "run.toml:1: optim = [{'lr': 1}] is not a section; write [optim]"),
-        ("[model.options]\nsizes = [1]", "run.toml:2: model.options.sizes = [1] is not text, a number, true or false"),
-        ("[model.options]\n'a.b' = 1", "run.toml:2: model.options.a.b: 'a.b' cannot be the name of a keyword argument"),
+        (
+            "[model.options]\nsizes = [1]",
+            "run.toml:2: model.options.sizes = [1] is not text, a number, true or false",
+        ),
+        (
+            "[model.options]\n'a.b' = 1",
+            "run.toml:2: model.options.a.b: 'a.b' cannot be the name of a keyword argument",
+        ),
         (
             "[model]\noptions = 3",
             "run.toml:2: model.options = 3 is not a table; set its options one by one, each by its own name",
         ),
     ],
 )
-def test_each_problem_names_the_file_the_line_and_the_value(file: Path, text: str, problem: str) -> None:
+def test_each_problem_names_the_file_the_line_and_the_value(
+    file: Path, text: str, problem: str
+) -> None:
     file.write_text(text)
     assert read_config_file(file).problems == (problem,)
 
@@ -74,7 +85,9 @@ def test_a_file_that_is_not_toml_is_a_problem_with_its_line(file: Path) -> None:
 
 
 def test_a_missing_file_is_a_problem_that_says_where_it_was_looked_for(file: Path) -> None:
-    assert read_config_file(file).problems == (f"run.toml: there is no such file (looked in {Path.cwd()})",)
+    assert read_config_file(file).problems == (
+        f"run.toml: there is no such file (looked in {Path.cwd()})",
+    )
 
 
 def test_a_file_that_cannot_be_read_is_a_problem(file: Path) -> None:

@@ -33,7 +33,11 @@ def test_every_field_is_there_with_what_it_takes_its_default_and_its_doc() -> No
 
 def test_every_section_and_task_is_there() -> None:
     lines = render_help().splitlines()
-    assert [line.split("  ")[0] for line in lines if line[:1].isalpha()] == ["tasks", "settings", *SECTIONS]
+    assert [line.split("  ")[0] for line in lines if line[:1].isalpha()] == [
+        "tasks",
+        "settings",
+        *SECTIONS,
+    ]
     text = one_line(render_help())
     assert all(f"{name} {preset.summary}" in text for name, preset in PRESETS.items())
 
@@ -58,7 +62,9 @@ def test_a_tasks_defaults_are_shown_in_place_of_the_schemas() -> None:
 
 
 def test_a_table_of_options_in_a_tasks_defaults_is_shown() -> None:
-    assert "[task: hidden=64, bias=true]" in render_help(task_defaults={"model.options": {"hidden": 64, "bias": True}})
+    assert "[task: hidden=64, bias=true]" in render_help(
+        task_defaults={"model.options": {"hidden": 64, "bias": True}}
+    )
 
 
 def test_bold_is_only_there_when_asked_for() -> None:

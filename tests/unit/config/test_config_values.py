@@ -1,4 +1,5 @@
-"""Coercion: every kind of field, from a file's value and from a command-line string, and every refusal."""
+"""Coercion: every kind of field, from a file's value and from a command-line string, and every
+refusal."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from drumline.config.fields import FIELDS, Mismatch, annotation_of, describe_type, from_text, from_value
+from drumline.config.fields import (
+    FIELDS,
+    Mismatch,
+    annotation_of,
+    describe_type,
+    from_text,
+    from_value,
+)
 
 ACCEPTED_TEXT = [
     ("model.blocks", "3", 3),
@@ -58,7 +66,9 @@ def test_text_becomes_a_value_of_the_fields_type(path: str, text: str, value: An
         ("model.options.bias", True, True),
     ],
 )
-def test_a_files_value_becomes_a_value_of_the_fields_type(path: str, given: Any, value: Any) -> None:
+def test_a_files_value_becomes_a_value_of_the_fields_type(
+    path: str, given: Any, value: Any
+) -> None:
     result = from_value(annotation_of(path), given)
     assert result == value
     assert type(result) is type(value)
@@ -81,8 +91,16 @@ def test_a_files_value_becomes_a_value_of_the_fields_type(path: str, given: Any,
         ("data.augment", "maybe", "'maybe' is not true or false"),
         ("data.dir", "", "'' is empty"),
         ("data.dir", "\udcff", r"'\udcff' is not valid UTF-8 text"),
-        ("optim.name", "sdg", "'sdg' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?"),
-        ("optim.name", "SGD", "'SGD' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?"),
+        (
+            "optim.name",
+            "sdg",
+            "'sdg' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?",
+        ),
+        (
+            "optim.name",
+            "SGD",
+            "'SGD' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?",
+        ),
         ("optim.name", "lion", "'lion' is not one of sgd, adamw, muon, package.Class"),
         ("model.widths", "16,a", "[16, 'a'], where 'a' is not a whole number"),
         ("model.widths", "16,0", "[16, 0], where 0 must be at least 1"),
@@ -92,7 +110,11 @@ def test_a_files_value_becomes_a_value_of_the_fields_type(path: str, given: Any,
             "wandb,mlfow",
             "['wandb', 'mlfow'], where 'mlfow' is not one of wandb, mlflow, tensorboard; did you mean 'mlflow'?",
         ),
-        ("model.options", "5", "'5' is not a table; set its options one by one, each by its own name"),
+        (
+            "model.options",
+            "5",
+            "'5' is not a table; set its options one by one, each by its own name",
+        ),
         ("model.options.slope", "nan", "nan is not a finite number"),
         ("model.options.name", "\udcff", r"'\udcff' is not valid UTF-8 text"),
     ],
@@ -121,7 +143,11 @@ def test_text_that_does_not_fit_is_refused(path: str, text: str, complaint: str)
         ("model.widths", [], "[] must have at least 1 item"),
         ("optim.betas", [0.9, 0.95, 0.99], "[0.9, 0.95, 0.99] must have 2 items"),
         ("model.options.sizes", [1, 2], "[1, 2] is not text, a number, true or false"),
-        ("model.options.day", datetime.time(1), "datetime.time(1, 0) is not text, a number, true or false"),
+        (
+            "model.options.day",
+            datetime.time(1),
+            "datetime.time(1, 0) is not text, a number, true or false",
+        ),
         ("model.options.slope", float("inf"), "inf is not a finite number"),
     ],
 )
@@ -154,7 +180,9 @@ def test_a_type_is_described_in_words(path: str, words: str) -> None:
 
 def test_every_default_of_the_schema_is_a_value_its_own_field_accepts() -> None:
     checked = [
-        from_value(field.annotation, field.default) == field.default for field in FIELDS.values() if not field.is_table
+        from_value(field.annotation, field.default) == field.default
+        for field in FIELDS.values()
+        if not field.is_table
     ]
     assert len(checked) > 50
     assert all(checked)

@@ -9,7 +9,10 @@ import pytest
 from drumline.config.flags import REPEATED, read_flags
 from drumline.config.schema import Count
 
-OWN = {name: (kind, "", "") for name, kind in {"run": str, "procs": Count, "fresh": bool, "help": bool}.items()}
+OWN = {
+    name: (kind, "", "")
+    for name, kind in {"run": str, "procs": Count, "fresh": bool, "help": bool}.items()
+}
 
 
 def values(*argv: str) -> dict[str, Any]:
@@ -27,7 +30,10 @@ def values(*argv: str) -> dict[str, Any]:
         (["--data.dir=a=b"], {"data.dir": "a=b"}),
         (["--data.dir=-odd"], {"data.dir": "-odd"}),
         (["--dist.sync_batchnorm"], {"dist.sync_batchnorm": True}),
-        (["--dist.sync_batchnorm", "--optim.lr", "1"], {"dist.sync_batchnorm": True, "optim.lr": 1.0}),
+        (
+            ["--dist.sync_batchnorm", "--optim.lr", "1"],
+            {"dist.sync_batchnorm": True, "optim.lr": 1.0},
+        ),
         (["--dist.sync_batchnorm", "off"], {"dist.sync_batchnorm": False}),
         (["--dist.sync_batchnorm=0"], {"dist.sync_batchnorm": False}),
         (["--no-dist.sync_batchnorm"], {"dist.sync_batchnorm": False}),
@@ -46,7 +52,10 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         (["--optim.lr", "fast"], "--optim.lr: 'fast' is not a number"),
         (["--optim.lr", "-1"], "--optim.lr: -1.0 must be above 0"),
         (["--optim.lr", "-inf"], "--optim.lr: -inf is not a finite number"),
-        (["--optim.betas", "-0.1,0.9"], "--optim.betas: [-0.1, 0.9], where -0.1 must be between 0 and 1"),
+        (
+            ["--optim.betas", "-0.1,0.9"],
+            "--optim.betas: [-0.1, 0.9], where -0.1 must be between 0 and 1",
+        ),
         (
             ["--optim.name", "sdg"],
             "--optim.name: 'sdg' is not one of sgd, adamw, muon, package.Class; did you mean 'sgd'?",
@@ -55,21 +64,39 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
             ["--model.activation_checkpointing=some"],
             "--model.activation_checkpointing: 'some' is not none, full or every:N",
         ),
-        (["--optim.learning_rate", "1"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
+        (
+            ["--optim.learning_rate", "1"],
+            "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?",
+        ),
         (["-optim.lr", "1"], "-optim.lr: unknown setting; did you mean 'optim.lr'?"),
-        (["--optim.learning_rate"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
-        (["--no-dist.sync_bachnorm"], "--no-dist.sync_bachnorm: unknown setting; did you mean 'dist.sync_batchnorm'?"),
+        (
+            ["--optim.learning_rate"],
+            "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?",
+        ),
+        (
+            ["--no-dist.sync_bachnorm"],
+            "--no-dist.sync_bachnorm: unknown setting; did you mean 'dist.sync_batchnorm'?",
+        ),
         (["--data.augment=maybe"], "--data.augment: 'maybe' is not true or false"),
         (["--optim.lr"], "--optim.lr: the value is missing (number above 0)"),
         (["--optim.lr", "--data.augment"], "--optim.lr: the value is missing (number above 0)"),
         (["--data.dir", "-odd"], "--data.dir: the value is missing (text, or none)"),
-        (["--optim.lr", "0.1", "--optim.lr", "0.2"], "--optim.lr: given twice, as '0.1' and as '0.2'"),
-        (["--data.augment", "--no-data.augment"], "--no-data.augment: given twice, as 'true' and as 'false'"),
+        (
+            ["--optim.lr", "0.1", "--optim.lr", "0.2"],
+            "--optim.lr: given twice, as '0.1' and as '0.2'",
+        ),
+        (
+            ["--data.augment", "--no-data.augment"],
+            "--no-data.augment: given twice, as 'true' and as 'false'",
+        ),
         (
             ["--no-data.augment=true"],
             "--no-data.augment: takes no value; write --data.augment=true or --data.augment=false",
         ),
-        (["--no-optim.lr"], "--no-optim.lr: only a true | false setting can be turned off this way"),
+        (
+            ["--no-optim.lr"],
+            "--no-optim.lr: only a true | false setting can be turned off this way",
+        ),
         (
             ["--no-optim.clip_norm"],
             "--no-optim.clip_norm: only a true | false setting can be turned off this way; "
@@ -77,7 +104,10 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
         ),
         (["digits"], "'digits': unexpected argument; a flag is given as --name value"),
         (["--"], "'--': unexpected argument; a flag is given as --name value"),
-        (["--model.options.a-b", "1"], "--model.options.a-b: 'a-b' cannot be the name of a keyword argument"),
+        (
+            ["--model.options.a-b", "1"],
+            "--model.options.a-b: 'a-b' cannot be the name of a keyword argument",
+        ),
         (
             ["--model.options", "1"],
             "--model.options: '1' is not a table; set its options one by one, each by its own name",
@@ -99,7 +129,9 @@ def test_each_problem_is_one_sentence(argv: list[str], problem: str) -> None:
         (["--no-model.activation_checkpointing"], False),
     ],
 )
-def test_activation_checkpointing_is_a_switch_or_a_policy(argv: list[str], value: bool | str) -> None:
+def test_activation_checkpointing_is_a_switch_or_a_policy(
+    argv: list[str], value: bool | str
+) -> None:
     assert values(*argv)["model.activation_checkpointing"] == value
 
 
@@ -109,7 +141,10 @@ def test_a_problem_does_not_hide_the_next_one() -> None:
 
 
 def test_an_option_set_to_none_does_not_count_for_an_exclusive_pair() -> None:
-    assert values("--train.epochs", "none", "--train.steps", "2") == {"train.epochs": None, "train.steps": 2}
+    assert values("--train.epochs", "none", "--train.steps", "2") == {
+        "train.epochs": None,
+        "train.steps": 2,
+    }
 
 
 def test_the_commands_own_flags_and_words_are_distinguished_from_settings() -> None:
@@ -131,7 +166,9 @@ def test_the_commands_own_flags_and_words_are_distinguished_from_settings() -> N
         (["digits", "again"], "'again': unexpected argument; a flag is given as --name value"),
     ],
 )
-def test_problems_with_the_commands_own_flags_are_collected_too(argv: list[str], problem: str) -> None:
+def test_problems_with_the_commands_own_flags_are_collected_too(
+    argv: list[str], problem: str
+) -> None:
     assert read_flags(argv, own=OWN, max_positional=1).layer.problems == (problem,)
 
 
@@ -150,6 +187,8 @@ def test_a_verb_without_settings_knows_its_own_flags_only(argv: list[str], probl
 
 
 def test_a_repeated_flag_keeps_each_value_as_it_is() -> None:
-    flags = read_flags(["--env", "A=1", "--env=B=true", "--env", "A=2"], own={"env": (REPEATED, "", "")})
+    flags = read_flags(
+        ["--env", "A=1", "--env=B=true", "--env", "A=2"], own={"env": (REPEATED, "", "")}
+    )
     assert flags.own == {"env": ["A=1", "B=true", "A=2"]}
     assert not flags.layer.problems

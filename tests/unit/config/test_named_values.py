@@ -1,4 +1,5 @@
-"""Settings that take one of several names: each has a branch of its own, and a new one is never taken for another."""
+"""Settings that take one of several names: each has a branch of its own, and a new one is never
+taken for another."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from drumline.base.errors import PreflightError, UsageError
 from drumline.checkpoint.background_saver import is_writer
 from drumline.cli.train_rank import live_nodes
 from drumline.config.fields import FIELDS
-from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, TrainConfig, WatchConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DistConfig,
+    OptimConfig,
+    TrainConfig,
+    WatchConfig,
+)
 from drumline.metrics.meters import Meter
 from drumline.parallel.comm_hook import rounding_hook
 from drumline.parallel.delta_sum import BLOCK, decode, encode
@@ -76,8 +84,8 @@ def names_in(annotation: Any) -> Iterator[str]:
 
 
 def test_all_names_are_here() -> None:
-    """A new name fails here, so that whoever adds it looks for the places that read the setting; mypy finds those with
-    `assert_never`."""
+    """A new name fails here, so that whoever adds it looks for the places that read the setting;
+    mypy finds those with `assert_never`."""
     found = {path: tuple(names_in(field.annotation)) for path, field in FIELDS.items()}
     assert {path: names for path, names in found.items() if names} == NAMES
 
@@ -90,7 +98,9 @@ def schedule(name: Any) -> float:
 def finite_steps(name: Any) -> FiniteSteps:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
-    return FiniteSteps(name, Meter(CPU), LiveBuffers(model), optimizer, None, waits_for_device=False)
+    return FiniteSteps(
+        name, Meter(CPU), LiveBuffers(model), optimizer, None, waits_for_device=False
+    )
 
 
 def plan_with(**settings: Any) -> Any:
@@ -99,8 +109,12 @@ def plan_with(**settings: Any) -> Any:
 
 
 def is_watched(name: Any, world_size: int) -> bool:
-    connection: Any = SimpleNamespace(topology=SimpleNamespace(world_size=world_size, rank=0, host="a"))
-    with JobConnection.node_watch(connection, WatchConfig(sidecar=name), run=None, environment={}) as watch:
+    connection: Any = SimpleNamespace(
+        topology=SimpleNamespace(world_size=world_size, rank=0, host="a")
+    )
+    with JobConnection.node_watch(
+        connection, WatchConfig(sidecar=name), run=None, environment={}
+    ) as watch:
         return watch is not None
 
 
@@ -110,7 +124,9 @@ def on_wire(name: Any) -> torch.Tensor:
 
 
 def sidecar_ends_job(name: Any) -> bool:
-    options = SidecarOptions(folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1, on_hang=name)
+    options = SidecarOptions(
+        folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1, on_hang=name
+    )
     return options.ends_job
 
 
@@ -131,11 +147,10 @@ def test_a_schedule_has_its_own_curve() -> None:
 
 
 def test_every_name_does_something_else() -> None:
-    assert [peak_rate(OptimConfig(lr=0.1, scale_lr=name), world_size=4) for name in ("none", "linear", "sqrt")] == [
-        0.1,
-        0.4,
-        0.2,
-    ]
+    assert [
+        peak_rate(OptimConfig(lr=0.1, scale_lr=name), world_size=4)
+        for name in ("none", "linear", "sqrt")
+    ] == [0.1, 0.4, 0.2]
     assert {name: finite_steps(name).skips for name in ("stop", "skip", "warn")} == {
         "stop": False,
         "skip": True,
@@ -153,8 +168,13 @@ def test_every_name_does_something_else() -> None:
         "fsdp": ("fsdp", 4),
         "hsdp": ("hsdp", 2),
     }
-    assert [plan_with(mode="fsdp", shard_dtype=name).dtype for name in ("fp32", "bf16")] == [None, torch.bfloat16]
-    assert {(name, size): is_watched(name, size) for name in ("auto", "on", "off") for size in (1, 2)} == {
+    assert [plan_with(mode="fsdp", shard_dtype=name).dtype for name in ("fp32", "bf16")] == [
+        None,
+        torch.bfloat16,
+    ]
+    assert {
+        (name, size): is_watched(name, size) for name in ("auto", "on", "off") for size in (1, 2)
+    } == {
         ("auto", 1): False,
         ("auto", 2): True,
         ("on", 1): True,
@@ -162,15 +182,27 @@ def test_every_name_does_something_else() -> None:
         ("off", 1): False,
         ("off", 2): False,
     }
-    assert [is_writer(name, local_rank=1) for name in ("one", "nodes", "ranks")] == [False, False, True]
+    assert [is_writer(name, local_rank=1) for name in ("one", "nodes", "ranks")] == [
+        False,
+        False,
+        True,
+    ]
     assert [is_writer(name, local_rank=0) for name in ("nodes", "ranks")] == [True, True]
     assert {name: sidecar_ends_job(name) for name in NAMES["watch.on_hang"]} == {
         "restart": True,
         "stop": True,
         "report": False,
     }
-    displays = {name: type(make_display(name, io.StringIO())).__name__ for name in ("auto", "live", "plain", "none")}
-    assert displays == {"auto": "PlainDisplay", "live": "LiveDisplay", "plain": "PlainDisplay", "none": "Display"}
+    displays = {
+        name: type(make_display(name, io.StringIO())).__name__
+        for name in ("auto", "live", "plain", "none")
+    }
+    assert displays == {
+        "auto": "PlainDisplay",
+        "live": "LiveDisplay",
+        "plain": "PlainDisplay",
+        "none": "Display",
+    }
     layouts = [
         is_channels_last(TrainConfig(memory_format=name), nn.Conv2d(1, 1, 1), CPU)
         for name in ("auto", "contiguous", "channels_last")
@@ -179,7 +211,9 @@ def test_every_name_does_something_else() -> None:
     hooks = {rounding_hook(name) for name in ("none", "bf16", "fp16")}
     assert len(hooks) == 3
     messages = {name: on_wire(name) for name in ("fp32", "bf16", "int8")}
-    errors = {name: float((message - messages["fp32"]).abs().max()) for name, message in messages.items()}
+    errors = {
+        name: float((message - messages["fp32"]).abs().max()) for name, message in messages.items()
+    }
     assert errors["fp32"] == 0
     assert 0 < errors["bf16"] < 0.01
     assert 0 < errors["int8"] < 0.01
@@ -187,7 +221,9 @@ def test_every_name_does_something_else() -> None:
 
 
 def groups_with(name: Any) -> object:
-    rank: Any = SimpleNamespace(world_size=2, _connection=SimpleNamespace(rendezvous=SimpleNamespace(nodes=((0, 1),))))
+    rank: Any = SimpleNamespace(
+        world_size=2, _connection=SimpleNamespace(rendezvous=SimpleNamespace(nodes=((0, 1),)))
+    )
     return _make_groups(DistConfig(sync="local:2", sync_within=name), nn.Linear(1, 1), rank)
 
 
@@ -198,7 +234,9 @@ def save_while_busy(name: Any) -> object:
 
 def resolve_difference(name: Any) -> object:
     check: Any = SimpleNamespace(on_difference=name, last_agreed=None)
-    difference: Any = SimpleNamespace(same_kinds=True, sentence=lambda *_: "they differ", place=lambda _: None)
+    difference: Any = SimpleNamespace(
+        same_kinds=True, sentence=lambda *_: "they differ", place=lambda _: None
+    )
     return ReplicaComparison._resolve(check, difference, {}, 1)
 
 
@@ -207,7 +245,9 @@ PLACES: dict[str, Callable[[], object]] = {
     "optim.scale_lr": lambda: peak_rate(OptimConfig(scale_lr=NEW), world_size=2),
     "train.exact": lambda: step_for(NEW),
     "train.step": lambda: step_for("world"),
-    "train.memory_format": lambda: is_channels_last(TrainConfig(memory_format=NEW), nn.Linear(1, 1), CPU),
+    "train.memory_format": lambda: is_channels_last(
+        TrainConfig(memory_format=NEW), nn.Linear(1, 1), CPU
+    ),
     "train.tf32": lambda: set_arithmetic(TrainConfig(tf32=NEW), torch.device("cuda")),
     "train.precision": lambda: make_autocast(NEW, CPU),
     "train.on_nan": lambda: finite_steps(NEW),
@@ -217,7 +257,9 @@ PLACES: dict[str, Callable[[], object]] = {
     "dist.comm": lambda: rounding_hook(NEW),
     "dist.sync": lambda: make_sync(DistConfig(sync=NEW), nn.Linear(1, 1), SimpleNamespace()),  # type: ignore[arg-type]
     "dist.outer_dtype": lambda: on_wire(NEW),
-    "dist.on_lost_node": lambda: live_nodes(None, replace(Config(), dist=DistConfig(on_lost_node=NEW)), folder=Path()),
+    "dist.on_lost_node": lambda: live_nodes(
+        None, replace(Config(), dist=DistConfig(on_lost_node=NEW)), folder=Path()
+    ),
     "dist.sync_within": lambda: groups_with(NEW),
     "checkpoint.when_busy": lambda: save_while_busy(NEW),
     "watch.on_difference": lambda: resolve_difference(NEW),

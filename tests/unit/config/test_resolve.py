@@ -25,7 +25,9 @@ Read = Callable[..., Layers]
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     monkeypatch.chdir(tmp_path)
 
-    def read(*argv: str, file: str | None = None, environment: Mapping[str, str] | None = None) -> Layers:
+    def read(
+        *argv: str, file: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> Layers:
         path = None
         if file is not None:
             path = Path("run.toml")
@@ -426,7 +428,9 @@ BROKEN_RULES = [
 
 
 @pytest.mark.parametrize(("argv", "problem"), BROKEN_RULES)
-def test_each_rule_names_the_values_and_where_they_come_from(read: Read, argv: list[str], problem: str) -> None:
+def test_each_rule_names_the_values_and_where_they_come_from(
+    read: Read, argv: list[str], problem: str
+) -> None:
     assert problems(lambda: resolve(read(*argv), ENOUGH, task="MyTask")) == (problem,)
 
 
@@ -449,7 +453,9 @@ def test_the_advice_of_each_rule_is_flags_that_work(read: Read, argv: list[str])
         resolve(Layers(advised, given, Layer({})), ENOUGH)
 
 
-def test_two_settings_for_one_thing_in_a_file_are_advised_by_flags_that_override_it(read: Read) -> None:
+def test_two_settings_for_one_thing_in_a_file_are_advised_by_flags_that_override_it(
+    read: Read,
+) -> None:
     file = "[train]\nepochs = 1\nsteps = 2\n"
     with pytest.raises(ConfigError) as raised:
         resolve(read(file=file), ENOUGH)
@@ -478,7 +484,9 @@ def test_a_warm_up_that_is_too_long_is_advised_by_its_own_flag(read: Read) -> No
 def test_every_rule_has_a_test() -> None:
     said = {rule.message for rule in RULES}
     assert len(said) == len(BROKEN_RULES) == len(RULES)
-    assert all(any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in said)
+    assert all(
+        any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -507,7 +515,15 @@ def test_what_keeps_the_rules_is_accepted(read: Read, argv: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "notice",
-    ["http://", "http:///path", "https://me:secret@host/", "HTTP://host", "mine.py:", "mine.py:2x", "a.py:b:c"],
+    [
+        "http://",
+        "http:///path",
+        "https://me:secret@host/",
+        "HTTP://host",
+        "mine.py:",
+        "mine.py:2x",
+        "a.py:b:c",
+    ],
 )
 def test_notices_that_nobody_could_look_for(read: Read, notice: str) -> None:
     (problem,) = problems(lambda: resolve(read("--watch.notice", notice), ENOUGH))
@@ -515,11 +531,15 @@ def test_notices_that_nobody_could_look_for(read: Read, notice: str) -> None:
 
 
 def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> None:
-    check_layers(read("--model.name", "gpt", "--model.heads", "3"))  # the task may bring a width of 96
+    check_layers(
+        read("--model.name", "gpt", "--model.heads", "3")
+    )  # the task may bring a width of 96
     check_layers(read("--optim.lr", "0.5"))  # the task may bring epochs and batch size
     check_layers(read("--optim.scale_lr", "linear"))
     (problem,) = problems(
-        lambda: check_layers(read("--model.name", "gpt", "--model.heads", "3", file="[model]\nwidth = 128"))
+        lambda: check_layers(
+            read("--model.name", "gpt", "--model.heads", "3", file="[model]\nwidth = 128")
+        )
     )
     assert problem.endswith(
         "model.heads = 3 (--model.heads), model.width = 128 (run.toml:2), model.name = 'gpt' (--model.name)"
@@ -540,7 +560,12 @@ def test_without_defaults_the_message_names_the_flags_to_give(read: Read) -> Non
 
 
 def test_a_tasks_wrong_defaults_are_reported_as_such(read: Read) -> None:
-    defaults = {"train.epochs": 0, "train.batch_size": 8, "optim.lrr": 1, "train.batch_size_per_rank": 2}
+    defaults = {
+        "train.epochs": 0,
+        "train.batch_size": 8,
+        "optim.lrr": 1,
+        "train.batch_size_per_rank": 2,
+    }
     assert problems(lambda: resolve(read(), defaults, task="MyTask")) == (
         "MyTask.defaults: train.epochs = 0 must be at least 1",
         "MyTask.defaults: optim.lrr: unknown setting; did you mean 'optim.lr'?",
@@ -553,8 +578,12 @@ SIX_FLAGS = ("stray", "--optim.learning_rate", "1", "--optim.lr", "fast", "--dis
 SIX_FILE = "[train]\nepochs = 1\nsteps = 2\n[optim]\nmomentum = 1.5\n[dist]\ndevice = 'cpu'\n"
 
 
-@pytest.mark.parametrize("stage", [check_layers, lambda layers: resolve(layers, PRESETS["digits"].defaults)])
-def test_six_kinds_of_problems_are_reported_in_one_go(read: Read, stage: Callable[[Layers], Any]) -> None:
+@pytest.mark.parametrize(
+    "stage", [check_layers, lambda layers: resolve(layers, PRESETS["digits"].defaults)]
+)
+def test_six_kinds_of_problems_are_reported_in_one_go(
+    read: Read, stage: Callable[[Layers], Any]
+) -> None:
     with pytest.raises(ConfigError) as raised:
         stage(read(*SIX_FLAGS, file=SIX_FILE))
     assert raised.value.problems == (
@@ -580,7 +609,9 @@ def test_six_kinds_of_problems_are_reported_in_one_go(read: Read, stage: Callabl
         ("--train.epochs",),  # without its value
     ],
 )
-def test_a_setting_that_is_wrong_is_not_reported_as_missing_too(read: Read, argv: tuple[str, ...]) -> None:
+def test_a_setting_that_is_wrong_is_not_reported_as_missing_too(
+    read: Read, argv: tuple[str, ...]
+) -> None:
     assert len(problems(lambda: resolve(read(*argv), {"train.batch_size": 8}))) == 1
 
 

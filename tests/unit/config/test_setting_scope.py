@@ -1,4 +1,5 @@
-"""What every setting belongs to (a machine or the experiment), and that ranks, resume, rerun and export follow it."""
+"""What every setting belongs to (a machine or the experiment), and that ranks, resume, rerun and
+export follow it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from drumline.watch.fact_differences import check_differences
 EXPERIMENT = SettingScope(
     per_machine=False, changes_result=True, changes_finished_run=True, may_differ_across_ranks=False
 )
-"""Compared across ranks, reported when a run resumes, refused for a finished run, in the model card."""
+"""Compared across ranks, reported when a run resumes, refused for a finished run, in the model
+card."""
 LATER_STEPS = replace(EXPERIMENT, changes_finished_run=False)
 """The same, but a finished run, which takes no more steps, accepts it."""
 NO_EFFECT = replace(EXPERIMENT, changes_result=False, changes_finished_run=False)
@@ -165,8 +167,23 @@ def test_every_setting_says_what_it_belongs_to() -> None:
     assert scopes == EXPECTED
     of_built_ins = {path for path, field in FIELDS.items() if field.scope.of_built_ins}
     assert of_built_ins == {
-        *("model.name", "model.widths", "model.blocks", "model.layers", "model.heads", "model.width", "model.context"),
-        *("model.dropout", "data.name", "data.augment", "data.image_size", "data.samples", "data.classes"),
+        *(
+            "model.name",
+            "model.widths",
+            "model.blocks",
+            "model.layers",
+            "model.heads",
+            "model.width",
+            "model.context",
+        ),
+        *(
+            "model.dropout",
+            "data.name",
+            "data.augment",
+            "data.image_size",
+            "data.samples",
+            "data.classes",
+        ),
         "data.token_type",
     }
 
@@ -178,7 +195,9 @@ def test_settings_of_a_task_and_options_of_a_model_are_of_the_experiment() -> No
 
 def facts_with(config: Config) -> dict[str, dict[str, Any]]:
     settings = compared_settings(config, "path/to/task.py:Mine")
-    return rank_facts({}, backend="gloo", device=torch.device("cpu"), own={}, settings=settings, same_code=False)
+    return rank_facts(
+        {}, backend="gloo", device=torch.device("cpu"), own={}, settings=settings, same_code=False
+    )
 
 
 def scopes() -> Iterator[tuple[str, SettingScope]]:
@@ -215,7 +234,9 @@ def test_a_finished_run_refuses_changes_of_its_result_only() -> None:
         if not scope.changes_finished_run:
             check_not_finished(saved_facts(), request, step=5, total_steps=5)
             continue
-        with pytest.raises(UsageError, match=f"and was trained with other settings: {path} .* -> {CHANGED}\n"):
+        with pytest.raises(
+            UsageError, match=f"and was trained with other settings: {path} .* -> {CHANGED}\n"
+        ):
             check_not_finished(saved_facts(), request, step=5, total_steps=5)
 
 

@@ -1,4 +1,5 @@
-"""A task's own settings: which attributes are some, and what flags, a file and the class make of them."""
+"""A task's own settings: which attributes are some, and what flags, a file and the class make of
+them."""
 
 from __future__ import annotations
 
@@ -103,7 +104,15 @@ def test_all_mistakes_are_reported_at_once_with_a_hint(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[task]\nnorm = "bach"\n')
     assert problems_of(
-        Mine, "--task.widht", "9", "--task.rate", "x", "--task.limit", "--no-task.width", "--task.sizes=1,b", file=file
+        Mine,
+        "--task.widht",
+        "9",
+        "--task.rate",
+        "x",
+        "--task.limit",
+        "--no-task.width",
+        "--task.sizes=1,b",
+        file=file,
     ) == (
         "--task.widht: unknown setting; did you mean 'task.width'?",
         "--task.rate: 'x' is not a number",
@@ -149,7 +158,10 @@ def test_help_has_type_default_and_doc() -> None:
     docs = task_docs(Mine)
     own = {path: (field, docs.get(path, "")) for path, field in task_fields(Mine, Task).items()}
     text = render_help(task="Mine", own=own)
-    assert "task  Settings of Mine.\n  --task.width  whole number  [32]\n      Units of the hidden layer.\n" in text
+    assert (
+        "task  Settings of Mine.\n  --task.width  whole number  [32]\n      Units of the hidden layer.\n"
+        in text
+    )
     assert "--task.norm  batch | layer  [batch]" in text
 
 

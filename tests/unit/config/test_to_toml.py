@@ -1,4 +1,5 @@
-"""A config written to a file and given back is the same config, whatever the task's defaults are."""
+"""A config written to a file and given back is the same config, whatever the task's defaults
+are."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from drumline.training.tasks.built_in import BUILT_IN, ImageClassification, unus
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 IDENTIFIERS = st.sampled_from(["hidden", "größe", "_x", *keyword.kwlist])
-OPTIONS = st.dictionaries(IDENTIFIERS, st.one_of(TEXT, st.integers(), NUMBERS, st.booleans()), max_size=3)
+OPTIONS = st.dictionaries(
+    IDENTIFIERS, st.one_of(TEXT, st.integers(), NUMBERS, st.booleans()), max_size=3
+)
 
 
 def within(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
@@ -60,7 +63,9 @@ def values_for(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 PAIRED = {path for pair in EXCLUSIVE_PAIRS for path in pair}
-DRAWS = st.fixed_dictionaries({path: values_for(field.annotation) for path, field in FIELDS.items()})
+DRAWS = st.fixed_dictionaries(
+    {path: values_for(field.annotation) for path, field in FIELDS.items()}
+)
 
 
 @st.composite
@@ -70,7 +75,9 @@ def configs(draw: st.DrawFn) -> Config:
         given, other = draw(st.permutations(pair))
         values[given], values[other] = draw(st.integers(1, 10**6)), None
     # A default may break a rule that held before.
-    while broken := [rule for rule in RULES if rule.is_broken(*(values[path] for path in rule.fields))]:
+    while broken := [
+        rule for rule in RULES if rule.is_broken(*(values[path] for path in rule.fields))
+    ]:
         values |= {path: FIELDS[path].default for path in broken[0].fields if path not in PAIRED}
     return Config(
         **{
@@ -88,7 +95,9 @@ def read_back(text: str, file: Path, *, task: str) -> Config:
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(config=configs(), task=st.sampled_from(sorted(PRESETS)))
-def test_any_config_is_read_back_as_it_was_written(config: Config, task: str, tmp_path: Path) -> None:
+def test_any_config_is_read_back_as_it_was_written(
+    config: Config, task: str, tmp_path: Path
+) -> None:
     again = read_back(to_toml(config), tmp_path / "config.toml", task=task)
     assert again == config
     types = [type(value) for value in again.model.options.values()]
@@ -109,15 +118,24 @@ class OwnModelAndData(Task):
     def train_data(self) -> Any: ...
 
 
-def test_a_task_with_its_own_model_and_data_has_no_settings_of_built_in_ones(tmp_path: Path) -> None:
+def test_a_task_with_its_own_model_and_data_has_no_settings_of_built_in_ones(
+    tmp_path: Path,
+) -> None:
     """But for those that the user or the task has set, which the task may read."""
     layers = read_layers(
-        read_flags(["--data.samples", "99", "--model.dropout", "0.0"]), config_file=None, environment={}
+        read_flags(["--data.samples", "99", "--model.dropout", "0.0"]),
+        config_file=None,
+        environment={},
     )
     config = resolve(layers, OwnModelAndData.defaults)
     text = to_toml(config, left_out=unused_settings(OwnModelAndData, config))
     document = tomllib.loads(text)
-    assert document["model"] == {"dropout": 0.0, "activation_checkpointing": False, "init": "none", "init_strict": True}
+    assert document["model"] == {
+        "dropout": 0.0,
+        "activation_checkpointing": False,
+        "init": "none",
+        "init_strict": True,
+    }
     assert list(document["data"]) == [
         "dir",
         "cache",
@@ -152,7 +170,9 @@ def test_a_task_that_builds_on_the_configured_model_has_its_settings() -> None:
 def test_what_is_not_set_is_written_as_none(tmp_path: Path) -> None:
     text = to_toml(Config(train=TrainConfig(epochs=1, batch_size=8)))
     assert 'clip_norm = "none"' in text.splitlines()
-    again = read_back(text, tmp_path / "config.toml", task="text")  # a task that clips, and counts steps
+    again = read_back(
+        text, tmp_path / "config.toml", task="text"
+    )  # a task that clips, and counts steps
     assert again.optim.clip_norm is None
     assert again.train.steps is None
 
@@ -176,6 +196,8 @@ def test_every_awkward_character_survives(tmp_path: Path) -> None:
 
 
 def test_values_of_a_config_can_serve_as_a_tasks_defaults() -> None:
-    config = Config(train=TrainConfig(epochs=1, batch_size=8), model=ModelConfig(options={"hidden": 1}))
+    config = Config(
+        train=TrainConfig(epochs=1, batch_size=8), model=ModelConfig(options={"hidden": 1})
+    )
     nothing = read_layers(read_flags([]), config_file=None, environment={})
     assert resolve(nothing, {path: attrgetter(path)(config) for path in FIELDS}) == config

@@ -41,8 +41,14 @@ def test_names_of_other_tools_point_at_settings_that_exist() -> None:
     ("path", "sentence"),
     [
         ("optim.learning_rate", "unknown setting; did you mean 'optim.lr'?"),
-        ("every_steps", "unknown setting; did you mean 'checkpoint.every_steps' or 'log.every_steps'?"),
-        ("log.zzz", "unknown setting; log has every_steps, display, trackers, tensorboard, trace, profile"),
+        (
+            "every_steps",
+            "unknown setting; did you mean 'checkpoint.every_steps' or 'log.every_steps'?",
+        ),
+        (
+            "log.zzz",
+            "unknown setting; log has every_steps, display, trackers, tensorboard, trace, profile",
+        ),
         (
             "zzz",
             "unknown setting; settings are named SECTION.NAME, with a section of "

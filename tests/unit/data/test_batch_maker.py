@@ -31,7 +31,12 @@ class Noisy:
         return 100
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"index": index, "torch": torch.rand(2), "random": random.random(), "numpy": np.random.rand()}
+        return {
+            "index": index,
+            "torch": torch.rand(2),
+            "random": random.random(),
+            "numpy": np.random.rand(),
+        }
 
 
 class Broken:
@@ -45,7 +50,13 @@ class Broken:
 def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tuple[float, ...]]:
     found = {}
     for batch in (fetch[request] for request in requests):
-        columns = [batch["index"], batch["torch"][:, 0], batch["torch"][:, 1], batch["random"], batch["numpy"]]
+        columns = [
+            batch["index"],
+            batch["torch"][:, 0],
+            batch["torch"][:, 1],
+            batch["random"],
+            batch["numpy"],
+        ]
         for index, *noise in zip(*(column.tolist() for column in columns), strict=True):
             found[index] = tuple(noise)
     return found
@@ -73,13 +84,18 @@ def test_training_gets_the_shuffled_indices_and_their_draws() -> None:
 
 
 def test_evaluation_gets_the_indices_as_they_are_and_no_draws() -> None:
-    assert BatchMaker(Batches(), seed=3)[BatchRequest(0, 10, 13, shuffled=False)] == ([10, 11, 12], None)
+    assert BatchMaker(Batches(), seed=3)[BatchRequest(0, 10, 13, shuffled=False)] == (
+        [10, 11, 12],
+        None,
+    )
 
 
 def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
     fetch = BatchMaker(Noisy(), seed=1)
     whole = noise_by_index(fetch, BatchRequest(0, 0, 100, shuffled=True))
-    pieces = noise_by_index(fetch, *(BatchRequest(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7))))
+    pieces = noise_by_index(
+        fetch, *(BatchRequest(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7)))
+    )
     assert len(whole) == 100
     assert len(set(whole.values())) == 100
     assert all(whole[index] == noise for index, noise in pieces.items())
@@ -88,7 +104,9 @@ def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
 @pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)])
 def test_noise_differs_by_epoch_and_seed(seed: int, epoch: int) -> None:
     one = noise_by_index(BatchMaker(Noisy(), seed=1), BatchRequest(0, 0, 100, shuffled=True))
-    other = noise_by_index(BatchMaker(Noisy(), seed=seed), BatchRequest(epoch, 0, 100, shuffled=True))
+    other = noise_by_index(
+        BatchMaker(Noisy(), seed=seed), BatchRequest(epoch, 0, 100, shuffled=True)
+    )
     for index in range(100):
         assert all(a != b for a, b in zip(one[index], other[index], strict=True))
 

@@ -1,5 +1,5 @@
-"""`--data.dir s3://...` on a real S3 endpoint (moto over HTTP): fetched once, checked at every start, complete or not
-used."""
+"""`--data.dir s3://...` on a real S3 endpoint (moto over HTTP): fetched once, checked at every
+start, complete or not used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from drumline.storage.object_store import ObjectStore
 from tests.multinode.needs import missing
 from tests.store_server import Bucket, Proxy, environment, use_endpoint
 
-CONTENT = {"train/0/a.png": b"a" * 100, "train/1/b.png": b"b" * 200, "eval/0/c.png": b"", "labels": b"0 1"}
+CONTENT = {
+    "train/0/a.png": b"a" * 100,
+    "train/1/b.png": b"b" * 200,
+    "eval/0/c.png": b"",
+    "labels": b"0 1",
+}
 
 
 @pytest.fixture(name="url")
@@ -90,17 +95,23 @@ def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(
     one.update()
     assert fetched(proxy) == ["labels", "train/0/a.png", "train/1/d.png"]
     wanted = {**CONTENT, "labels": b"1 0", "train/1/d.png": b"d"}
-    assert files(one) == {name: content for name, content in wanted.items() if name != "eval/0/c.png"}
+    assert files(one) == {
+        name: content for name, content in wanted.items() if name != "eval/0/c.png"
+    }
     assert not (one.folder / "eval").exists()
     one.update()
     assert fetched(proxy) == []
 
 
-def test_an_interrupted_copy_continues(proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_continues(
+    proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bucket_copy, "NUM_THREADS", 1)
     proxy.fault = lambda method, path: "cut" if path.endswith("b.png") else None
     one = copy(url, tmp_path)
-    with pytest.raises(StoreError, match=f"{url}/train/1/b.png is unreachable: the connection failed or was cut"):
+    with pytest.raises(
+        StoreError, match=f"{url}/train/1/b.png is unreachable: the connection failed or was cut"
+    ):
         one.update()
     assert not (one.folder / "train/1/b.png").exists()
     first = set(fetched(proxy)) - {"train/1/b.png"}
@@ -124,7 +135,9 @@ def test_an_interrupted_download_is_not_taken_for_a_complete_one(
             begun.set()
             go_on.wait(60)
 
-    def stop(store: ObjectStore, original: Callable[[ObjectStore], None] = ObjectStore.stop) -> None:
+    def stop(
+        store: ObjectStore, original: Callable[[ObjectStore], None] = ObjectStore.stop
+    ) -> None:
         original(store)
         go_on.set()
 
@@ -143,7 +156,9 @@ def test_an_interrupted_download_is_not_taken_for_a_complete_one(
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"labels": 3}', "\ufffd"])
-def test_a_record_that_cannot_be_read_fetches_everything(proxy: Proxy, url: str, tmp_path: Path, record: str) -> None:
+def test_a_record_that_cannot_be_read_fetches_everything(
+    proxy: Proxy, url: str, tmp_path: Path, record: str
+) -> None:
     one = copy(url, tmp_path)
     one.update()
     (one.folder.parent / "record.json").write_text(record)
@@ -190,7 +205,11 @@ def test_refusals(bucket: Bucket, url: str, tmp_path: Path) -> None:
         "correct the name, or make it: aws s3 mb s3://no-such",
     )
     (tmp_path / "points.npy").write_bytes(b"x")
-    for one in (f"{bucket.root}/digit", f"{url}/labels", f"file://{tmp_path}/points.npy"):  # the last two: an object
+    for one in (
+        f"{bucket.root}/digit",
+        f"{url}/labels",
+        f"file://{tmp_path}/points.npy",
+    ):  # the last two: an object
         with pytest.raises(DataError) as error:
             BucketCopy(url=one, cache=tmp_path).update()
         assert (error.value.what, error.value.next_step) == (
@@ -217,15 +236,31 @@ except DataError as error:
 """
 
 
-def test_data_that_does_not_fit_is_refused_before_it_is_fetched(bucket: Bucket, url: str, tmp_path: Path) -> None:
+def test_data_that_does_not_fit_is_refused_before_it_is_fetched(
+    bucket: Bucket, url: str, tmp_path: Path
+) -> None:
     if why := missing():
         pytest.skip(why)
     bucket.put("digits/large", bytes(2 << 20))
     script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && exec "$@"'
-    command = ["unshare", "--mount", "bash", "-c", script, "bash", sys.executable, "-c", FULL, url, str(tmp_path)]
+    command = [
+        "unshare",
+        "--mount",
+        "bash",
+        "-c",
+        script,
+        "bash",
+        sys.executable,
+        "-c",
+        FULL,
+        url,
+        str(tmp_path),
+    ]
     variables = {**os.environ, **environment(bucket.server)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     what, step = done.stdout.splitlines()
-    assert what.startswith(f"data.dir: 2.1 MB (5 objects) of {url} do not fit into {tmp_path}/{bucket.name}-digits-")
+    assert what.startswith(
+        f"data.dir: 2.1 MB (5 objects) of {url} do not fit into {tmp_path}/{bucket.name}-digits-"
+    )
     assert what.endswith(" are free there")
     assert step == "free some space, or give a folder on a larger disk with --data.cache"

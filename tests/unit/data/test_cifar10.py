@@ -1,4 +1,5 @@
-"""CIFAR-10: both versions of its files, read without running anything; a sentence for each way to be wrong."""
+"""CIFAR-10: both versions of its files, read without running anything; a sentence for each way to
+be wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def python_2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     """What Python 2's cPickle wrote with protocol 2, opcode by opcode: its strings are bytes."""
 
     def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<i", len(value)) + value
+        return (
+            b"U" + bytes([len(value)]) + value
+            if len(value) < 256
+            else b"T" + struct.pack("<i", len(value)) + value
+        )
 
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
@@ -37,15 +42,30 @@ def python_2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
     shape = b"".join(number(size) for size in images.shape) + b"\x86"
     dtype = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
     dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+        + number(0)
+        + b"\x85"
+        + text(b"b")
+        + b"\x87R"
+    )
     array += b"(" + number(1) + shape + dtype + b"\x89" + text(images.tobytes()) + b"tb"
     listed = b"](" + b"".join(number(label) for label in labels) + b"e"
-    named = text(b"batch_label") + text(b"training batch 1 of 5") + text(b"labels") + listed + text(b"data") + array
+    named = (
+        text(b"batch_label")
+        + text(b"training batch 1 of 5")
+        + text(b"labels")
+        + listed
+        + text(b"data")
+        + array
+    )
     return b"\x80\x02}(" + named + b"u."
 
 
 def binary(images: np.ndarray, labels: list[int]) -> bytes:
-    return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
+    return b"".join(
+        bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True)
+    )
 
 
 WRITERS = {"python 2": python_2_pickle, "binary": binary}
@@ -73,7 +93,8 @@ def test_both_versions_are_read(tmp_path: Path, writer: Any) -> None:
     expected = np.concatenate([content(number)[0] for number in range(5)]).reshape(-1, 3, 32, 32)
     images, labels = train.batch(np.arange(15), None)
     restored = (
-        images * torch.tensor([63.0, 62.1, 66.7])[:, None, None] + torch.tensor([125.3, 123.0, 113.9])[:, None, None]
+        images * torch.tensor([63.0, 62.1, 66.7])[:, None, None]
+        + torch.tensor([125.3, 123.0, 113.9])[:, None, None]
     )
     assert np.array_equal(restored.round().numpy().astype(np.uint8), expected)
     assert labels.tolist() == [label for number in range(5) for label in content(number)[1]]
@@ -89,9 +110,13 @@ def test_the_folder_above_will_do(tmp_path: Path, version: str) -> None:
 def test_an_array_in_another_order_of_memory_is_read_as_what_it_is(tmp_path: Path) -> None:
     write(tmp_path, python_2_pickle)
     images, labels = content(0)
-    turned = python_2_pickle(np.frombuffer(images.tobytes("F"), np.uint8).reshape(images.shape), labels)
+    turned = python_2_pickle(
+        np.frombuffer(images.tobytes("F"), np.uint8).reshape(images.shape), labels
+    )
     (tmp_path / "test_batch").write_bytes(turned.replace(b"\x89T", b"\x88T"))
-    batches = [build(tmp_path, split=split).batch(np.arange(PER_FILE), None) for split in ("eval", "train")]
+    batches = [
+        build(tmp_path, split=split).batch(np.arange(PER_FILE), None) for split in ("eval", "train")
+    ]
     assert torch.equal(batches[0][0], batches[1][0])
 
 
@@ -157,15 +182,24 @@ IMAGES, LABELS = content(0)
         (b"", "is damaged or not a pickled batch of images"),
         (python_2_pickle(IMAGES, LABELS)[:5000], "is damaged or not a pickled batch of images"),
         (b"<html>404 not found</html>", "is damaged or not a pickled batch of images"),
-        (pickle.dumps([1, 2], protocol=2), "expected images of 3072 bytes with a label each, found 0 bytes"),
+        (
+            pickle.dumps([1, 2], protocol=2),
+            "expected images of 3072 bytes with a label each, found 0 bytes",
+        ),
         (python_2_pickle(IMAGES[:, :100], LABELS), "found 300 bytes of pixels and 3 labels"),
-        (python_2_pickle(IMAGES.astype(np.int32), LABELS), "found 36,864 bytes of pixels and 3 labels"),
+        (
+            python_2_pickle(IMAGES.astype(np.int32), LABELS),
+            "found 36,864 bytes of pixels and 3 labels",
+        ),
         (python_2_pickle(IMAGES, LABELS[:2]), "found 9,216 bytes of pixels and 2 labels"),
         (python_2_pickle(IMAGES[:0], []), "and 0 labels"),
         (python_2_pickle(IMAGES, LABELS).replace(b"labels", b"blabel"), "and 0 labels"),
         (python_2_pickle(IMAGES, [1, 2, 10]), "expected labels from 0 to 9, found 1 to 10"),
         (python_2_pickle(IMAGES, [1, -2, 3]), "expected labels from 0 to 9, found -2 to 3"),
-        (python_2_pickle(IMAGES, []).replace(b"](e", b"](" + b"\x8a\x09aaaaaaaaa" * 3 + b"e"), r"\(OverflowError: "),
+        (
+            python_2_pickle(IMAGES, []).replace(b"](e", b"](" + b"\x8a\x09aaaaaaaaa" * 3 + b"e"),
+            r"\(OverflowError: ",
+        ),
     ],
 )
 def test_a_malformed_python_file_is_reported(tmp_path: Path, damaged: bytes, sentence: str) -> None:
@@ -197,7 +231,9 @@ def test_a_wrong_label_in_a_binary_file_is_reported(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     write(tmp_path, binary)
     (tmp_path / "data_batch_4.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_4.bin is missing; other files of CIFAR-10 are there"):
+    with pytest.raises(
+        DataError, match=r"data_batch_4.bin is missing; other files of CIFAR-10 are there"
+    ):
         build(tmp_path)
 
 

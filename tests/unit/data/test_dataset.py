@@ -11,7 +11,13 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from drumline.base.errors import DataError, UsageError
-from drumline.data.dataset import BatchDataset, checked_length, is_resumable, is_stream, makes_batches
+from drumline.data.dataset import (
+    BatchDataset,
+    checked_length,
+    is_resumable,
+    is_stream,
+    makes_batches,
+)
 from drumline.data.draws import Draws
 
 
@@ -87,7 +93,9 @@ def test_a_stream_is_resumable_if_its_place_can_be_saved_and_restored() -> None:
 
 
 def test_the_getitem_that_torch_brings_does_not_count() -> None:
-    with pytest.raises(UsageError, match="Unfinished cannot be used as a dataset: it has no __getitem__"):
+    with pytest.raises(
+        UsageError, match="Unfinished cannot be used as a dataset: it has no __getitem__"
+    ):
         checked_length(Unfinished())
 
 

@@ -1,4 +1,5 @@
-"""Batches ahead of the step: how far, in what order, and errors that keep their place. (Streams: tests/gpu.)"""
+"""Batches ahead of the step: how far, in what order, and errors that keep their place. (Streams:
+tests/gpu.)"""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ class AheadOnTheCpu(Delivery):
 
 def make(dataset: Any, *, ahead: bool, **more: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=2)
-    loader = IndexedLoader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
+    loader = IndexedLoader(
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more)
+    )
     if ahead:
         loader._delivery = AheadOnTheCpu(CPU, lambda batch: batch)
     return loader
@@ -122,7 +125,9 @@ def test_an_error_ahead_leaves_the_steps_before_it_whole() -> None:
     loader = make(Indices(fails_at=6), ahead=True)
     with pytest.raises(OSError, match="the disk is gone"):
         list(loader)
-    assert loader.cursor == Cursor(0, 12)  # two steps of two batches; the fifth is of the step that failed
+    assert loader.cursor == Cursor(
+        0, 12
+    )  # two steps of two batches; the fifth is of the step that failed
 
 
 def test_the_time_spent_waiting_is_counted() -> None:
@@ -160,7 +165,10 @@ class Numbers:
 
 def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=3)
-    both = [StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions()) for _ in range(2)]
+    both = [
+        StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions())
+        for _ in range(2)
+    ]
     plain, ahead = both
     sent: list[Any] = []
     ahead._delivery = AheadOnTheCpu(CPU, lambda batch: sent.append(batch) or batch)

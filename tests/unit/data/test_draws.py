@@ -20,7 +20,8 @@ def test_asking_for_more_numbers_keeps_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [Draws(2, 2, np.arange(64)), Draws(1, 3, np.arange(64)), Draws(1, 2, np.arange(64, 128))]
+    "other",
+    [Draws(2, 2, np.arange(64)), Draws(1, 3, np.arange(64)), Draws(1, 2, np.arange(64, 128))],
 )
 def test_another_seed_epoch_or_index_gives_other_numbers(other: Draws) -> None:
     assert not np.intersect1d(Draws(1, 2, np.arange(64)).bits(8), other.bits(8)).size

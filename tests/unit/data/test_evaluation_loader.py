@@ -1,4 +1,5 @@
-"""The evaluation loader: every sample once over all ranks, the same batches on any world, nothing random."""
+"""The evaluation loader: every sample once over all ranks, the same batches on any world, nothing
+random."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
 
 pytestmark = [
-    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
+    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are
+    # forked.
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
     # torch warns about more workers than cores.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -50,7 +52,10 @@ def make(
 ) -> IndexedEvaluationLoader:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
     return IndexedEvaluationLoader(
-        dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(workers=workers)
+        dataset,
+        sharding=sharding,
+        device=torch.device("cpu"),
+        options=LoadingOptions(workers=workers),
     )
 
 
@@ -80,7 +85,10 @@ def test_a_rank_may_have_nothing_to_do() -> None:
 
 def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
     sizes = [
-        [batch.size for batch in make(Indices(length), rank=rank, world_size=3).numbered(padded=True)]
+        [
+            batch.size
+            for batch in make(Indices(length), rank=rank, world_size=3).numbered(padded=True)
+        ]
         for length in (5, 12, 13)
         for rank in range(3)
     ]

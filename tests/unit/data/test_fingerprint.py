@@ -1,4 +1,5 @@
-"""Fingerprints: equal for equal data, different for different data, quiet about data that is never the same."""
+"""Fingerprints: equal for equal data, different for different data, quiet about data that is never
+the same."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_it_says_the_length_and_is_short() -> None:
 
 
 def test_parts_of_a_dataset_differ() -> None:
-    assert fingerprint(digits(split="eval", augment=False)) != fingerprint(digits(split="train", augment=False))
+    assert fingerprint(digits(split="eval", augment=False)) != fingerprint(
+        digits(split="train", augment=False)
+    )
 
 
 @pytest.mark.parametrize(

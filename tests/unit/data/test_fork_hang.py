@@ -1,4 +1,5 @@
-"""A worker that hangs in `fork` is forked again. The race is real: a thread without the GIL takes the lock."""
+"""A worker that hangs in `fork` is forked again. The race is real: a thread without the GIL takes
+the lock."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ MAX_STARTS = 300
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 takes the lock before it forks")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="Python 3.12 takes the lock before it forks"
+)
 def test_a_worker_that_hangs_in_fork_is_forked_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

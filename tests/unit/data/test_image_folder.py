@@ -1,4 +1,5 @@
-"""Images in class folders: what is found, how it is decoded, and a sentence for each way it can be wrong."""
+"""Images in class folders: what is found, how it is decoded, and a sentence for each way it can be
+wrong."""
 
 from __future__ import annotations
 
@@ -32,8 +33,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(folder: Path | None, *, split: Any = "train", augment: bool = False, image_size: int = 8) -> ImageFolder:
-    return ImageFolder(split=split, dir=None if folder is None else str(folder), augment=augment, image_size=image_size)
+def build(
+    folder: Path | None, *, split: Any = "train", augment: bool = False, image_size: int = 8
+) -> ImageFolder:
+    return ImageFolder(
+        split=split,
+        dir=None if folder is None else str(folder),
+        augment=augment,
+        image_size=image_size,
+    )
 
 
 def pixel(images: torch.Tensor, number: int) -> list[int]:
@@ -50,7 +58,9 @@ def test_classes_are_numbered_by_name_and_images_resized(folder: Path) -> None:
     assert images.shape == (3, 3, 8, 8)
     assert images.dtype == torch.float32
     assert labels.tolist() == [2, 0, 1]
-    assert [pixel(images, number) for number in range(3)] == [list(COLOURS[name]) for name in ("cat", "ant", "bee")]
+    assert [pixel(images, number) for number in range(3)] == [
+        list(COLOURS[name]) for name in ("cat", "ant", "bee")
+    ]
 
 
 @pytest.mark.parametrize("name", ["eval", "val", "test"])
@@ -100,7 +110,9 @@ def test_a_truncated_image_is_named(folder: Path) -> None:
         build(folder).batch(np.arange(9), None)
 
 
-@pytest.mark.parametrize(("split", "expected"), [("train", "train"), ("eval", r".*eval or .*val or .*test")])
+@pytest.mark.parametrize(
+    ("split", "expected"), [("train", "train"), ("eval", r".*eval or .*val or .*test")]
+)
 def test_a_missing_part_is_reported(folder: Path, split: str, expected: str) -> None:
     (folder / split).rename(folder / "elsewhere")
     with pytest.raises(DataError, match=f"there is no folder .*{expected}") as caught:
@@ -116,13 +128,17 @@ def test_a_part_without_classes_is_reported(tmp_path: Path) -> None:
 
 def test_a_class_without_images_is_reported(folder: Path) -> None:
     (folder / "train" / "dog").mkdir()
-    with pytest.raises(DataError, match=r"train/dog holds no images: expected files that end in .bmp"):
+    with pytest.raises(
+        DataError, match=r"train/dog holds no images: expected files that end in .bmp"
+    ):
         build(folder)
 
 
 def test_a_class_that_training_lacks_is_reported(folder: Path) -> None:
     save(folder / "eval" / "dog" / "0.png", 0)
-    with pytest.raises(DataError, match=r"eval/dog is a class that the training images do not have.*ant, bee, cat"):
+    with pytest.raises(
+        DataError, match=r"eval/dog is a class that the training images do not have.*ant, bee, cat"
+    ):
         build(folder, split="eval")
 
 
@@ -134,6 +150,7 @@ def test_no_folder_at_all_is_reported() -> None:
 def test_without_pillow_the_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        MissingExtraError, match=r"the image_folder dataset needs a package[\s\S]*pip install 'pillow>=10'"
+        MissingExtraError,
+        match=r"the image_folder dataset needs a package[\s\S]*pip install 'pillow>=10'",
     ):
         build(folder)

@@ -1,4 +1,5 @@
-"""Random shift and mirror: only what was asked for, decided by seed, epoch and index; and the bits of plain numpy."""
+"""Random shift and mirror: only what was asked for, decided by seed, epoch and index; and the bits
+of plain numpy."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def by_hand(image: np.ndarray, padding: int) -> dict[tuple[int, int, bool], np.n
 def outcomes(padding: int, *, flip: bool) -> list[tuple[int, int, bool]]:
     found = []
     for before, after in zip(IMAGES, moved(IMAGES, DRAWS, padding=padding, flip=flip), strict=True):
-        matches = [name for name, one in by_hand(before, padding).items() if np.array_equal(one, after)]
+        matches = [
+            name for name, one in by_hand(before, padding).items() if np.array_equal(one, after)
+        ]
         assert len(matches) == 1
         found += matches
     return found
@@ -65,8 +68,11 @@ def test_without_flip_nothing_is_mirrored() -> None:
         ((4, 1, 1), 1, True),
     ],
 )
-def test_images_have_the_bits_of_numpy_sample_by_sample(shape: tuple[int, int, int], padding: int, flip: bool) -> None:
-    """What a sample looks like is what it has always looked like: a checkpoint is gone on with in the same way."""
+def test_images_have_the_bits_of_numpy_sample_by_sample(
+    shape: tuple[int, int, int], padding: int, flip: bool
+) -> None:
+    """What a sample looks like is what it has always looked like: a checkpoint is gone on with in
+    the same way."""
     mean = (123.7, 4.88, 116.3, 0.1)[: shape[0]]
     std = (58.4, 6.02, 57.1, 3.0)[: shape[0]]
     images = np.random.default_rng(1).integers(0, 256, size=(300, *shape)).astype(np.uint8)
@@ -78,8 +84,12 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(shape: tuple[int, int, i
     found, labels = dataset.batch(indices, draws)
 
     assert labels.tolist() == indices.tolist()
-    middle, spread = (np.array(values, dtype=np.float32)[:, np.newaxis, np.newaxis] for values in (mean, std))
-    for row, (index, chances) in enumerate(zip(indices.tolist(), draws.uniform(3, stream=0xA06), strict=True)):
+    middle, spread = (
+        np.array(values, dtype=np.float32)[:, np.newaxis, np.newaxis] for values in (mean, std)
+    )
+    for row, (index, chances) in enumerate(
+        zip(indices.tolist(), draws.uniform(3, stream=0xA06), strict=True)
+    ):
         down, right = (int(chance * (2 * padding + 1)) for chance in chances[:2])
         expected = by_hand(images[index], padding)[down, right, bool(flip and chances[2] < 0.5)]
         assert np.array_equal(found[row].numpy(), (expected.astype(np.float32) - middle) / spread)

@@ -16,7 +16,13 @@ from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps, to_j
 
 
 def plans(
-    count: int, *, length: int, batch_size: int, rank: int = 0, world_size: int = 1, shards: int | None = None
+    count: int,
+    *,
+    length: int,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    shards: int | None = None,
 ) -> list[StepPlan]:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, shards=shards)
     cursor = Cursor()
@@ -62,7 +68,9 @@ def test_runs_are_what_the_plans_were(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3, 8])
 @pytest.mark.parametrize(("length", "runs_an_epoch"), [(6400, 1), (6401, 2), (6463, 2)])
-def test_an_epoch_of_any_length_is_one_run_or_two(world_size: int, length: int, runs_an_epoch: int) -> None:
+def test_an_epoch_of_any_length_is_one_run_or_two(
+    world_size: int, length: int, runs_an_epoch: int
+) -> None:
     for rank in range(world_size):
         ledger = Ledger()
         sharding = Sharding(batch_size=64, rank=rank, world_size=world_size)
@@ -72,7 +80,8 @@ def test_an_epoch_of_any_length_is_one_run_or_two(world_size: int, length: int, 
 
 
 def test_a_last_batch_that_only_looks_like_the_others_is_a_run_of_its_own() -> None:
-    """Rank 0 has two samples of 5 over 3 ranks, and of the last 4 as well; but the batch was another."""
+    """Rank 0 has two samples of 5 over 3 ranks, and of the last 4 as well; but the batch was
+    another."""
     ledger = Ledger()
     for plan in plans(3, length=14, batch_size=5, world_size=3):
         ledger.add(plan)

@@ -1,4 +1,5 @@
-"""The training loader: exact shares, resume anywhere, the same batches with and without worker processes."""
+"""The training loader: exact shares, resume anywhere, the same batches with and without worker
+processes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from drumline.data.workers import LoadingOptions
 
 CPU = torch.device("cpu")
 pytestmark = [
-    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
+    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are
+    # forked.
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
     # torch warns about more workers than cores.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -50,7 +52,9 @@ class Noisy:
         return 23
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([index, torch.rand(()), random.random(), np.random.rand()], dtype=torch.float64)
+        return torch.tensor(
+            [index, torch.rand(()), random.random(), np.random.rand()], dtype=torch.float64
+        )
 
 
 class FailsAt(Noisy):
@@ -60,10 +64,18 @@ class FailsAt(Noisy):
         return super().__getitem__(index)
 
 
-def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> IndexedLoader:
-    cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
+def make(
+    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any
+) -> IndexedLoader:
+    cut = {
+        name: more.pop(name)
+        for name in ("accumulate", "micro_batch_size", "shards")
+        if name in more
+    }
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    return IndexedLoader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
+    return IndexedLoader(
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more)
+    )
 
 
 def epochs(loader: IndexedLoader, count: int) -> list[torch.Tensor]:
@@ -72,20 +84,32 @@ def epochs(loader: IndexedLoader, count: int) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(1, 4))
-def test_an_epoch_holds_every_sample_exactly_once(length: int, batch_size: int, world_size: int, pieces: int) -> None:
+def test_an_epoch_holds_every_sample_exactly_once(
+    length: int, batch_size: int, world_size: int, pieces: int
+) -> None:
     batch_size = max(batch_size, world_size)
     seen: list[int] = []
     batches_per_step: list[list[set[int]]] = []
     for rank in range(world_size):
-        loader = make(Indices(length), batch_size=batch_size, rank=rank, world_size=world_size, accumulate=pieces)
+        loader = make(
+            Indices(length),
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            accumulate=pieces,
+        )
         steps = []
         num_batches = 0
         for step in loader.steps():
             micro_batches = list(step.micro_batches)
             num_batches += len(micro_batches)
-            assert [micro.is_last for micro in micro_batches] == [False] * (len(micro_batches) - 1) + [True]
+            assert [micro.is_last for micro in micro_batches] == [False] * (
+                len(micro_batches) - 1
+            ) + [True]
             assert loader.cursor == step.plan.next_cursor
-            counted = [index for micro in micro_batches if micro.size for index in micro.data[0].tolist()]
+            counted = [
+                index for micro in micro_batches if micro.size for index in micro.data[0].tolist()
+            ]
             assert len(counted) == step.plan.local_size
             seen += counted
             steps.append(set(counted))
@@ -113,14 +137,19 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Indices(23), Noisy()], ids=["batches", "samples"])
 def test_workers_change_nothing(dataset: Any, workers: int) -> None:
-    with closing(make(dataset, accumulate=2)) as alone, closing(make(dataset, accumulate=2, workers=workers)) as loader:
+    with (
+        closing(make(dataset, accumulate=2)) as alone,
+        closing(make(dataset, accumulate=2, workers=workers)) as loader,
+    ):
         for expected, found in zip(epochs(alone, 3), epochs(loader, 3), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_a_resume_in_the_middle_of_an_epoch_continues_the_sequence(workers: int, persistent: bool) -> None:
+def test_a_resume_in_the_middle_of_an_epoch_continues_the_sequence(
+    workers: int, persistent: bool
+) -> None:
     expected = epochs(make(Noisy()), 3)
     assert len(expected) == 12
     with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
@@ -134,7 +163,9 @@ def test_a_resume_in_the_middle_of_an_epoch_continues_the_sequence(workers: int,
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_a_loop_that_is_left_early_continues_where_it_was_left(workers: int, persistent: bool) -> None:
+def test_a_loop_that_is_left_early_continues_where_it_was_left(
+    workers: int, persistent: bool
+) -> None:
     expected = epochs(make(Noisy()), 1)
     with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
         found = list(itertools.islice(loader, 2)) + list(loader)
@@ -152,7 +183,10 @@ def test_a_step_that_is_given_up_half_way_is_made_again() -> None:
 
 def test_user_randomness_belongs_to_the_sample_on_any_world_and_any_number_of_workers() -> None:
     def noise(world_size: int, workers: int) -> Iterator[dict[int, list[float]]]:
-        loaders = [make(Noisy(), rank=rank, world_size=world_size, workers=workers) for rank in range(world_size)]
+        loaders = [
+            make(Noisy(), rank=rank, world_size=world_size, workers=workers)
+            for rank in range(world_size)
+        ]
         for _ in range(2):
             rows = [row for loader in loaders for batch in loader for row in batch.tolist()]
             yield {int(index): values for index, *values in rows}
@@ -161,7 +195,9 @@ def test_user_randomness_belongs_to_the_sample_on_any_world_and_any_number_of_wo
 
     first, second = noise(1, 0)
     assert len(first) == len(second) == 23
-    assert all(a != b for index in range(23) for a, b in zip(first[index], second[index], strict=True))
+    assert all(
+        a != b for index in range(23) for a, b in zip(first[index], second[index], strict=True)
+    )
     assert list(noise(3, 0)) == [first, second]
     assert list(noise(2, 1)) == [first, second]
 
@@ -178,13 +214,17 @@ def test_loading_leaves_the_randomness_of_the_training_process_alone(workers: in
 
 
 def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
-    """Eleven samples on three ranks in global batches of 4: shares of 2-1-1, and of 1-1-1 in the end."""
+    """Eleven samples on three ranks in global batches of 4: shares of 2-1-1, and of 1-1-1 in the
+    end."""
     loaders = [make(Indices(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)]
     scales = []
     means = []
     for batches in zip(*loaders, strict=True):
         scales.append([loader.scale for loader in loaders])
-        local = [loader.scale * indices.double().mean() for loader, (indices, _) in zip(loaders, batches, strict=True)]
+        local = [
+            loader.scale * indices.double().mean()
+            for loader, (indices, _) in zip(loaders, batches, strict=True)
+        ]
         means.append(float(sum(local)) / 3)
     assert scales == [[1.5, 0.75, 0.75], [1.5, 0.75, 0.75], [1.0, 1.0, 1.0]]
     expected = [float(indices.double().mean()) for indices, _ in make(Indices(11), batch_size=4)]
@@ -215,25 +255,33 @@ def test_the_length_is_the_number_of_batches_of_an_epoch() -> None:
 def test_an_error_in_a_worker_carries_the_original_text(persistent: bool) -> None:
     with (
         closing(make(FailsAt(), workers=1, persistent_workers=persistent)) as loader,
-        pytest.raises(KeyError, match=r"no such image: cat-5.png[\s\S]*while reading sample 5 of FailsAt"),
+        pytest.raises(
+            KeyError, match=r"no such image: cat-5.png[\s\S]*while reading sample 5 of FailsAt"
+        ),
     ):
         list(loader)
 
 
 def test_a_batch_too_small_for_the_world_is_refused() -> None:
-    with pytest.raises(UsageError, match="a global batch of 2 cannot be split over 4 ranks") as caught:
+    with pytest.raises(
+        UsageError, match="a global batch of 2 cannot be split over 4 ranks"
+    ) as caught:
         make(Indices(10), batch_size=2, world_size=4)
     assert "set the batch size to 4 or more, or start fewer ranks" in str(caught.value)
 
 
 def test_a_batch_too_small_for_the_shards_is_refused() -> None:
-    with pytest.raises(UsageError, match="a global batch of 2 cannot be cut into 4 shards") as caught:
+    with pytest.raises(
+        UsageError, match="a global batch of 2 cannot be cut into 4 shards"
+    ) as caught:
         make(Indices(10), batch_size=2, shards=4)
     assert "set the batch size to 4 or more, or choose fewer shards" in str(caught.value)
 
 
 def test_more_ranks_than_shards_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 shards are too few for 4 ranks: some ranks would have no") as caught:
+    with pytest.raises(
+        UsageError, match="2 shards are too few for 4 ranks: some ranks would have no"
+    ) as caught:
         make(Indices(10), world_size=4, shards=2)
     assert "start at most 2 ranks, or begin a new run with --train.shards 4" in str(caught.value)
 
@@ -247,7 +295,10 @@ def test_a_step_of_no_micro_batches_is_refused(name: str) -> None:
 def test_a_rank_without_shards_of_a_short_batch_moves_on_with_the_others() -> None:
     loader = make(Indices(9), batch_size=6, rank=1, world_size=2, shards=3)
     shares = [[piece.data[0].tolist() for piece in step.micro_batches] for step in loader.steps()]
-    assert [len(pieces) for pieces in shares] == [1, 0]  # three samples are one shard: each has two or more
+    assert [len(pieces) for pieces in shares] == [
+        1,
+        0,
+    ]  # three samples are one shard: each has two or more
     assert loader.cursor == Cursor(1, 0)
 
 
@@ -259,7 +310,9 @@ def test_an_empty_dataset_is_refused() -> None:
 @pytest.mark.parametrize("cursor", [Cursor(3, 23), Cursor(0, -1), Cursor(-1, 0)])
 def test_a_cursor_outside_the_dataset_is_refused(cursor: Cursor) -> None:
     loader = make(Indices(23))
-    with pytest.raises(DataError, match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"):
+    with pytest.raises(
+        DataError, match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"
+    ):
         loader.cursor = cursor
 
 
@@ -277,7 +330,10 @@ def test_a_loader_says_which_micro_batch_ends_a_step() -> None:
 
 def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
     loader = make(Indices(20), batch_size=6, accumulate=2)
-    batches = [list(loader)[-1], *itertools.islice(loader, 3)]  # the second epoch, in the middle of its second step
+    batches = [
+        list(loader)[-1],
+        *itertools.islice(loader, 3),
+    ]  # the second epoch, in the middle of its second step
     state = loader.state_dict()
     assert state == {"epoch": 1, "position": 6, "stream": None}
     other = make(Indices(20), batch_size=6, accumulate=2)
@@ -291,10 +347,16 @@ def test_shards_change_their_sizes_between_steps_and_no_sample_is_lost(workers: 
     """Workers have made batches of the old sizes by then."""
     seen: list[list[int]] = []
     for rank in range(2):
-        with closing(make(Indices(40), batch_size=8, rank=rank, world_size=2, workers=workers)) as loader:
+        with closing(
+            make(Indices(40), batch_size=8, rank=rank, world_size=2, workers=workers)
+        ) as loader:
             for number, step in enumerate(itertools.chain(loader.steps(), loader.steps())):
                 (micro,) = step.micro_batches
-                assert len(micro.data[0]) == step.plan.local_size == ((4, 4) if number < 3 else (6, 2))[rank]
+                assert (
+                    len(micro.data[0])
+                    == step.plan.local_size
+                    == ((4, 4) if number < 3 else (6, 2))[rank]
+                )
                 if rank == 0:
                     seen.append([])
                 seen[number] += micro.data[0].tolist()

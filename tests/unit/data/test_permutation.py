@@ -31,7 +31,9 @@ def invert(indices: NDArray[np.int64], *, length: int, seed: int, epoch: int) ->
 def unshuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
     """The rounds of a shuffle in reverse, each undone by subtracting what it added."""
     row, column = np.divmod(cells, grid.columns)
-    for row_shift, column_shift in zip(grid.row_shifts[::-1], grid.column_shifts[::-1], strict=True):
+    for row_shift, column_shift in zip(
+        grid.row_shifts[::-1], grid.column_shifts[::-1], strict=True
+    ):
         column = (column - column_shift[row]) % grid.columns
         row = (row - row_shift[column]) % grid.rows
     return row * grid.columns + column
@@ -44,7 +46,8 @@ def test_every_index_comes_exactly_once_for_every_length_up_to_600_and_many_more
 
 
 def some_lengths() -> list[int]:
-    """Of every magnitude up to 2**40, by chance but always the same ones, and where grids are full or nearly so."""
+    """Of every magnitude up to 2**40, by chance but always the same ones, and where grids are full
+    or nearly so."""
     chance = np.random.default_rng(11)
     random = [int(2.0**exponent) for exponent in chance.uniform(1, 40, size=25)]
     return [*random, 1, 2, 2**31 - 1, 2**32, 99_999**2, 99_999**2 + 1, 2**40 - 1, 2**40]
@@ -54,7 +57,9 @@ def some_lengths() -> list[int]:
 def test_it_is_a_bijection_of_any_length_up_to_2_to_the_40(length: int) -> None:
     """What has an inverse on both sides is a bijection; a sample of both is looked at."""
     where = {"length": length, "seed": 5, "epoch": 9}
-    sample = np.unique(np.append(np.random.default_rng(length).integers(0, length, 500), [0, length - 1]))
+    sample = np.unique(
+        np.append(np.random.default_rng(length).integers(0, length, 500), [0, length - 1])
+    )
     for one, other in ((permute, invert), (invert, permute)):
         found = one(sample, **where)
         assert found.min() >= 0
@@ -93,11 +98,16 @@ def test_every_index_comes_exactly_once_for_any_seed(length: int, seed: int, epo
 
 
 @given(length=st.integers(1, 2**30), data=st.data())
-def test_a_part_of_the_order_does_not_depend_on_what_else_is_asked(length: int, data: st.DataObject) -> None:
+def test_a_part_of_the_order_does_not_depend_on_what_else_is_asked(
+    length: int, data: st.DataObject
+) -> None:
     low = data.draw(st.integers(0, length - 1))
     positions = np.arange(low, min(low + 50, length))
     together = permute(positions, length=length, seed=1, epoch=2)
-    one_by_one = [permute(positions[n : n + 1], length=length, seed=1, epoch=2)[0] for n in range(len(positions))]
+    one_by_one = [
+        permute(positions[n : n + 1], length=length, seed=1, epoch=2)[0]
+        for n in range(len(positions))
+    ]
     assert together.tolist() == one_by_one
     assert len(set(together.tolist())) == len(positions)
     assert together.min() >= 0
@@ -133,7 +143,8 @@ def test_every_order_of_a_few_samples_is_about_as_likely(length: int) -> None:
 
 
 def test_batches_of_a_sorted_dataset_are_mixed() -> None:
-    """50,000 samples sorted by class, in batches of 50: class counts vary as they would by chance."""
+    """50,000 samples sorted by class, in batches of 50: class counts vary as they would by
+    chance."""
     classes = np.array(order(50_000)).reshape(-1, 50) // 5000
     counts = np.stack([(classes == number).sum(axis=1) for number in range(10)])
     assert 0.9 < counts.var() / (50 * 0.1 * 0.9) < 1.1
@@ -146,7 +157,8 @@ LARGE = 10**9 + 7
 
 
 def assert_unrelated(left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
-    """Chi-square of two numbers in [0, BINS) each: no pair is more or less frequent than chance makes it."""
+    """Chi-square of two numbers in [0, BINS) each: no pair is more or less frequent than chance
+    makes it."""
     seen = np.bincount(left * BINS + right, minlength=BINS * BINS).reshape(BINS, BINS)
     expected = seen.sum(1, keepdims=True) * seen.sum(0, keepdims=True) / seen.sum()
     assert expected.min() > 50
@@ -197,7 +209,9 @@ def test_a_position_tells_nothing_of_its_sample(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [1, 2, 3, 64, _grid(LARGE, 0, 0).columns, _grid(LARGE, 0, 0).columns + 1])
+@pytest.mark.parametrize(
+    "lag", [1, 2, 3, 64, _grid(LARGE, 0, 0).columns, _grid(LARGE, 0, 0).columns + 1]
+)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_sample_tells_nothing_of_the_one_after_it(
     positions: NDArray[np.int64], samples: NDArray[np.int64], lag: int, view: View

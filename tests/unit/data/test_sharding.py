@@ -21,7 +21,9 @@ def epoch_of(rank: int, *, length: int, **settings: Any) -> list[StepPlan]:
 
 def counted(plan: StepPlan) -> list[int]:
     """The positions this rank's step counts, in order, placeholders left out."""
-    return [position for span in plan.spans if span.counts for position in range(span.low, span.high)]
+    return [
+        position for span in plan.spans if span.counts for position in range(span.low, span.high)
+    ]
 
 
 def bounds(plan: StepPlan) -> list[tuple[int, int]]:
@@ -33,11 +35,15 @@ def sizes(plan: StepPlan) -> list[int]:
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_every_sample_is_seen_exactly_once(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
+def test_every_sample_is_seen_exactly_once(
+    length: int, batch_size: int, world_size: int, accumulate: int
+) -> None:
     seen = [
         position
         for rank in range(world_size)
-        for plan in epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        for plan in epoch_of(
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
+        )
         for position in counted(plan)
     ]
     assert sorted(seen) == list(range(length))
@@ -49,7 +55,9 @@ def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
 ) -> None:
     alone = epoch_of(0, length=length, batch_size=batch_size, world_size=1)
     ranks = [
-        epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        epoch_of(
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
+        )
         for rank in range(world_size)
     ]
     for plans in ranks:
@@ -58,13 +66,19 @@ def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
         ]
     for step in zip(*ranks, strict=True):
         assert len({len(plan.spans) for plan in step}) == 1
-        assert [position for plan in step for position in counted(plan)] == list(range(step[0].start, step[0].stop))
+        assert [position for plan in step for position in counted(plan)] == list(
+            range(step[0].start, step[0].stop)
+        )
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_shares_are_balanced_and_add_up(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
+def test_shares_are_balanced_and_add_up(
+    length: int, batch_size: int, world_size: int, accumulate: int
+) -> None:
     ranks = [
-        epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        epoch_of(
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
+        )
         for rank in range(world_size)
     ]
     for step in zip(*ranks, strict=True):
@@ -83,12 +97,16 @@ def test_shares_are_balanced_and_add_up(length: int, batch_size: int, world_size
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_no_rank_is_left_with_one_sample(length: int, batch_size: int, world_size: int, accumulate: int) -> None:
+def test_no_rank_is_left_with_one_sample(
+    length: int, batch_size: int, world_size: int, accumulate: int
+) -> None:
     """BatchNorm cannot work with one; nor with a placeholder of one."""
     if batch_size // (world_size * accumulate) < 2:
         return
     for rank in range(world_size):
-        for plan in epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate):
+        for plan in epoch_of(
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
+        ):
             assert all(high - low >= 2 or plan.global_size == 1 for low, high in bounds(plan))
 
 
@@ -103,7 +121,9 @@ def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
     cursor = Cursor(2, whole[done].start)
     sharding = Sharding(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
     rest = plan_epoch(cursor, length=length, sharding=sharding)
-    assert [(plan.start, plan.stop) for plan in rest] == [(plan.start, plan.stop) for plan in whole[done:]]
+    assert [(plan.start, plan.stop) for plan in rest] == [
+        (plan.start, plan.stop) for plan in whole[done:]
+    ]
 
 
 def test_a_step_in_the_middle() -> None:
@@ -125,7 +145,8 @@ def test_the_last_step_may_be_empty_on_some_ranks() -> None:
 
 
 def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placeholder() -> None:
-    """Five samples on two ranks, three micro-batches: the second rank has two samples, and one placeholder."""
+    """Five samples on two ranks, three micro-batches: the second rank has two samples, and one
+    placeholder."""
     sharding = Sharding(batch_size=8, rank=1, world_size=2, accumulate=3)
     plan = plan_step(Cursor(0, 10), length=15, sharding=sharding)
     assert bounds(plan) == [(13, 14), (14, 15), (10, 11)]
@@ -133,24 +154,37 @@ def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placehold
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
-def test_a_micro_batch_is_never_larger_than_asked(length: int, batch_size: int, world_size: int, most: int) -> None:
+def test_a_micro_batch_is_never_larger_than_asked(
+    length: int, batch_size: int, world_size: int, most: int
+) -> None:
     ranks = [
-        epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, micro_batch_size=most)
+        epoch_of(
+            rank, length=length, batch_size=batch_size, world_size=world_size, micro_batch_size=most
+        )
         for rank in range(world_size)
     ]
     for step in zip(*ranks, strict=True):
         assert len({len(plan.spans) for plan in step}) == 1
         assert all(size <= most for plan in step for size in sizes(plan))
-        assert [position for plan in step for position in counted(plan)] == list(range(step[0].start, step[0].stop))
+        assert [position for plan in step for position in counted(plan)] == list(
+            range(step[0].start, step[0].stop)
+        )
 
 
 @given(LENGTHS, SIZES, st.integers(1, 9), WORLDS, PIECES, st.booleans())
 def test_shards_are_the_same_on_any_number_of_ranks(
     length: int, batch_size: int, shards: int, world_size: int, cut: int, by_size: bool
 ) -> None:
-    settings = {"batch_size": batch_size, "shards": shards, ("micro_batch_size" if by_size else "accumulate"): cut}
+    settings = {
+        "batch_size": batch_size,
+        "shards": shards,
+        ("micro_batch_size" if by_size else "accumulate"): cut,
+    }
     alone = epoch_of(0, length=length, world_size=1, **settings)
-    ranks = [epoch_of(rank, length=length, world_size=world_size, **settings) for rank in range(world_size)]
+    ranks = [
+        epoch_of(rank, length=length, world_size=world_size, **settings)
+        for rank in range(world_size)
+    ]
     for one, *step in zip(alone, *ranks, strict=True):
         assert [span for plan in step for span in plan.spans] == list(one.spans)
         assert counted(one) == list(range(one.start, one.stop))
@@ -171,9 +205,13 @@ def test_shards_of_different_sizes_cover_every_sample_once(
         "world_size": world_size,
         ("micro_batch_size" if by_size else "accumulate"): cut,
     }
-    ranks = [epoch_of(rank, length=length, sizes=tuple(uneven), **settings) for rank in range(world_size)]
+    ranks = [
+        epoch_of(rank, length=length, sizes=tuple(uneven), **settings) for rank in range(world_size)
+    ]
     for step in zip(*ranks, strict=True):
-        assert [position for plan in step for position in counted(plan)] == list(range(step[0].start, step[0].stop))
+        assert [position for plan in step for position in counted(plan)] == list(
+            range(step[0].start, step[0].stop)
+        )
         assert len({len(plan.spans) for plan in step}) == 1
         assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)
         assert sizes(step[0])[0] > 0, "rank 0, whose buffers are broadcast, always has samples"
@@ -185,7 +223,10 @@ def test_shards_of_different_sizes_cover_every_sample_once(
 def test_a_short_batch_is_split_in_the_same_proportion_unless_a_rank_would_get_too_few() -> None:
     def shards(length: int) -> list[int]:
         cut = {"batch_size": 32, "world_size": 3, "sizes": (16, 12, 4)}
-        return [plan_step(Cursor(), length=length, sharding=Sharding(rank=rank, **cut)).local_size for rank in range(3)]  # type: ignore[arg-type]
+        return [
+            plan_step(Cursor(), length=length, sharding=Sharding(rank=rank, **cut)).local_size
+            for rank in range(3)
+        ]  # type: ignore[arg-type]
 
     assert shards(32) == [16, 12, 4]
     assert shards(24) == [12, 9, 3]

@@ -1,4 +1,5 @@
-"""Evaluation on a stream: every sample once over all ranks, in the same batches on any world, the same each time."""
+"""Evaluation on a stream: every sample once over all ranks, in the same batches on any world, the
+same each time."""
 
 from __future__ import annotations
 
@@ -56,13 +57,19 @@ def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
             found[number] = data.tolist()
         assert loader.num_batches == -(-length // batch_size)
         assert loader.num_samples == length
-    expected = [list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)]
+    expected = [
+        list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)
+    ]
     assert [found[number] for number in range(len(found))] == expected
 
 
 def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
     loaders = [make(Numbers(13), rank=rank, world_size=3) for rank in range(3)]
-    assert [[batch.size for batch in loader.numbered(padded=True)] for loader in loaders] == [[4, 1], [4, 0], [4, 0]]
+    assert [[batch.size for batch in loader.numbered(padded=True)] for loader in loaders] == [
+        [4, 1],
+        [4, 0],
+        [4, 0],
+    ]
     assert [loader.num_samples for loader in loaders] == [13] * 3
 
 

@@ -1,4 +1,5 @@
-"""Training from a stream: the same global batches on any world, resumed anywhere, with and without a worker."""
+"""Training from a stream: the same global batches on any world, resumed anywhere, with and without
+a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ from drumline.base.errors import CheckpointError, DataError, UsageError
 from drumline.data.delivery import pin
 from drumline.data.sharding import Cursor, Sharding
 from drumline.data.stream_loader import StreamLoader
-from drumline.data.stream_readers import RankStreamReader, SharedStreamReader, StreamPosition, StreamStep
+from drumline.data.stream_readers import (
+    RankStreamReader,
+    SharedStreamReader,
+    StreamPosition,
+    StreamStep,
+)
 from drumline.data.workers import LoadingOptions
 from drumline.training.manager import DDPManager
 
@@ -55,7 +61,8 @@ class Noisy:
 
 
 class Counting:
-    """A stream that keeps its own place, in numbers and in a tensor; what it yields says whose it is."""
+    """A stream that keeps its own place, in numbers and in a tensor; what it yields says whose it
+    is."""
 
     def __init__(self, length: int = 7, offset: int = 0) -> None:
         self.length = length
@@ -76,14 +83,25 @@ class Counting:
         while self.state["next"] < self.length:
             self.state["next"] += 1
             self.state["seen"] += 1
-            yield torch.tensor([self.offset, self.epoch, self.state["next"] - 1, torch.rand(())], dtype=torch.float64)
+            yield torch.tensor(
+                [self.offset, self.epoch, self.state["next"] - 1, torch.rand(())],
+                dtype=torch.float64,
+            )
         self.state["next"] = 0
 
 
-def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> StreamLoader:
-    cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
+def make(
+    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any
+) -> StreamLoader:
+    cut = {
+        name: more.pop(name)
+        for name in ("accumulate", "micro_batch_size", "shards")
+        if name in more
+    }
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    return StreamLoader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
+    return StreamLoader(
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more)
+    )
 
 
 def epochs(loader: StreamLoader, count: int) -> list[torch.Tensor]:
@@ -96,18 +114,30 @@ def assert_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None
 
 
 @pytest.mark.slow
-@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
+@given(
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.data(),
+)
 def test_an_epoch_holds_every_sample_exactly_once(
     length: int, batch_size: int, world_size: int, pieces: int, by_size: bool, data: st.DataObject
 ) -> None:
     shards = data.draw(st.none() | st.integers(world_size, 6))
     batch_size = max(batch_size, shards or world_size)
-    cut: dict[str, Any] = {"micro_batch_size" if by_size else "accumulate": pieces, "shards": shards}
+    cut: dict[str, Any] = {
+        "micro_batch_size" if by_size else "accumulate": pieces,
+        "shards": shards,
+    }
     per_rank: list[list[list[int]]] = []
     num_pieces: list[list[int]] = []
     followings = []
     for rank in range(world_size):
-        loader = make(Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size, **cut)
+        loader = make(
+            Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size, **cut
+        )
         steps = []
         counts = []
         for step in loader.steps():
@@ -115,34 +145,51 @@ def test_an_epoch_holds_every_sample_exactly_once(
             assert [micro.is_last for micro in micro_batches] == [
                 number == len(micro_batches) - 1 for number in range(len(micro_batches))
             ]
-            counted = [number for micro in micro_batches if micro.size for number in micro.data.tolist()]
-            assert len(counted) == step.plan.local_size == sum(micro.size for micro in micro_batches)
+            counted = [
+                number for micro in micro_batches if micro.size for number in micro.data.tolist()
+            ]
+            assert (
+                len(counted) == step.plan.local_size == sum(micro.size for micro in micro_batches)
+            )
             for micro in micro_batches:
                 numbers = [number - step.plan.start for number in micro.data.tolist()]
                 if micro.size:
                     assert {number % step.plan.num_shards for number in numbers} == {micro.shard}
                 else:
-                    assert numbers == list(range(len(numbers))), "a placeholder is the first samples"
+                    assert numbers == list(range(len(numbers))), (
+                        "a placeholder is the first samples"
+                    )
             steps.append(counted)
             counts.append(len(micro_batches))
             followings.append((rank, step.plan.next_cursor))
         per_rank.append(steps)
         num_pieces.append(counts)
         assert loader.cursor == Cursor(1, 0)
-    expected = [list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)]
+    expected = [
+        list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)
+    ]
     assert [sorted(itertools.chain(*shares)) for shares in zip(*per_rank, strict=True)] == expected
     if shards is None:
         assert all(counts == num_pieces[0] for counts in num_pieces), "collectives match"
-    assert {following for _, following in followings} == {following for rank, following in followings if not rank}
+    assert {following for _, following in followings} == {
+        following for rank, following in followings if not rank
+    }
 
 
 @given(st.integers(1, 40), st.integers(3, 12), st.integers(1, 3), st.data())
-def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
+def test_shards_hold_the_same_on_any_world(
+    length: int, batch_size: int, world_size: int, data: st.DataObject
+) -> None:
     def by_shard(world: int) -> dict[tuple[int, int], list[list[int]]]:
         found: dict[tuple[int, int], list[list[int]]] = {}
         for rank in range(world):
             loader = make(
-                Numbers(length), batch_size=batch_size, rank=rank, world_size=world, shards=3, accumulate=pieces
+                Numbers(length),
+                batch_size=batch_size,
+                rank=rank,
+                world_size=world,
+                shards=3,
+                accumulate=pieces,
             )
             for step in loader.steps():
                 for micro in step.micro_batches:
@@ -155,7 +202,9 @@ def test_shards_hold_the_same_on_any_world(length: int, batch_size: int, world_s
 
 @pytest.mark.slow
 @given(st.integers(1, 30), st.integers(1, 8), st.data())
-def test_a_resume_at_any_cursor_continues_the_sequence(length: int, batch_size: int, data: st.DataObject) -> None:
+def test_a_resume_at_any_cursor_continues_the_sequence(
+    length: int, batch_size: int, data: st.DataObject
+) -> None:
     loader = make(Numbers(length), batch_size=batch_size)
     expected = []
     cursors = []
@@ -192,7 +241,9 @@ def test_randomness_is_the_same_on_any_world() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Noisy, Counting])
-def test_reading_leaves_the_randomness_of_the_training_process_alone(kind: type, workers: int) -> None:
+def test_reading_leaves_the_randomness_of_the_training_process_alone(
+    kind: type, workers: int
+) -> None:
     def state() -> tuple[Any, ...]:
         return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
@@ -204,7 +255,9 @@ def test_reading_leaves_the_randomness_of_the_training_process_alone(kind: type,
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Noisy, Counting])
-def test_a_step_that_is_given_up_half_way_is_handed_out_again_as_it_was(kind: type, workers: int) -> None:
+def test_a_step_that_is_given_up_half_way_is_handed_out_again_as_it_was(
+    kind: type, workers: int
+) -> None:
     expected = list(itertools.islice(make(kind(), accumulate=2), 6))
     with closing(make(kind(), accumulate=2, workers=workers)) as loader:
         first, second, given_up = (batch for batch in itertools.islice(loader, 3))
@@ -226,16 +279,27 @@ def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
     loaders = [make(Numbers(11), batch_size=4, rank=rank, world_size=3) for rank in range(3)]
     means = []
     for batches in zip(*loaders, strict=True):
-        local = [loader.scale * batch.double().mean() for loader, batch in zip(loaders, batches, strict=True)]
+        local = [
+            loader.scale * batch.double().mean()
+            for loader, batch in zip(loaders, batches, strict=True)
+        ]
         means.append(float(sum(local)) / 3)
     assert means == pytest.approx([1.5, 5.5, 9.0])
 
 
-def test_a_rank_that_a_short_batch_has_nothing_for_gets_a_placeholder_or_with_shards_nothing() -> None:
+def test_a_rank_that_a_short_batch_has_nothing_for_gets_a_placeholder_or_with_shards_nothing() -> (
+    None
+):
     placeholder = make(Numbers(7), rank=2, world_size=3)
-    assert [(batch.tolist(), placeholder.scale) for batch in placeholder] == [([2, 5], 1.0), ([6], 0.0)]
+    assert [(batch.tolist(), placeholder.scale) for batch in placeholder] == [
+        ([2, 5], 1.0),
+        ([6], 0.0),
+    ]
     sharded = make(Numbers(9), rank=1, world_size=2, shards=3)
-    assert [[m.data.tolist() for m in step.micro_batches] for step in sharded.steps()] == [[[2, 5]], []]
+    assert [[m.data.tolist() for m in step.micro_batches] for step in sharded.steps()] == [
+        [[2, 5]],
+        [],
+    ]
     assert sharded.cursor == Cursor(1, 0)
 
 
@@ -264,7 +328,9 @@ def test_what_can_be_read_only_once_is_refused() -> None:
 
 
 def test_a_loader_is_no_dataset() -> None:
-    with pytest.raises(UsageError, match="DataLoader makes batches, but a stream of samples is needed") as caught:
+    with pytest.raises(
+        UsageError, match="DataLoader makes batches, but a stream of samples is needed"
+    ) as caught:
         make(DataLoader(Numbers(7)))
     assert "give the dataset that it reads" in str(caught.value)
 
@@ -281,7 +347,9 @@ def test_an_error_of_the_stream_names_the_sample(workers: int) -> None:
         pytest.raises(KeyError, match=r"shard-5.tar") as caught,
     ):
         list(loader)
-    assert "while reading sample 4 of Torn" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "while reading sample 4 of Torn" in str(caught.value) + "".join(
+        getattr(caught.value, "__notes__", [])
+    )
 
 
 def test_more_workers_than_one_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -303,7 +371,9 @@ def test_sizes_are_checked_as_for_any_dataset() -> None:
 
 
 def test_an_answer_survives_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning itself needs a GPU
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", torch.Tensor.clone
+    )  # pinning itself needs a GPU
     sharding = Sharding(batch_size=6, rank=0, world_size=1)
     for reader, opening in (
         (SharedStreamReader(Noisy(), sharding=sharding, seed=4), Cursor()),
@@ -321,7 +391,10 @@ def test_a_loop_of_the_users_own_gets_it_from_the_manager() -> None:
     with DDPManager() as ddp:
         loader = ddp.loader(Numbers(7), batch_size=4)
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6]]
-        assert [batch.tolist() for batch in ddp.loader(Numbers(3), batch_size=2, train=False)] == [[0, 1], [2]]
+        assert [batch.tolist() for batch in ddp.loader(Numbers(3), batch_size=2, train=False)] == [
+            [0, 1],
+            [2],
+        ]
 
 
 # Streams that keep their own place
@@ -340,7 +413,9 @@ def test_a_resumable_stream_starts_over_and_every_step_is_full(workers: int) -> 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("taken", range(6))
-def test_a_resumable_stream_continues_after_the_last_step_that_was_taken(workers: int, taken: int) -> None:
+def test_a_resumable_stream_continues_after_the_last_step_that_was_taken(
+    workers: int, taken: int
+) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 24))
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         list(itertools.islice(loader, taken * 2))
@@ -374,7 +449,8 @@ def test_an_iterable_has_no_state_of_its_own() -> None:
 def test_the_state_of_another_world_is_refused() -> None:
     state = make(Counting(), world_size=2).stream_state()
     with pytest.raises(
-        CheckpointError, match="the state of the stream Counting was saved on 2 ranks, now there are 3"
+        CheckpointError,
+        match="the state of the stream Counting was saved on 2 ranks, now there are 3",
     ) as caught:
         make(Counting(), world_size=3).load_stream_state(state)
     assert "resume on 2 ranks, or begin a new run with a map-style dataset" in str(caught.value)
@@ -382,17 +458,23 @@ def test_the_state_of_another_world_is_refused() -> None:
 
 def test_the_state_of_another_rank_is_refused() -> None:
     state = make(Counting(), world_size=2).stream_state()
-    with pytest.raises(CheckpointError, match="rank 1 was given the state of the stream Counting on rank 0"):
+    with pytest.raises(
+        CheckpointError, match="rank 1 was given the state of the stream Counting on rank 0"
+    ):
         make(Counting(), rank=1, world_size=2).load_stream_state(state)
 
 
 def test_a_resumable_stream_cannot_go_anywhere_without_its_state() -> None:
-    with pytest.raises(CheckpointError, match="is at sample 12, but holds no state of the stream Coun"):
+    with pytest.raises(
+        CheckpointError, match="is at sample 12, but holds no state of the stream Coun"
+    ):
         make(Counting()).cursor = Cursor(0, 12)
 
 
 def test_a_resumable_stream_cannot_be_cut_into_shards() -> None:
-    with pytest.raises(UsageError, match="the stream Counting decides by rank what it yields") as caught:
+    with pytest.raises(
+        UsageError, match="the stream Counting decides by rank what it yields"
+    ) as caught:
         make(Counting(), shards=2)
     assert "train without --train.exact elastic" in str(caught.value)
 
@@ -400,6 +482,8 @@ def test_a_resumable_stream_cannot_be_cut_into_shards() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_resumable_stream_that_is_empty_is_refused(workers: int) -> None:
     with closing(make(Counting(0), rank=1, world_size=2, workers=workers)) as loader:
-        with pytest.raises(DataError, match="the stream Counting is empty in round 0 on rank 1") as caught:
+        with pytest.raises(
+            DataError, match="the stream Counting is empty in round 0 on rank 1"
+        ) as caught:
             next(loader.steps())
         assert "starts over after its end" in str(caught.value)

@@ -15,8 +15,12 @@ from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 ALL = np.arange(256)
 
 
-def images(*, split: Any = "train", augment: bool = False, seed: int = 0, samples: int = 256) -> SyntheticImages:
-    return SyntheticImages(split=split, augment=augment, image_size=9, samples=samples, classes=7, seed=seed)
+def images(
+    *, split: Any = "train", augment: bool = False, seed: int = 0, samples: int = 256
+) -> SyntheticImages:
+    return SyntheticImages(
+        split=split, augment=augment, image_size=9, samples=samples, classes=7, seed=seed
+    )
 
 
 def tokens(*, split: Any = "train", seed: int = 0, samples: int = 256) -> SyntheticTokens:

@@ -1,4 +1,5 @@
-"""Tokens for a language model: every kind of source, the windows cut from it, and a sentence for each fault."""
+"""Tokens for a language model: every kind of source, the windows cut from it, and a sentence for
+each fault."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from drumline.base.errors import DataError
 from drumline.data.tokens import TokenWindows, standard_library, tokens
 
 
-def build(path: Path | None, *, split: Any = "train", token_type: str = "uint16", context: int = 4) -> TokenWindows:
-    return tokens(split=split, dir=None if path is None else str(path), token_type=token_type, context=context)
+def build(
+    path: Path | None, *, split: Any = "train", token_type: str = "uint16", context: int = 4
+) -> TokenWindows:
+    return tokens(
+        split=split, dir=None if path is None else str(path), token_type=token_type, context=context
+    )
 
 
 def everything(dataset: TokenWindows) -> list[int]:
@@ -55,7 +60,9 @@ def test_an_npy_file_knows_its_own_type(tmp_path: Path, kind: str) -> None:
 
 
 def test_text_is_bytes(tmp_path: Path) -> None:
-    (path := tmp_path / "book.text").write_bytes(text := b"The quick brown fox jumps over the lazy dog. " * 4)
+    (path := tmp_path / "book.text").write_bytes(
+        text := b"The quick brown fox jumps over the lazy dog. " * 4
+    )
     train = build(path)
     assert bytes(everything(train)) == text[:170]
     assert train.vocab_size == 256
@@ -63,7 +70,12 @@ def test_text_is_bytes(tmp_path: Path) -> None:
 
 def test_a_folder_of_text_is_joined_in_order(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
-    for name, text in (("b.txt", b"b" * 40), ("a.py", b"a" * 40), ("part/c.md", b"c" * 40), ("d.png", b"d" * 40)):
+    for name, text in (
+        ("b.txt", b"b" * 40),
+        ("a.py", b"a" * 40),
+        ("part/c.md", b"c" * 40),
+        ("d.png", b"d" * 40),
+    ):
         (tmp_path / name).write_bytes(text)
     assert bytes(everything(build(tmp_path))) == (b"a" * 40 + b"b" * 40 + b"c" * 40)[:110]
 
@@ -71,7 +83,10 @@ def test_a_folder_of_text_is_joined_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("evaluation", ["eval", "val"])
 @pytest.mark.parametrize("ending", ["bin", "npy", "txt"])
 def test_a_folder_may_hold_both_parts(tmp_path: Path, evaluation: str, ending: str) -> None:
-    parts = {"train": np.arange(50, dtype=np.uint16), evaluation: np.arange(60, 80, dtype=np.uint16)}
+    parts = {
+        "train": np.arange(50, dtype=np.uint16),
+        evaluation: np.arange(60, 80, dtype=np.uint16),
+    }
     for name, numbers in parts.items():
         path = tmp_path / f"{name}.{ending}"
         if ending == "bin":
@@ -107,7 +122,14 @@ def test_tests_and_installed_packages_are_no_part_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = ["email/parser.py", "json/decoder.py", "abc.py"]
-    for name in [*kept, "test/a.py", "json/tests/b.py", "site-packages/c.py", "dist-packages/d/e.py", "f.txt"]:
+    for name in [
+        *kept,
+        "test/a.py",
+        "json/tests/b.py",
+        "site-packages/c.py",
+        "dist-packages/d/e.py",
+        "f.txt",
+    ]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name} " * 10)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
@@ -124,14 +146,18 @@ def test_a_vocabulary_can_be_stated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "stray"), [("uint16", 70), ("int32", -3)])
-def test_a_token_outside_the_stated_vocabulary_is_reported(tmp_path: Path, kind: str, stray: int) -> None:
+def test_a_token_outside_the_stated_vocabulary_is_reported(
+    tmp_path: Path, kind: str, stray: int
+) -> None:
     numbers = np.arange(100) % 50
     numbers[42] = stray
     np.save(path := tmp_path / "corpus.npy", numbers.astype(kind))
     (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": 50}))
     dataset = build(path)
     dataset.batch(np.arange(8), None)
-    with pytest.raises(DataError, match=f"corpus.npy holds the token {stray}, but its vocabulary has 50"):
+    with pytest.raises(
+        DataError, match=f"corpus.npy holds the token {stray}, but its vocabulary has 50"
+    ):
         dataset.batch(np.array([8]), None)
 
 
@@ -163,7 +189,8 @@ def test_a_missing_path_is_reported(tmp_path: Path) -> None:
 def test_a_folder_with_nothing_to_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"x")
     with pytest.raises(
-        DataError, match=r"holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files"
+        DataError,
+        match=r"holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files",
     ):
         build(tmp_path)
 
@@ -178,24 +205,35 @@ def test_an_empty_file_is_reported(tmp_path: Path) -> None:
 def test_too_short_for_one_window_is_reported(tmp_path: Path, split: str, count: int) -> None:
     np.arange(100, dtype=np.uint16).tofile(path := tmp_path / "corpus.bin")
     with pytest.raises(
-        DataError, match=f"corpus.bin is too short: its {split} part has {count} tokens, one sample needs 201"
+        DataError,
+        match=f"corpus.bin is too short: its {split} part has {count} tokens, one sample needs 201",
     ):
         build(path, split=split, context=200)
 
 
 def test_a_size_that_is_no_multiple_of_the_type_is_reported(tmp_path: Path) -> None:
     (path := tmp_path / "corpus.bin").write_bytes(b"x" * 101)
-    with pytest.raises(DataError, match="has 101 bytes, which is not a whole number of uint32 tokens") as caught:
+    with pytest.raises(
+        DataError, match="has 101 bytes, which is not a whole number of uint32 tokens"
+    ) as caught:
         build(path, token_type="uint32")
     assert "--data.token_type" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("array", "found"), [(np.zeros(100), r"float64 \[100\]"), (np.zeros((10, 10), dtype=np.int32), r"int32 \[10, 10\]")]
+    ("array", "found"),
+    [
+        (np.zeros(100), r"float64 \[100\]"),
+        (np.zeros((10, 10), dtype=np.int32), r"int32 \[10, 10\]"),
+    ],
 )
-def test_an_npy_file_of_something_else_is_reported(tmp_path: Path, array: np.ndarray, found: str) -> None:
+def test_an_npy_file_of_something_else_is_reported(
+    tmp_path: Path, array: np.ndarray, found: str
+) -> None:
     np.save(path := tmp_path / "corpus.npy", array)
-    with pytest.raises(DataError, match=f"corpus.npy holds {found}: expected integers in one dimension"):
+    with pytest.raises(
+        DataError, match=f"corpus.npy holds {found}: expected integers in one dimension"
+    ):
         build(path)
 
 
@@ -210,5 +248,7 @@ def test_an_npy_file_that_is_none_or_holds_objects_is_reported(tmp_path: Path) -
 
 def test_a_negative_token_is_reported(tmp_path: Path) -> None:
     np.save(path := tmp_path / "corpus.npy", np.array([1, 2, -7] * 20))
-    with pytest.raises(DataError, match=r"corpus.npy holds the token -7: tokens are counted from 0"):
+    with pytest.raises(
+        DataError, match=r"corpus.npy holds the token -7: tokens are counted from 0"
+    ):
         build(path)

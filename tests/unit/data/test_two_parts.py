@@ -1,4 +1,5 @@
-"""Batches in two parts: gathered and finished apart they are the same batches, from the host or from a held copy."""
+"""Batches in two parts: gathered and finished apart they are the same batches, from the host or
+from a held copy."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from drumline.base.errors import DataError, UsageError
 from drumline.data import delivery
-from drumline.data.dataset import BatchMaker, BatchRequest, PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
+from drumline.data.dataset import (
+    BatchMaker,
+    BatchRequest,
+    PartialBatch,
+    TwoPartDataset,
+    gather_rows,
+    is_in_two_parts,
+)
 from drumline.data.delivery import ResidentDataset, make_resident
 from drumline.data.draws import Draws
 from drumline.data.images import ImageFolder, digits
@@ -41,7 +49,14 @@ def token_file(folder: Path, kind: str, highest: int) -> str:
 
 
 def images(**more: Any) -> SyntheticImages:
-    settings = {"split": "train", "augment": True, "image_size": 8, "samples": 40, "classes": 3, "seed": 1}
+    settings = {
+        "split": "train",
+        "augment": True,
+        "image_size": 8,
+        "samples": 40,
+        "classes": 3,
+        "seed": 1,
+    }
     return SyntheticImages(**{**settings, **more})
 
 
@@ -50,11 +65,15 @@ def built_ins(folder: Path) -> list[TwoPartDataset]:
         digits(split="train", augment=True),
         images(),
         SyntheticTokens(split="train", samples=40, context=9, seed=1),
-        tokens(split="train", dir=token_file(folder, "uint16", 50_256), token_type="uint16", context=7),
+        tokens(
+            split="train", dir=token_file(folder, "uint16", 50_256), token_type="uint16", context=7
+        ),
     ]
 
 
-def test_gathered_and_finished_apart_they_are_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_and_finished_apart_they_are_the_same_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delivery, "_CHUNK_BYTES", 1000)
     for dataset in built_ins(tmp_path):
         whole = BatchMaker(dataset, seed=5)
@@ -74,7 +93,8 @@ def test_gathered_and_finished_apart_they_are_the_same_batches(tmp_path: Path, m
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_images_of_one_channel_have_the_strides_of_any_other(augment: bool) -> None:
-    """With others, as right for an axis of size 1, torch takes them for channels_last and rounds otherwise."""
+    """With others, as right for an axis of size 1, torch takes them for channels_last and rounds
+    otherwise."""
     indices = np.arange(5)
     images, _ = digits(split="train", augment=augment).batch(indices, Draws(0, 0, indices))
     assert images.stride() == (64, 64, 8, 1)
@@ -86,15 +106,26 @@ def test_images_travel_as_bytes_and_tokens_as_they_are_stored(tmp_path: Path) ->
     assert (rows.images.dtype, rows.labels.dtype, places.shape) == (torch.uint8, torch.int64, (17,))
     assert BatchMaker(dataset, seed=0, defer_finish=True)[REQUESTS[1]].choices is None
 
-    words = tokens(split="train", dir=token_file(tmp_path, "uint16", 50_256), token_type="uint16", context=7)
+    words = tokens(
+        split="train", dir=token_file(tmp_path, "uint16", 50_256), token_type="uint16", context=7
+    )
     assert words.gather(np.arange(4)).dtype == torch.int16
 
 
 @pytest.mark.parametrize(
     ("kind", "highest"),
-    [("uint8", 255), ("uint16", 65_535), (">u2", 40_000), ("int16", 300), ("uint32", 2**32 - 1), ("uint64", 2**40)],
+    [
+        ("uint8", 255),
+        ("uint16", 65_535),
+        (">u2", 40_000),
+        ("int16", 300),
+        ("uint32", 2**32 - 1),
+        ("uint64", 2**40),
+    ],
 )
-def test_tokens_of_any_type_come_out_as_they_went_in(tmp_path: Path, kind: str, highest: int) -> None:
+def test_tokens_of_any_type_come_out_as_they_went_in(
+    tmp_path: Path, kind: str, highest: int
+) -> None:
     path = token_file(tmp_path, kind, highest)
     dataset = tokens(split="train", dir=path, token_type="uint16", context=7)
     inputs, targets = dataset.batch(np.arange(len(dataset)), None)
@@ -120,7 +151,13 @@ def test_a_batch_of_its_own_is_not_gone_round() -> None:
         def batch(self, indices: np.ndarray, draws: Draws | None) -> Tensor:
             return torch.ones(len(indices))
 
-    settings: dict[str, Any] = {"split": "train", "image_size": 8, "samples": 40, "classes": 3, "seed": 1}
+    settings: dict[str, Any] = {
+        "split": "train",
+        "image_size": 8,
+        "samples": 40,
+        "classes": 3,
+        "seed": 1,
+    }
     dataset = Own(**settings, augment=False)
     assert is_in_two_parts(images())
     assert not is_in_two_parts(dataset)
@@ -190,12 +227,15 @@ class Stream:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "why"), [(Stream(), "Stream is a stream"), ([1, 2, 3], "list is not a drumline.TwoPartDataset")]
+    ("dataset", "why"),
+    [(Stream(), "Stream is a stream"), ([1, 2, 3], "list is not a drumline.TwoPartDataset")],
 )
 def test_data_without_rows_cannot_stay_on_the_device(dataset: Any, why: str) -> None:
     with pytest.raises(UsageError, match=f"the data cannot stay on cuda:0: {why}") as caught:
         make_resident(dataset, GPU, workers=0, warns=True)
-    assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(caught.value)
+    assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(
+        caught.value
+    )
 
 
 def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:
@@ -211,7 +251,9 @@ def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:
         make_resident(dataset, GPU, workers=0, warns=True)
 
 
-def test_data_that_would_leave_no_room_is_refused_with_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_would_leave_no_room_is_refused_with_the_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Large(SyntheticTokens):
         def __len__(self) -> int:
             return 9_100_000_000
@@ -221,16 +263,20 @@ def test_data_that_would_leave_no_room_is_refused_with_the_sizes(monkeypatch: py
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**10, 10**10))
     with pytest.raises(
-        UsageError, match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may use 90%"
+        UsageError,
+        match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may use 90%",
     ) as caught:
-        make_resident(Large(split="train", samples=1, context=1, seed=0), GPU, workers=0, warns=True)
+        make_resident(
+            Large(split="train", samples=1, context=1, seed=0), GPU, workers=0, warns=True
+        )
     assert "leave --data.resident out: batches are copied to the device ahead" in str(caught.value)
 
 
 def test_workers_of_resident_data_are_not_started_and_that_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The two questions to the driver are answered here, and "meta" stands for a GPU: everything else is the real thing.
+    # The two questions to the driver are answered here, and "meta" stands for a GPU: everything
+    # else is the real thing.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     with caplog.at_level(logging.WARNING, logger="drumline"):

@@ -24,7 +24,8 @@ from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.workers import BatchProducer, LoadingOptions
 
 pytestmark = [
-    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
+    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are
+    # forked.
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
     # torch warns about more workers than cores.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -64,7 +65,9 @@ def as_lists(batches: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_batches_come_in_the_order_of_the_requests_each_time(workers: int, persistent: bool) -> None:
+def test_batches_come_in_the_order_of_the_requests_each_time(
+    workers: int, persistent: bool
+) -> None:
     with closing(make(workers=workers, persistent=persistent)) as stream:
         for _ in range(3):
             assert as_lists(stream.batches(REQUESTS)) == EXPECTED
@@ -89,7 +92,9 @@ def test_workers_end_with_the_stream(persistent: bool) -> None:
     stream.close()
     stream.close()
     assert not multiprocessing.active_children()
-    assert as_lists(stream.batches(REQUESTS)) == EXPECTED  # closed is not broken: it starts new workers
+    assert (
+        as_lists(stream.batches(REQUESTS)) == EXPECTED
+    )  # closed is not broken: it starts new workers
     stream.close()
 
 
@@ -111,7 +116,8 @@ def test_workers_end_when_the_stream_is_forgotten() -> None:
 
 
 def test_workers_leave_signals_to_the_rank() -> None:
-    """torchrun and Slurm send SIGTERM to the whole group; the rank still wants to finish its step."""
+    """torchrun and Slurm send SIGTERM to the whole group; the rank still wants to finish its
+    step."""
     with closing(make()) as stream:
         batches = stream.batches(REQUESTS)
         next(batches)
@@ -144,7 +150,9 @@ def test_a_worker_that_is_killed_is_reported_and_can_be_cleared_away() -> None:
     with closing(make(KilledAtTheThird(range(12)))) as stream:
         batches = stream.batches(REQUESTS)
         assert next(batches).tolist() == [0, 1]
-        with pytest.raises(TrainingError, match=r"DataLoader worker \d+ \(exit code -9\) died") as caught:
+        with pytest.raises(
+            TrainingError, match=r"DataLoader worker \d+ \(exit code -9\) died"
+        ) as caught:
             next(batches)
         assert "out of memory" in str(caught.value)
         # As if it had been killed while it held this lock, which torch's own shutdown waits for.
@@ -156,7 +164,10 @@ def test_an_error_in_a_worker_that_lives_is_passed_on() -> None:
         def __getitem__(self, index: Any) -> Any:
             raise RuntimeError("the tape is torn")
 
-    with closing(make(Failing(range(12)))) as stream, pytest.raises(RuntimeError, match="the tape is torn"):
+    with (
+        closing(make(Failing(range(12)))) as stream,
+        pytest.raises(RuntimeError, match="the tape is torn"),
+    ):
         next(stream.batches(REQUESTS))
 
 
@@ -182,7 +193,10 @@ batches = stream.batches(test_workers.REQUESTS)
 assert test_workers.Stuck.begun.wait(20)
 sys.exit(7)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
     done = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=False)
     assert done.returncode == 7
 

@@ -1,4 +1,5 @@
-"""What an agent and its guard do with signals that come at an odd moment, and with what was left before."""
+"""What an agent and its guard do with signals that come at an odd moment, and with what was left
+before."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -
 
 
 def _ignores(status: Path, number: signal.Signals) -> bool:
-    (mask,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")]
+    (mask,) = [
+        line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")
+    ]
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
@@ -60,7 +63,10 @@ def test_a_rank_does_not_begin_with_the_number_of_an_earlier_launch(tmp_path: Pa
     ids=["the grace period", "torch's own limit"],
 )
 def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], options: dict[str, float], advice: str
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: dict[str, float],
+    advice: str,
 ) -> None:
     agent = NodeAgent.__new__(NodeAgent)
     agent._failed = True
@@ -80,11 +86,20 @@ def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
 
 @pytest.mark.parametrize(
     ("has_lost_node", "has_failed", "grace_s", "why"),
-    [(True, False, 0.0, "node 1 (b) restarted"), (False, False, 30.0, "node 1 (b) restarted"), (False, True, 30.0, "")],
+    [
+        (True, False, 0.0, "node 1 (b) restarted"),
+        (False, False, 30.0, "node 1 (b) restarted"),
+        (False, True, 30.0, ""),
+    ],
     ids=["killed at once", "asked to exit", "another rank failed"],
 )
 def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_lost_node: bool, has_failed: bool, grace_s: float, why: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    has_lost_node: bool,
+    has_failed: bool,
+    grace_s: float,
+    why: str,
 ) -> None:
     agent = NodeAgent.__new__(NodeAgent)
     agent.is_task = True
@@ -96,7 +111,9 @@ def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
     agent.watch.current = tmp_path
     monkeypatch.setattr(NodeAgent, "codes", lambda _: {0: None})
     endings = []
-    monkeypatch.setattr(SignalledAgent, "_shutdown", lambda *_, **__: endings.append(read_ending(tmp_path)))
+    monkeypatch.setattr(
+        SignalledAgent, "_shutdown", lambda *_, **__: endings.append(read_ending(tmp_path))
+    )
     agent._stop_workers(WorkerGroup.__new__(WorkerGroup))
     (ending,) = endings
     assert ending is not None

@@ -1,4 +1,5 @@
-"""Which nodes are alive does not depend on their wall clocks; compared with torch's own state holder."""
+"""Which nodes are alive does not depend on their wall clocks; compared with torch's own state
+holder."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drumline.launch.node import c10d_rendezvous
-from drumline.launch.node.c10d_rendezvous import RendezvousState, SealedBackend, make_c10d_rendezvous
+from drumline.launch.node.c10d_rendezvous import (
+    RendezvousState,
+    SealedBackend,
+    make_c10d_rendezvous,
+)
 from drumline.launch.node_plan import OWN_STORE_ENV
 from drumline.rank.sealed_store import SealedStore
 
@@ -121,7 +126,9 @@ def test_the_last_call_is_as_long_as_asked_for_by_every_clock(shift: timedelta) 
     assert _deadline(nodes.other) < datetime.now(UTC)
 
 
-def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_lives_is_waited_for_beyond_the_last_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(c10d_rendezvous, "LATE_S", 3 * LIMIT_S)
     nodes = Nodes()
     living = 2
@@ -148,10 +155,16 @@ def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytes
 def test_a_poll_does_not_read_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     names = []
-    monkeypatch.setattr("inspect.stack", lambda *_: pytest.fail("torch reads the source of every frame"))
-    monkeypatch.setattr(dynamic_rendezvous, "construct_and_record_rdzv_event", lambda name, **_: names.append(name))
+    monkeypatch.setattr(
+        "inspect.stack", lambda *_: pytest.fail("torch reads the source of every frame")
+    )
+    monkeypatch.setattr(
+        dynamic_rendezvous, "construct_and_record_rdzv_event", lambda name, **_: names.append(name)
+    )
     monkeypatch.setenv(OWN_STORE_ENV, "1")
-    handler = make_c10d_rendezvous(store, store, SETTINGS, "a", secret="secret", count_alive=lambda: 1)
+    handler = make_c10d_rendezvous(
+        store, store, SETTINGS, "a", secret="secret", count_alive=lambda: 1
+    )
     assert handler.next_rendezvous().world_size == 1
     assert handler.shutdown()
     assert "_DistributedRendezvousOpExecutor.run" in names, "as torch names them"

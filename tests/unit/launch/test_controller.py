@@ -80,19 +80,34 @@ async def start(controller: Controller, left: int = 0) -> tuple[Remote, Remote, 
 
 
 def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
-    controller = make(python_path="/lib", script_watch=ScriptWatch(run="/logs", on_hang="stop", hang_s=9))
+    controller = make(
+        python_path="/lib", script_watch=ScriptWatch(run="/logs", on_hang="stop", hang_s=9)
+    )
     for remote in controller.remotes:
         shown = f"{remote.connection.words}{remote}{controller.job}"
         assert "hunter2" not in shown
         assert len(remote.spec["secret"]) == 64
         assert remote.spec["secret"] not in shown
         assert "secret" not in f"{remote.connection.words}"
-        assert remote.spec["script_watch"] == {"run": "/logs", "on_hang": "stop", "hang_s": 9, "lost_s": 20}
+        assert remote.spec["script_watch"] == {
+            "run": "/logs",
+            "on_hang": "stop",
+            "hang_s": 9,
+            "lost_s": 20,
+        }
     words = controller.remotes[1].connection.words
-    assert words[-2:] == ["me@b", "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor"]
+    assert words[-2:] == [
+        "me@b",
+        "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor",
+    ]
 
 
-DIAGNOSIS = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Try: look", "was_printed": False}
+DIAGNOSIS = {
+    "alarm": "hang",
+    "action": "stop",
+    "sentence": "hang: rank 1 stands. Try: look",
+    "was_printed": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -119,11 +134,23 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
     async def go() -> Controller:
         controller = make()
         hosts = await start(controller)
-        failed = {"code": code, "restarts_left": 1, "start": 0, "last_lines": ["words"], "is_watched": True}
-        # The first time all are started again. It is said once, unless one of the hosts has had it on the screen.
+        failed = {
+            "code": code,
+            "restarts_left": 1,
+            "start": 0,
+            "last_lines": ["words"],
+            "is_watched": True,
+        }
+        # The first time all are started again. It is said once, unless one of the hosts has had it
+        # on the screen.
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            hear(remote, "diagnosis", **{**DIAGNOSIS, "was_printed": was_printed and rank == 2}, is_last=False)
+            hear(
+                remote,
+                "diagnosis",
+                **{**DIAGNOSIS, "was_printed": was_printed and rank == 2},
+                is_last=False,
+            )
         await asyncio.sleep(0.05)
         await start(controller)
         assert all(remote.diagnosis is None for remote in hosts)
@@ -140,7 +167,9 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
     if code < 0 or not is_ranks_error:
         assert (first, last) == (lines[1], ["drumline: logs in logs on each host"])
     else:
-        assert first == "drumline: rank 1 on b (exit code 7) failed first:", "not the one that was earlier"
+        assert first == "drumline: rank 1 on b (exit code 7) failed first:", (
+            "not the one that was earlier"
+        )
         assert "stands" not in "".join(last)
 
 
@@ -177,10 +206,15 @@ def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
     ("min_nodes", "lost"),
     [
         (None, "it counts as lost after 45 s"),
-        (2, "the other nodes continue without it after 20 s if they receive none either, this machine after 45 s"),
+        (
+            2,
+            "the other nodes continue without it after 20 s if they receive none either, this machine after 45 s",
+        ),
     ],
 )
-def test_a_warning_says_when_a_host_counts_as_lost(make: Make, said: Path, min_nodes: int | None, lost: str) -> None:
+def test_a_warning_says_when_a_host_counts_as_lost(
+    make: Make, said: Path, min_nodes: int | None, lost: str
+) -> None:
     async def go() -> Controller:
         hosts = [Host("a"), Host("b"), Host("c")]
         nodes = nodes_of_hosts(hosts, 1, [NodePlan(min_nodes=min_nodes)] * 3)
@@ -203,7 +237,11 @@ def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 
     async def go() -> Controller:
-        controller = make(nodes=nodes_of_hosts([Host("a"), Host("b"), Host("c")], 1, [NodePlan(max_restarts=3)] * 3))
+        controller = make(
+            nodes=nodes_of_hosts(
+                [Host("a"), Host("b"), Host("c")], 1, [NodePlan(max_restarts=3)] * 3
+            )
+        )
         a, b, c = await start(controller, left=3)
         controller.has_started = True
         diagnosis = {**DIAGNOSIS, "action": "restart", "is_last": False}
@@ -263,7 +301,16 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
     async def go() -> Controller:
         controller = make()
         a, b, _ = await start(controller)
-        hear(a, "failed", rank=0, code=1, at=time.time() + 1, restarts_left=0, last_lines=["reset"], start=0)
+        hear(
+            a,
+            "failed",
+            rank=0,
+            code=1,
+            at=time.time() + 1,
+            restarts_left=0,
+            last_lines=["reset"],
+            start=0,
+        )
         b.connection.ssh_code = 255
         controller._lost(b)
         assert controller.is_ending
@@ -272,7 +319,9 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
     assert lines[1] == "drumline: error: the connection to me@b was lost: it was closed"
-    assert lines[3] == ("drumline: the others: rank 0 on a (exit code 1) failed after it; 2 ranks were stopped")
+    assert lines[3] == (
+        "drumline: the others: rank 0 on a (exit code 1) failed after it; 2 ranks were stopped"
+    )
 
 
 def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said: Path) -> None:
@@ -292,8 +341,13 @@ def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said:
 
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
-    assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", "with spares it may be any of them"
-    assert lines[1] == "drumline: warning: the connection to c was lost: it was closed; the job continues with a, b"
+    assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", (
+        "with spares it may be any of them"
+    )
+    assert (
+        lines[1]
+        == "drumline: warning: the connection to c was lost: it was closed; the job continues with a, b"
+    )
     assert lines[2] == "drumline: error: the connection to me@b was lost: it was closed"
 
     async def lose_first() -> None:
@@ -334,13 +388,23 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
         hosts = await start(controller)
         for rank, remote in enumerate(hosts):
             code = 75 if rank else rank_code
-            hear(remote, "failed", rank=rank, code=code, at=float(rank), restarts_left=0, last_lines=[], start=0)
+            hear(
+                remote,
+                "failed",
+                rank=rank,
+                code=code,
+                at=float(rank),
+                restarts_left=0,
+                last_lines=[],
+                start=0,
+            )
             hear(remote, "ended", code=-15, last_lines=[])
         return controller
 
     code, lines = conclude(asyncio.run(leave()), said)
     saved = (
-        "drumline: preempted by a signal or a notice to a rank; the ranks have saved: rerun the same command to resume"
+        "drumline: preempted by a signal or a notice to a rank; the ranks have saved: rerun "
+        "the same command to resume"
     )
     assert (code, saved in lines) == (ends_with, ends_with == 75), lines
 
@@ -378,10 +442,16 @@ def test_an_agent_that_its_supervisor_ended_was_killed_by_nobody_else(
         return
     code, lines = conclude(ended, said)
     assert code == 1
-    assert lines[-3:] == [f"drumline: {what}", "  try: read the log of a", "drumline: logs in logs on each host"]
+    assert lines[-3:] == [
+        f"drumline: {what}",
+        "  try: read the log of a",
+        "drumline: logs in logs on each host",
+    ]
 
 
-def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
+def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
+    make: Make, said: Path
+) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2)
         a, b, c = await start(controller)
@@ -413,7 +483,8 @@ def test_another_version_is_named(make: Make, said: Path) -> None:
     assert lines[0] == "drumline: error: b has another version of drumline"
 
 
-# As ssh is called, and as it is answered: a host that says hello and is done, or one that refuses us.
+# As ssh is called, and as it is answered: a host that says hello and is done, or one that refuses
+# us.
 FAKE_SSH = """#!/bin/sh
 for alarm; do last=$alarm host=$before before=$alarm; done
 echo "$host" >> {log}
@@ -424,7 +495,9 @@ echo '{{"kind": "ended", "code": 130, "last_lines": []}}'
 """
 
 
-def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path, tmp_path: Path) -> None:
+def test_of_many_hosts_one_that_refuses_us_ends_the_start(
+    make: Make, said: Path, tmp_path: Path
+) -> None:
     client = tmp_path / "ssh"
     log = tmp_path / "log"
     client.write_text(FAKE_SSH.format(log=log, protocol=PROTOCOL))
@@ -461,9 +534,15 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
     ) in said.read_text()
 
 
-def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_preemption(make: Make) -> None:
+def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_preemption(
+    make: Make,
+) -> None:
     async def go() -> Controller:
-        controller = make(nodes=nodes_of_hosts([Host("a"), Host("b"), Host("c")], 1, [NodePlan(max_restarts=3)] * 3))
+        controller = make(
+            nodes=nodes_of_hosts(
+                [Host("a"), Host("b"), Host("c")], 1, [NodePlan(max_restarts=3)] * 3
+            )
+        )
         _, b, _ = await start(controller, left=3)
         hear(b, "ended", code=75, last_lines=[], was_cut_off=True)
         return controller

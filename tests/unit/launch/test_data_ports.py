@@ -1,4 +1,5 @@
-"""Closed ports between nodes that have joined: retried, reported with the rule to add, or only a warning."""
+"""Closed ports between nodes that have joined: retried, reported with the rule to add, or only a
+warning."""
 
 from __future__ import annotations
 
@@ -31,16 +32,22 @@ def test_a_closed_port_is_tried_again_and_reported_once(
         pass
     claims = [claim(0, "a", **door), claim(1, "b")]
     assert unreachable_nodes(claims, 1, limit_s=0.7) == {0: Reason.REFUSED}
-    assert capsys.readouterr().err == "drumline: data ports of a are closed to b; trying for 0.7 s\n"
+    assert (
+        capsys.readouterr().err == "drumline: data ports of a are closed to b; trying for 0.7 s\n"
+    )
     with socket.create_server(("127.0.0.1", door["probe_port"])):
-        assert unreachable_nodes(claims, 1, limit_s=0) == {}, "another answer does not show that it is closed"
+        assert unreachable_nodes(claims, 1, limit_s=0) == {}, (
+            "another answer does not show that it is closed"
+        )
 
 
 def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # By c10d's numbers, which are not node ranks.
-    claims = [claim(rank, host, probe_port=40000 + rank) for rank, host in ((1, "b"), (0, "a"), (2, "c"))]
+    claims = [
+        claim(rank, host, probe_port=40000 + rank) for rank, host in ((1, "b"), (0, "a"), (2, "c"))
+    ]
     check_data_ports(claims, [{}, {}, {}])
     assert capsys.readouterr().err == ""
     check_data_ports(claims, [{}, {}, {"0": Reason.NO_ANSWER}])

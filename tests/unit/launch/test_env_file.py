@@ -94,10 +94,16 @@ def test_a_node_rank_beyond_the_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("MASTER_ADDRESS", "MASTER_ADDR"), ("NUM_OF_NODES", "NUMBER_OF_NODES"), ("node_rank", "NODE_RANK")],
+    [
+        ("MASTER_ADDRESS", "MASTER_ADDR"),
+        ("NUM_OF_NODES", "NUMBER_OF_NODES"),
+        ("node_rank", "NODE_RANK"),
+    ],
 )
 def test_what_looks_like_a_typo_is_rejected(tmp_path: Path, key: str, meant: str) -> None:
-    assert f"  - .env:13: {key} is not known; did you mean {meant!r}?" in problems_of(tmp_path, f"{WHOLE}{key}=1\n")
+    assert f"  - .env:13: {key} is not known; did you mean {meant!r}?" in problems_of(
+        tmp_path, f"{WHOLE}{key}=1\n"
+    )
 
 
 def test_values_do_not_show_in_a_repr(tmp_path: Path) -> None:

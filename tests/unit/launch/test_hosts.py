@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from drumline.base.errors import UsageError
-from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, read_counts, wrong_counts
+from drumline.launch.hosts import (
+    Host,
+    hosts_from_file,
+    hosts_from_flag,
+    least_nodes,
+    read_counts,
+    wrong_counts,
+)
 
 
 def test_hosts_may_have_slots_and_users() -> None:
@@ -56,7 +63,9 @@ def test_wrong_hosts_are_rejected(text: str, message: str) -> None:
 
 
 def test_a_hostfile_that_is_missing_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the hostfile .*none cannot be read: No such file") as caught:
+    with pytest.raises(
+        UsageError, match=r"the hostfile .*none cannot be read: No such file"
+    ) as caught:
         hosts_from_file(tmp_path / "none")
     assert caught.value.next_step == "check the path of --hostfile"
     empty = tmp_path / "empty"

@@ -1,4 +1,5 @@
-"""Whether a job on several hosts is restarted when a host was lost: how often, where, and the messages."""
+"""Whether a job on several hosts is restarted when a host was lost: how often, where, and the
+messages."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
         job="first",
         hosts=hosts,
         nodes=nodes_of_hosts(
-            hosts, 29500, [NodePlan(num_procs=2, max_restarts=max_restarts, job="first")] * len(hosts)
+            hosts,
+            29500,
+            [NodePlan(num_procs=2, max_restarts=max_restarts, job="first")] * len(hosts),
         ),
         program=Program(("train", "digits"), is_task=True),
         python="python",
@@ -89,10 +92,17 @@ def go(folder: Path, job: HostsJob, answers: dict[str, str]) -> tuple[int, list[
 
 
 def hello(start: int = 0, left: int = 3) -> str:
-    return HELLO.replace("{start}", str(start)).replace("{left}", str(left)).replace("{{", "{").replace("}}", "}")
+    return (
+        HELLO.replace("{start}", str(start))
+        .replace("{left}", str(left))
+        .replace("{{", "{")
+        .replace("}}", "}")
+    )
 
 
-@pytest.mark.parametrize("later", ["", f"\n{AWAIT.replace('KIND', 'spec')}exit 255"], ids=["at once", "in the next"])
+@pytest.mark.parametrize(
+    "later", ["", f"\n{AWAIT.replace('KIND', 'spec')}exit 255"], ids=["at once", "in the next"]
+)
 def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
@@ -120,7 +130,9 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
         "drumline: done; logs in logs on each host",
     ]
     (first, second) = map(json.loads, (tmp_path / "a.specs").read_text().splitlines())
-    assert len((tmp_path / "a.calls").read_text().splitlines()) == 1, "the connection survived the attempt"
+    assert len((tmp_path / "a.calls").read_text().splitlines()) == 1, (
+        "the connection survived the attempt"
+    )
     assert (first["earlier"], second["earlier"]) == ([], ["first"])
     assert second["job"] == first["next_job"], "what waits for it carries its name"
     (again,) = (tmp_path / "d.starts").read_text().splitlines()
@@ -131,7 +143,9 @@ CONTINUES = Program(("train", "digits"), is_task=True, continues=True)
 UNTIL = "until [ CONDITION ]; do sleep 0.02; done\n"
 
 
-def test_a_lost_host_that_answers_again_joins_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_host_that_answers_again_joins_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(controller_module, "JOIN_AGAIN_S", 0.05)
     job = replace(make_job("a", "b", client=[str(tmp_path / "ssh")]), program=CONTINUES)
     code, lines = go(
@@ -153,7 +167,9 @@ def test_a_lost_host_that_answers_again_joins_the_others(tmp_path: Path, monkeyp
     ]
     (first, second) = map(json.loads, (tmp_path / "b.specs").read_text().splitlines())
     assert (first["job"], first["secret"]) == (second["job"], second["secret"])
-    assert (first["earlier"], second["earlier"]) == ([], ["first"]), "what is left of its ranks is ended"
+    assert (first["earlier"], second["earlier"]) == ([], ["first"]), (
+        "what is left of its ranks is ended"
+    )
     assert second["environment"]["DRUMLINE_RESTARTED"] == "1"
     assert (first["first_start"], second["first_start"]) == (0, 1), "its logs have other names"
     assert len((tmp_path / "b.starts").read_text().splitlines()) == 2
@@ -180,11 +196,19 @@ def test_a_lost_host_that_does_not_come_back_changes_nothing(
     monkeypatch.setattr(controller_module, "JOIN_AGAIN_S", 0.05)
     job = replace(make_job("a", "b", client=[str(tmp_path / "ssh")]), program=CONTINUES)
     was_tried = UNTIL.replace("CONDITION", '"$(cat {folder}/b.calls | wc -l)" -gt 1')
-    pause = "" if warning is None else UNTIL.replace("CONDITION", '"$(grep -c cannot {folder}/said)" -gt 0')
+    pause = (
+        ""
+        if warning is None
+        else UNTIL.replace("CONDITION", '"$(grep -c cannot {folder}/said)" -gt 0')
+    )
     code, lines = go(
         tmp_path,
         job,
-        {"a.0": hello() + was_tried + pause + ENDS.format(code=0), "b.0": hello() + "exit 255", "default": answer},
+        {
+            "a.0": hello() + was_tried + pause + ENDS.format(code=0),
+            "b.0": hello() + "exit 255",
+            "default": answer,
+        },
     )
     assert code == 0, lines
     assert [line for line in lines if "ranks run on" not in line][2:] == [
@@ -203,10 +227,19 @@ def _screen(tmp_path: Path) -> Iterator[Screen]:
 
 @pytest.mark.parametrize(
     ("left", "number", "diagnosis", "is_restarted"),
-    [(2, None, None, True), (0, None, None, False), (2, signal.SIGTERM, None, False), (2, None, DIAGNOSIS, False)],
+    [
+        (2, None, None, True),
+        (0, None, None, False),
+        (2, signal.SIGTERM, None, False),
+        (2, None, DIAGNOSIS, False),
+    ],
 )
 def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
-    screen: Screen, left: int, number: signal.Signals | None, diagnosis: dict[str, Any] | None, is_restarted: bool
+    screen: Screen,
+    left: int,
+    number: signal.Signals | None,
+    diagnosis: dict[str, Any] | None,
+    is_restarted: bool,
 ) -> None:
     async def lose() -> Controller:
         controller = Controller(make_job("a", "b"), screen)
@@ -228,7 +261,13 @@ def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
 @pytest.mark.parametrize(
     ("max_restarts", "reached_step", "failed_with", "left"),
     [(3, 40, None, 0), (3, 41, None, 3), (0, 41, None, 0), (3, 41, 2, 2), (3, 41, 0, 0)],
-    ids=["the same step", "progress", "none are allowed", "counted by an agent", "a restart cannot help"],
+    ids=[
+        "the same step",
+        "progress",
+        "none are allowed",
+        "counted by an agent",
+        "a restart cannot help",
+    ],
 )
 def test_a_lost_host_after_progress_leaves_all_restarts(
     screen: Screen, max_restarts: int, reached_step: int, failed_with: int | None, left: int
@@ -242,7 +281,16 @@ def test_a_lost_host_after_progress_leaves_all_restarts(
         a, b = controller.remotes
         hear(b, "progress", reached_step=reached_step, counted_step=40)
         if failed_with is not None:
-            hear(a, "failed", rank=0, code=1, at=1.0, restarts_left=failed_with, last_lines=[], start=0)
+            hear(
+                a,
+                "failed",
+                rank=0,
+                code=1,
+                at=1.0,
+                restarts_left=failed_with,
+                last_lines=[],
+                start=0,
+            )
         return controller
 
     controller = asyncio.run(lose())
@@ -258,7 +306,11 @@ FAILED = """echo '{"kind": "failed", "rank": 0, "code": CODE, "restarts_left": 0
 @pytest.mark.parametrize(
     ("code", "full_disk", "sentence"),
     [
-        (75, "", "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts"),
+        (
+            75,
+            "",
+            "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts",
+        ),
         (
             1,
             "/mnt/run",
@@ -278,7 +330,11 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
         tmp_path,
         job,
         {
-            "a.0": hello() + failed.replace("DISK", full_disk) + ends + hello(1) + ENDS.format(code=0),
+            "a.0": hello()
+            + failed.replace("DISK", full_disk)
+            + ends
+            + hello(1)
+            + ENDS.format(code=0),
             "b.0": hello() + failed.replace("DISK", "") + ends + hello(1) + ENDS.format(code=0),
         },
     )
@@ -289,7 +345,9 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
     assert f"drumline: {sentence}" in lines
     assert not any("restart 1" in line for line in lines)
     specs = [json.loads((tmp_path / f"{host}.specs").read_text().splitlines()[1]) for host in "ab"]
-    assert [spec["full_disk"] for spec in specs] == [full_disk, ""], "only the host whose disk was full waits"
+    assert [spec["full_disk"] for spec in specs] == [full_disk, ""], (
+        "only the host whose disk was full waits"
+    )
     assert [spec["node"]["restarts_used"] for spec in specs] == [0, 0]
     assert [spec["environment"] for spec in specs] == [{RESTARTED: "1"}] * 2
 
@@ -297,7 +355,11 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
 @pytest.mark.parametrize(
     ("number", "ends_with", "last"),
     [
-        (signal.SIGTERM, 75, "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume"),
+        (
+            signal.SIGTERM,
+            75,
+            "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume",
+        ),
         (
             signal.SIGINT,
             130,
@@ -306,7 +368,11 @@ def test_a_launch_that_keeps_going_resumes_without_a_restart(
     ],
 )
 def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, ends_with: int, last: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    ends_with: int,
+    last: str,
 ) -> None:
     monkeypatch.setattr(hosts_launcher, "next_pause_s", lambda pause_s, ran_s: 3600.0)
     preempted = FAILED.replace("CODE", "75").replace("DISK", "") + ENDS.format(code=75)
@@ -320,7 +386,9 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
     interrupting = threading.Thread(target=interrupt, daemon=True)
     interrupting.start()
     job = make_job("a", client=[str(tmp_path / "ssh")], keep_going=True)
-    code, lines = go(tmp_path, job, {"a.0": hello() + preempted + hello(1) + preempted + hello(2) + WAITS})
+    code, lines = go(
+        tmp_path, job, {"a.0": hello() + preempted + hello(1) + preempted + hello(2) + WAITS}
+    )
     assert code == ends_with, lines
     assert lines[-2] == last
     assert not any("ending the ranks" in line for line in lines), "there are none"
@@ -328,7 +396,9 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("pause_s", [0.0, 3600.0], ids=["the host waits for space", "the launch pauses"])
+@pytest.mark.parametrize(
+    "pause_s", [0.0, 3600.0], ids=["the host waits for space", "the launch pauses"]
+)
 def test_a_signal_while_a_disk_is_full_ends_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, pause_s: float
 ) -> None:
@@ -359,7 +429,9 @@ def test_a_signal_while_a_disk_is_full_ends_the_launch(
 
 def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     job = make_job("a", "b")
-    again = job.again([Host("c"), Host("b")], [Host("a")], restarts_used=1, first_start=4, reached_step=40)
+    again = job.again(
+        [Host("c"), Host("b")], [Host("a")], restarts_used=1, first_start=4, reached_step=40
+    )
     spec = again.spec(again.nodes[0])
     assert spec["earlier"] == ("first",)
     assert spec["job"] == again.nodes[1].job != "first"
@@ -368,10 +440,17 @@ def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     assert spec["environment"] == {RESTARTED: "1"}
     assert again.nodes[1].endpoint == "c:29500", "the nodes meet at the new first one"
     node = again.nodes[0]
-    assert (node.address, node.max_restarts, node.restarts_used, node.reached_step) == ("c", 3, 1, 40)
+    assert (node.address, node.max_restarts, node.restarts_used, node.reached_step) == (
+        "c",
+        3,
+        1,
+        40,
+    )
 
 
-@pytest.mark.parametrize(("grace_s", "waits_s", "reconnect_s"), [(0, 51.5, 71.5), (15, 63.5, 83.5), (50, 98.5, 118.5)])
+@pytest.mark.parametrize(
+    ("grace_s", "waits_s", "reconnect_s"), [(0, 51.5, 71.5), (15, 63.5, 83.5), (50, 98.5, 118.5)]
+)
 def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     screen: Screen, grace_s: float, waits_s: float, reconnect_s: float
 ) -> None:
@@ -380,26 +459,37 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     a = controller.remotes[0]
     now = time.monotonic()
     a.connection.ssh_code = 255
-    # Heartbeats of 0.5 s are missed for 45 s, ssh has 2 s to hang up, and then the ranks have their grace.
+    # Heartbeats of 0.5 s are missed for 45 s, ssh has 2 s to hang up, and then the ranks have their
+    # grace.
     controller.reconnect.last_heard[a.host] = now - waits_s + 0.5
-    assert controller.reconnect.next_host(a, Search()) == a.host, "its ranks may still write to the run folder"
+    assert controller.reconnect.next_host(a, Search()) == a.host, (
+        "its ranks may still write to the run folder"
+    )
     controller.reconnect.last_heard[a.host] = now - waits_s - 0.5
     assert controller.reconnect.next_host(a, Search()) == Host("c")
     search = Search()
     search.notice.begin -= reconnect_s - 1
-    assert controller.reconnect.next_host(a, search) is not None, "a spare has time to answer after that"
+    assert controller.reconnect.next_host(a, search) is not None, (
+        "a spare has time to answer after that"
+    )
     search.notice.begin -= 2
     assert controller.reconnect.next_host(a, search) is None
     a.connection.ssh_code = 127
-    assert controller.reconnect.next_host(a, Search()) is None, "it answers, and what it lacks is not there later"
+    assert controller.reconnect.next_host(a, Search()) is None, (
+        "it answers, and what it lacks is not there later"
+    )
     a.connection.heard_at = now
-    assert controller.reconnect.next_host(a, Search()) is not None, "its supervisor was killed between two attempts"
+    assert controller.reconnect.next_host(a, Search()) is not None, (
+        "its supervisor was killed between two attempts"
+    )
 
 
 def test_a_lost_host_and_a_spare_that_are_down_are_tried_in_turn_and_reported_once(
     screen: Screen, tmp_path: Path
 ) -> None:
-    asked, timeouts = ask_ten_times(Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen))
+    asked, timeouts = ask_ten_times(
+        Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen)
+    )
     screen.close()
     assert asked == "ccaaccaacc", "each once a round"
     assert timeouts == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
@@ -418,7 +508,13 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     search.notice.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host, tries=search.tries[host])
-        timeouts.append(next(int(word[15:]) for word in remote.connection.words if word.startswith("ConnectTimeout=")))
+        timeouts.append(
+            next(
+                int(word[15:])
+                for word in remote.connection.words
+                if word.startswith("ConnectTimeout=")
+            )
+        )
         remote.connection.ssh_code = 255
         following = controller.reconnect.next_host(remote, search)
         assert following is not None
@@ -427,7 +523,9 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     return asked, timeouts
 
 
-def test_a_host_that_only_receives_is_asked_to_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_only_receives_is_asked_to_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(HostsJob, "lease_s", 0.3)
     monkeypatch.setattr(connection_module, "LAST_FRAME_S", 1.0)

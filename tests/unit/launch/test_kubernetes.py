@@ -1,5 +1,6 @@
-"""Manifests, checked offline: core objects against Kubernetes' own schemas, a TrainJob by Kubeflow's own models, a
-PyTorchJob by the fields of its API types; their pods are core objects again, and checked as such."""
+"""Manifests, checked offline: core objects against Kubernetes' own schemas, a TrainJob by
+Kubeflow's own models, a PyTorchJob by the fields of its API types; their pods are core objects
+again, and checked as such."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ RUN_POLICY = {
 
 
 def manifest(**changes: Any) -> KubernetesJob:
-    given: dict[str, Any] = {"name": "digits", "image": "me/train:1", "program": SCRIPT, "num_nodes": 2}
+    given: dict[str, Any] = {
+        "name": "digits",
+        "image": "me/train:1",
+        "program": SCRIPT,
+        "num_nodes": 2,
+    }
     return KubernetesJob(**{**given, "num_procs": 4, "num_gpus": 4, "claim": "shared", **changes})
 
 
@@ -46,13 +52,17 @@ def after(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_gpus": 0, "claim": None, "num_nodes": 1, "namespace": "team"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_gpus": 0, "claim": None, "num_nodes": 1, "namespace": "team"}]
+)
 def test_the_plain_job_and_its_service_are_valid(changes: dict[str, Any]) -> None:
     service, job = objects("job", **changes)
     validate(service)
     validate(job)
     assert (service["kind"], job["kind"]) == ("Service", "Job")
-    assert {described["metadata"].get("namespace") for described in (service, job)} == {changes.get("namespace")}
+    assert {described["metadata"].get("namespace") for described in (service, job)} == {
+        changes.get("namespace")
+    }
 
 
 def test_the_schemas_do_catch_a_wrong_field() -> None:
@@ -81,24 +91,34 @@ def test_the_rendezvous_of_the_plain_job_is_at_its_first_pod() -> None:
 
 
 @pytest.mark.parametrize("api", ["v2", "v1", "job"])
-def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_manifest(api: Api) -> None:
+def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_manifest(
+    api: Api,
+) -> None:
     text = manifest_text(manifest(program=TASK, namespace="team"), api)
-    assert "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin" in text
+    assert (
+        "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin" in text
+    )
     # Not optional: without the secret no pod starts, and nothing runs unsealed.
     reference = {"name": "digits-secret", "key": "secret"}
     entry = {"name": "DRUMLINE_SECRET", "valueFrom": {"secretKeyRef": reference}}
     found = list(_entries(list(yaml.safe_load_all(text))))
     assert found
     assert all(one == entry for one in found)
-    assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=TASK, num_nodes=1), api), "it is alone"
-    assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=SCRIPT), api), "torchrun does not use it"
+    assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=TASK, num_nodes=1), api), (
+        "it is alone"
+    )
+    assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=SCRIPT), api), (
+        "torchrun does not use it"
+    )
 
 
 def _entries(value: Any) -> Iterator[dict[str, Any]]:
     """Whatever is named DRUMLINE_SECRET."""
     if isinstance(value, dict) and value.get("name") == "DRUMLINE_SECRET":
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from _entries(inner)
 
 
@@ -107,7 +127,9 @@ def test_the_train_job_has_the_fields_of_its_api() -> None:
     assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     assert job["spec"].keys() == {"runtimeRef", "trainer", "runtimePatches"}
     # Kubeflow's own models leave out what they do not know, so what comes back is what they do.
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason=WHY)  # which takes seconds to load
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason=WHY
+    )  # which takes seconds to load
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
     trainer = job["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
@@ -145,7 +167,9 @@ def test_the_pytorch_job_has_one_master_and_the_rest_workers(num_nodes: int) -> 
         assert spec.keys() == {"replicas", "restartPolicy", "template"}
         (container,) = spec["template"]["spec"]["containers"]
         assert container["name"] == "pytorch"
-        assert after(container["command"], "--rdzv-conf") == f"is_host={str(name == 'Master').lower()}"
+        assert (
+            after(container["command"], "--rdzv-conf") == f"is_host={str(name == 'Master').lower()}"
+        )
         validate_pod(spec["template"]["spec"])
 
 
@@ -157,7 +181,9 @@ def test_a_job_that_may_shrink_has_drumlines_own_launcher_in_its_pods(api: Api) 
     assert '- "2:3"\n' in text
     alone = manifest_text(manifest(num_nodes=1, program=TASK), api)
     assert "--master" not in alone
-    assert re.search(r'- "--node-rank"\n +- "0"\n', alone), "a PyTorchJob's pod has a RANK of the operator's"
+    assert re.search(r'- "--node-rank"\n +- "0"\n', alone), (
+        "a PyTorchJob's pod has a RANK of the operator's"
+    )
 
 
 @pytest.mark.parametrize("api", ["v2", "v1", "job"])
@@ -171,7 +197,9 @@ def test_in_every_form_arguments_are_unchanged_and_memory_is_shared(api: Api) ->
     assert "{'name': 'shared-memory', 'mountPath': '/dev/shm'}" in described
     assert "{'claimName': 'shared'}" in described
     assert "Without --claim" not in text
-    assert "# Without --claim the run folder is lost with its pod" in manifest_text(manifest(claim=None), api)
+    assert "# Without --claim the run folder is lost with its pod" in manifest_text(
+        manifest(claim=None), api
+    )
 
 
 @pytest.mark.parametrize("name", ["Digits", "1a", "a_b", "-a", "a-", "a" * 51, ""])
@@ -183,5 +211,9 @@ def test_names_that_kubernetes_would_refuse(name: str) -> None:
 
 
 def test_the_writer_is_read_back() -> None:
-    value = {"a": {"b c": [], "d": [[1, [2]], {"e": None, "f": [True, {}]}]}, "g/h": "yes", "i": "- x: #"}
+    value = {
+        "a": {"b c": [], "d": [[1, [2]], {"e": None, "f": [True, {}]}]},
+        "g/h": "yes",
+        "i": "- x: #",
+    }
     assert yaml.safe_load(to_yaml([value], comments=["x"])) == value

@@ -1,4 +1,5 @@
-"""How the end of a node's ranks is reported; that they are started and ended is tested in `tests/cli`."""
+"""How the end of a node's ranks is reported; that they are started and ended is tested in
+`tests/cli`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def test_a_task_reports_its_failure_itself_unless_a_signal_ended_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code_of(3, is_task=True) == ExitCode.PREFLIGHT_FAILED
-    assert exit_code_of(99, is_task=True) == exit_code_of(-9, is_task=True) == ExitCode.TRAINING_FAILED
+    assert (
+        exit_code_of(99, is_task=True) == exit_code_of(-9, is_task=True) == ExitCode.TRAINING_FAILED
+    )
     task = Program(("train", "digits"), is_task=True)
     report_failure(0, 3, task, None, tmp_path)
     assert not [*tmp_path.iterdir()], "the sidecar may still report more"

@@ -52,7 +52,9 @@ def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None
     first.join()
     with pytest.raises(PreflightError) as caught:
         second.join()
-    assert caught.value.what == (f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host}")
+    assert caught.value.what == (
+        f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host}"
+    )
     assert caught.value.next_step == "give each machine a NODE_RANK of its own, from 0 to 2"
     first.leave()
     second.join()
@@ -73,7 +75,8 @@ def test_a_node_that_joins_the_rendezvous_of_another_job_is_refused() -> None:
         "  try: wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
     )
     with pytest.raises(
-        PreflightError, match="the number of nodes differs: 3 on node 0, 4 on node 3; or another job uses a:1"
+        PreflightError,
+        match="the number of nodes differs: 3 on node 0, 4 on node 3; or another job uses a:1",
     ):
         Membership(store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
     empty = dist.HashStore()
@@ -100,4 +103,7 @@ def test_a_waiting_rank_reports_for_which_it_waits(capsys: pytest.CaptureFixture
     one = membership_of(dist.HashStore(), 0, peers=("a", "b", "c"))
     one._report_missing(waiting := WaitNotice(first_s=0))
     one._report_missing(waiting)
-    assert capsys.readouterr().err == "drumline: waiting at a:1 for node 1 (b), node 2 (c), 0 s so far\n"
+    assert (
+        capsys.readouterr().err
+        == "drumline: waiting at a:1 for node 1 (b), node 2 (c), 0 s so far\n"
+    )

@@ -45,7 +45,10 @@ def test_the_rendezvous_is_at_the_first_host_by_the_name_it_was_given() -> None:
         "--rdzv-backend c10d --rdzv-endpoint a:29500 --rdzv-id drumline --rdzv-conf is_host=false --local-addr b "
         "-m -- drumline train digits --train.epochs 1",
     ]
-    assert [node.num_procs for node in nodes_of_hosts(hosts, 1, [NodePlan(num_procs=2)] * 2)] == [4, 2]
+    assert [node.num_procs for node in nodes_of_hosts(hosts, 1, [NodePlan(num_procs=2)] * 2)] == [
+        4,
+        2,
+    ]
 
 
 def test_a_job_that_continues_with_fewer_nodes() -> None:
@@ -59,7 +62,9 @@ def test_a_job_that_continues_with_fewer_nodes() -> None:
         "--rdzv-conf is_host=false,join_timeout=60,last_call_timeout=5,keep_alive_interval=10 "
         "--local-addr b -- x.py"
     )
-    assert default_restarts(is_task=False, may_shrink=True) == 3, "who asks for that says that a restart helps"
+    assert default_restarts(is_task=False, may_shrink=True) == 3, (
+        "who asks for that says that a restart helps"
+    )
 
 
 def test_the_others_reach_the_first_node_at_the_endpoint() -> None:
@@ -70,17 +75,29 @@ def test_the_others_reach_the_first_node_at_the_endpoint() -> None:
 
 
 def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() -> None:
-    defaults = replace(FILE, variables={**FILE.variables, "DATASET_DIR": "/data", "OUTPUT_DIR": "/runs"}).task_defaults(
-        "digits"
-    )
+    defaults = replace(
+        FILE, variables={**FILE.variables, "DATASET_DIR": "/data", "OUTPUT_DIR": "/runs"}
+    ).task_defaults("digits")
     assert task_program("digits", [], *defaults).words == (
-        *("train", "digits", "--dist.train_timeout_s", "60", "--data.dir", "/data", "--run", "/runs/digits"),
+        *(
+            "train",
+            "digits",
+            "--dist.train_timeout_s",
+            "60",
+            "--data.dir",
+            "/data",
+            "--run",
+            "/runs/digits",
+        ),
     )
     given = ["--run=here", "--data.dir", "mine"]
     assert task_program("digits", given, *defaults).words == (
         *("train", "digits", *given, "--dist.train_timeout_s", "60"),
     )
-    assert task_program("digits", [], *FILE.task_defaults("digits")).words[2:] == ("--dist.train_timeout_s", "60")
+    assert task_program("digits", [], *FILE.task_defaults("digits")).words[2:] == (
+        "--dist.train_timeout_s",
+        "60",
+    )
 
 
 def test_only_what_resumes_by_itself_is_restarted() -> None:
@@ -96,7 +113,9 @@ def test_only_what_resumes_by_itself_is_restarted() -> None:
         (["digits"], 2, "digits --procs 2"),  # the launcher had it
     ],
 )
-def test_resuming_is_the_same_command_without_fresh(words: list[str], procs: int, resumes: str) -> None:
+def test_resuming_is_the_same_command_without_fresh(
+    words: list[str], procs: int, resumes: str
+) -> None:
     assert resume_command(words, procs=procs) == f"drumline train {resumes}"
 
 

@@ -1,4 +1,5 @@
-"""How nodes are numbered, and the messages when some do not join; real hosts are in `tests/multinode`."""
+"""How nodes are numbered, and the messages when some do not join; real hosts are in
+`tests/multinode`."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ KEYS = {"public": "2", "nonce": "n"}
 
 
 class Met:
-    """A rendezvous that is over: node `rank` of `world_size`, by c10d's count; those in `gone` are not heard."""
+    """A rendezvous that is over: node `rank` of `world_size`, by c10d's count; those in `gone` are
+    not heard."""
 
     round = 0
 
@@ -57,7 +59,9 @@ def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> NodePlan:
 
 
 def handler(inner: Any, node: NodePlan, secret: str | None = None) -> NodeRendezvous:
-    return NodeRendezvous(inner, node, f"host-{node.node_rank}", Membership(dist.HashStore(), node, secret))
+    return NodeRendezvous(
+        inner, node, f"host-{node.node_rank}", Membership(dist.HashStore(), node, secret)
+    )
 
 
 def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[NodeRendezvous, RendezvousInfo]]:
@@ -96,17 +100,25 @@ def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_tog
             (secret,) = {each.ranks_secret for each in met}
             rounds.append(secret)
             written = [
-                store.get(f"drumline/nodes/0/{kind}/{number}") for kind in ("card", "result") for number in range(3)
+                store.get(f"drumline/nodes/0/{kind}/{number}")
+                for kind in ("card", "result")
+                for number in range(3)
             ]
             assert not any(secret.encode() in value for value in written)
             assert [each.restarts_used for each in met] == [2, 2, 2]
             assert len({each.sidecars for each in met}) == 1
-            assert [word.partition(":")[0] for word in met[0].sidecars] == ["host-0", "host-1", "host-2"]
+            assert [word.partition(":")[0] for word in met[0].sidecars] == [
+                "host-0",
+                "host-1",
+                "host-2",
+            ]
     assert len(set(rounds)) == 4, "each round has a secret of its own"
 
 
 @pytest.mark.parametrize(("reached_step", "restarts_used"), [(40, 3), (41, 1)])
-def test_a_restart_after_progress_of_any_node_is_the_first_for_all(reached_step: int, restarts_used: int) -> None:
+def test_a_restart_after_progress_of_any_node_is_the_first_for_all(
+    reached_step: int, restarts_used: int
+) -> None:
     store = dist.HashStore()
 
     def join(number: int) -> NodeRendezvous:
@@ -119,10 +131,14 @@ def test_a_restart_after_progress_of_any_node_is_the_first_for_all(reached_step:
     with ThreadPoolExecutor(3) as pool:
         nodes = list(pool.map(join, range(3)))
     assert [node.restarts_used for node in nodes] == [restarts_used] * 3
-    assert {(node.counted_step, node.reached_step) for node in nodes} == {(reached_step, reached_step)}
+    assert {(node.counted_step, node.reached_step) for node in nodes} == {
+        (reached_step, reached_step)
+    }
 
 
-def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     met = meet([3, 1], 4)
     assert [info.rank for _, info in met] == [1, 0]
     assert {info.bootstrap_store_info.master_addr for _, info in met} == {"host-1"}
@@ -155,7 +171,10 @@ def test_nodes_that_joined_apart_under_one_number_join_again() -> None:
             super().set(key, json.dumps({**json.loads(value), "rank": 0}))
 
     inner = Met(dist.HashStore(), 0, 1)
-    assert handler(inner, node_of(1, 2))._cards(Overwritten(inner.info.store, None), inner.info, KEYS) is None
+    assert (
+        handler(inner, node_of(1, 2))._cards(Overwritten(inner.info.store, None), inner.info, KEYS)
+        is None
+    )
 
 
 def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
@@ -170,7 +189,9 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
         one.num_nodes_waiting()
     one.membership.publish_failure("hang: rank 3 stands. Try: look", ExitCode.HANG)
     one._ask = WaitNotice(first_s=0)
-    with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Try: look"):
+    with pytest.raises(
+        HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Try: look"
+    ):
         one.num_nodes_waiting()
     one = handler(inner, node_of(0, 3, ("a", "b", "c")))
     one.members = {0: 0}
@@ -182,9 +203,24 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
 @pytest.mark.parametrize(
     ("error", "members", "kind", "what"),
     [
-        (RendezvousTimeoutError, {}, PreflightError, "node 0 waited 600 s at a:1: node 1 (b) did not join"),
-        (RendezvousClosedError, {}, PreflightError, "the job is over, or another node ended it; node 0 cannot join it"),
-        (RendezvousClosedError, {0: 0}, TrainingError, "another node ended the job; node 0 cannot join it"),
+        (
+            RendezvousTimeoutError,
+            {},
+            PreflightError,
+            "node 0 waited 600 s at a:1: node 1 (b) did not join",
+        ),
+        (
+            RendezvousClosedError,
+            {},
+            PreflightError,
+            "the job is over, or another node ended it; node 0 cannot join it",
+        ),
+        (
+            RendezvousClosedError,
+            {0: 0},
+            TrainingError,
+            "another node ended the job; node 0 cannot join it",
+        ),
         (
             RendezvousConnectionError,
             {0: 0},

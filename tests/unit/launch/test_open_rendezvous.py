@@ -9,7 +9,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from drumline.base.errors import PreflightError
-from drumline.launch.node.open_rendezvous import SingleNodeRendezvous, address_of, open_rendezvous, wait_for_first_node
+from drumline.launch.node.open_rendezvous import (
+    SingleNodeRendezvous,
+    address_of,
+    open_rendezvous,
+    wait_for_first_node,
+)
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Reason, WaitNotice
 from tests.ports import listening_addresses
@@ -17,19 +22,30 @@ from tests.ranks import free_port
 
 REFUSED = "connection refused (nothing listens there yet)"
 
-LIMITS = [{**dict.fromkeys(Reason, 0.0), Reason.REFUSED: 0.5}, {**dict.fromkeys(Reason, 0.5), Reason.REFUSED: 0.0}]
+LIMITS = [
+    {**dict.fromkeys(Reason, 0.0), Reason.REFUSED: 0.5},
+    {**dict.fromkeys(Reason, 0.5), Reason.REFUSED: 0.0},
+]
 
 
 def test_a_first_node_that_never_joins_is_named_by_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr("drumline.launch.node.open_rendezvous.WaitNotice", lambda: WaitNotice(first_s=0))
+    monkeypatch.setattr(
+        "drumline.launch.node.open_rendezvous.WaitNotice", lambda: WaitNotice(first_s=0)
+    )
     with pytest.raises(PreflightError) as caught:
         wait_for_first_node(endpoint, timeout_s=0.3)
-    assert caught.value.what == (f"the first node did not answer at {endpoint} within 0.3 s: {REFUSED}")
-    assert caught.value.next_step == ("start the node with NODE_RANK 0 there, and open that port to this machine")
-    assert capsys.readouterr().err == (f"drumline: waiting for the first node at {endpoint}, 0 s so far: {REFUSED}\n")
+    assert caught.value.what == (
+        f"the first node did not answer at {endpoint} within 0.3 s: {REFUSED}"
+    )
+    assert caught.value.next_step == (
+        "start the node with NODE_RANK 0 there, and open that port to this machine"
+    )
+    assert capsys.readouterr().err == (
+        f"drumline: waiting for the first node at {endpoint}, 0 s so far: {REFUSED}\n"
+    )
 
 
 def test_a_rendezvous_port_without_an_answer_between_hosts_that_are_up_is_closed() -> None:
@@ -42,16 +58,22 @@ def test_a_rendezvous_port_without_an_answer_between_hosts_that_are_up_is_closed
             caller.connect_ex(full.getsockname())
         port = full.getsockname()[1]
         with pytest.raises(PreflightError) as caught:
-            wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2, hosts=("b", "a"), limits=LIMITS[0])
+            wait_for_first_node(
+                f"127.0.0.1:{port}", timeout_s=0.2, hosts=("b", "a"), limits=LIMITS[0]
+            )
         assert str(caught.value) == (
             f"the rendezvous port {port} is closed from b to a (no answer: packets are dropped, as a security group or "
             f"firewall does it)\n  try: open TCP {port} on a to the job's hosts"
         )
-        with pytest.raises(PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"):
+        with pytest.raises(
+            PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"
+        ):
             wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2)
 
 
-def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wait_each_in_its_own_words() -> None:
+def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wait_each_in_its_own_words() -> (
+    None
+):
     port = free_port()
     for limits in LIMITS:
         with pytest.raises(PreflightError) as caught:
@@ -61,7 +83,9 @@ def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wa
             f"rejects it)\n  try: open TCP {port} on a to the job's hosts"
         )
     with pytest.raises(PreflightError) as caught:
-        wait_for_first_node(f"nowhere.invalid:{port}", timeout_s=60, hosts=("b", "a"), limits=LIMITS[0])
+        wait_for_first_node(
+            f"nowhere.invalid:{port}", timeout_s=60, hosts=("b", "a"), limits=LIMITS[0]
+        )
     assert str(caught.value) == (
         "the name nowhere.invalid of the first host does not resolve on b\n"
         "  try: add nowhere.invalid to DNS, or to /etc/hosts on b; or give an address in --hosts"
@@ -87,7 +111,11 @@ def test_every_attempt_has_a_store_of_its_own_on_the_loopback() -> None:
     assert handler.store is not None
     assert handler.store.get("word") == b"heard"
     assert (second.rank, second.world_size) == (0, 1)
-    assert (handler.num_nodes_waiting(), handler.is_closed(), handler.shutdown()) == (0, False, True)
+    assert (handler.num_nodes_waiting(), handler.is_closed(), handler.shutdown()) == (
+        0,
+        False,
+        True,
+    )
 
 
 def _port(info: RendezvousInfo) -> int:

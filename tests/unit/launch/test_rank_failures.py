@@ -13,9 +13,13 @@ from drumline.launch.ssh.hosts_launcher import in_order, last_messages
 from drumline.launch.ssh.remote import RankFailure
 
 
-def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> RankFailure:
+def failure(
+    rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False
+) -> RankFailure:
     host = "ab"[rank % 2]
-    return RankFailure(host=host, rank=rank, code=code, at=at, last_lines=words, is_follower=is_follower)
+    return RankFailure(
+        host=host, rank=rank, code=code, at=at, last_lines=words, is_follower=is_follower
+    )
 
 
 def test_the_earliest_is_first_unless_it_names_another() -> None:
@@ -23,11 +27,15 @@ def test_the_earliest_is_first_unless_it_names_another() -> None:
     follower = failure(0, 1.0, is_follower=True)
     assert in_order([follower, failure(1, 2.0, "x")])[0].rank == 1
     assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=1)[0].rank == 1, "by the diagnosis"
-    assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=5)[0].rank == 0, "which may blame one that exited with 0"
+    assert in_order([failure(0, 1.0), failure(1, 2.0)], blamed=5)[0].rank == 0, (
+        "which may blame one that exited with 0"
+    )
 
 
 def test_the_others_are_one_line() -> None:
-    failures = [failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)]
+    failures = [
+        failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)
+    ]
     assert list(last_messages(failures, 8)) == [
         ("rank 0 on a (killed by SIGKILL) failed first:", "Traceback", "x"),
         (
@@ -35,13 +43,18 @@ def test_the_others_are_one_line() -> None:
             "rank 3 on b (exit code 7) failed after it; 2 more failed; 2 ranks were stopped",
         ),
     ]
-    assert list(last_messages([failure(0, 1.0)], 1)) == [("rank 0 on a (exit code 1) failed first",)]
+    assert list(last_messages([failure(0, 1.0)], 1)) == [
+        ("rank 0 on a (exit code 1) failed first",)
+    ]
     assert list(last_messages([failure(0, 1.0)], 2, lost_first=True)) == [
         ("the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped",)
     ]
     told = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
     assert list(last_messages([told], 1)) == [
-        ("rank 0 on a (exit code 1) failed first: ValueError: x", "try: read the lines above that begin with [a 0]")
+        (
+            "rank 0 on a (exit code 1) failed first: ValueError: x",
+            "try: read the lines above that begin with [a 0]",
+        )
     ]
     ((first, _),) = last_messages([replace(told, error="KeyError: y")], 1)
     assert first.endswith("failed first: KeyError: y")

@@ -1,4 +1,5 @@
-"""What a screen gets of a file that grows: whole lines, never too many, never what a terminal could not bear."""
+"""What a screen gets of a file that grows: whole lines, never too many, never what a terminal could
+not bear."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
     assert Growing(path).rest()[0] == "first"
 
 
-def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_is_shown_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     follower = LogFollower(path)
     with path.open("wb", buffering=0) as file:
@@ -93,7 +96,9 @@ def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytes
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert decoded(b"a\xff\tb\x1b[31mred\r") == "a\ufffd\tb\x1b[31mred", "the screen makes the rest visible"
+    assert decoded(b"a\xff\tb\x1b[31mred\r") == "a\ufffd\tb\x1b[31mred", (
+        "the screen makes the rest visible"
+    )
     assert decoded("\N{SNOWMAN}".encode()) == "\N{SNOWMAN}"
 
 

@@ -76,7 +76,13 @@ def test_a_closed_screen_is_no_error() -> None:
 
 
 def test_few_variables_go_along_by_themselves() -> None:
-    here = {"NCCL_DEBUG": "INFO", "HOME": "/h", "AWS_SECRET": "s", "OMP_NUM_THREADS": "2", "TOKEN": "t"}
+    here = {
+        "NCCL_DEBUG": "INFO",
+        "HOME": "/h",
+        "AWS_SECRET": "s",
+        "OMP_NUM_THREADS": "2",
+        "TOKEN": "t",
+    }
     assert variables_for_ranks(["TOKEN", "A=b=c"], here) == {
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "2",

@@ -74,18 +74,23 @@ def test_a_batch_file_has_all_that_was_asked_for() -> None:
 def test_only_a_preempted_run_is_requeued(
     tmp_path: Path, code: int, count: str, requeue: int, expected: int, said: str
 ) -> None:
-    """The file as a shell runs it; Slurm's two commands are stand-ins here, and real in tests/multinode."""
+    """The file as a shell runs it; Slurm's two commands are stand-ins here, and real in
+    tests/multinode."""
     for name, text in (
         ("srun", f'[ "${{#DRUMLINE_SECRET}}" -eq 64 ] && exit {code}'),
         ("scontrol", f'echo "$@" >&2; exit {requeue}'),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job").write_text(batch_text(BatchJob(name="mine", command=["true"], max_requeues=3)))
+    (tmp_path / "job").write_text(
+        batch_text(BatchJob(name="mine", command=["true"], max_requeues=3))
+    )
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"} | (
         {"SLURM_RESTART_COUNT": count} if count else {}
     )
-    done = subprocess.run(["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (expected, said)
 
 
@@ -102,7 +107,14 @@ def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:
 
 @pytest.mark.parametrize(
     ("time", "seconds"),
-    [("90", 5400), ("1:30", 90), ("1:00:00", 3600), ("2-3", 183600), ("1-0:30", 88200), ("1-0:0:5", 86405)],
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("1:00:00", 3600),
+        ("2-3", 183600),
+        ("1-0:30", 88200),
+        ("1-0:0:5", 86405),
+    ],
 )
 def test_a_time_limit_is_read_as_sbatch_does(time: str, seconds: int) -> None:
     assert not list(wrong_values({"time": time}, [], seconds - 1))
@@ -118,18 +130,24 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\n")
     with pytest.raises(UsageError, match="exists, and was not written by drumline launch"):
         write_batch_file(path, "")
-    with pytest.raises(UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"):
+    with pytest.raises(
+        UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"
+    ):
         write_batch_file(tmp_path / "nowhere" / "mine.sbatch", "")
 
 
 def test_without_sbatch_and_rejected_by_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"sbatch is not installed on {re.escape(os.uname().nodename)}"):
+    with pytest.raises(
+        UsageError, match=f"sbatch is not installed on {re.escape(os.uname().nodename)}"
+    ):
         check_sbatch(str(tmp_path))
     sbatch = tmp_path / "sbatch"
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n")
     sbatch.chmod(0o755)
     assert check_sbatch(str(tmp_path)) == str(sbatch)
-    with pytest.raises(UsageError, match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition"):
+    with pytest.raises(
+        UsageError, match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition"
+    ):
         submit(str(sbatch), Path("job.sbatch"))
     sbatch.write_text("#!/bin/sh\necho '7;cluster'\n")
     assert submit(str(sbatch), Path("job.sbatch")) == "7"
@@ -140,11 +158,23 @@ def test_print_shows_the_file_and_submits_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    command = ["--slurm", "--print", "--procs", "2", "--sbatch=--exclusive --nice", "digits", "--run", "a b"]
+    command = [
+        "--slurm",
+        "--print",
+        "--procs",
+        "2",
+        "--sbatch=--exclusive --nice",
+        "digits",
+        "--run",
+        "a b",
+    ]
     assert launch_command.run(command) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --exclusive\n#SBATCH --nice\n" in text
-    assert f"{shlex.quote(sys.executable)} -m drumline launch --srun --procs=2 -- digits --run 'a b'\n" in text
+    assert (
+        f"{shlex.quote(sys.executable)} -m drumline launch --srun --procs=2 -- digits --run 'a b'\n"
+        in text
+    )
     with pytest.raises(UsageError, match="sbatch is not installed"):
         launch_command.run(["--slurm", "digits"])
     assert not list(tmp_path.iterdir())
@@ -153,7 +183,10 @@ def test_print_shows_the_file_and_submits_nothing(
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (["--slurm", "--sbatch='", "digits"], '--sbatch: "\'" cannot be parsed: No closing quotation'),
+        (
+            ["--slurm", "--sbatch='", "digits"],
+            '--sbatch: "\'" cannot be parsed: No closing quotation',
+        ),
         (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot be in a batch file"),
         (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
         (["--partition", "a", "digits"], "--partition: needs --slurm"),
@@ -166,8 +199,14 @@ def test_print_shows_the_file_and_submits_nothing(
             ["--node-rank", "2", "--nodes", "2", "--master", "a", "digits"],
             "--node-rank: 2 must be between 0 and 1 (--nodes 2)",
         ),
-        (["--node-rank", "0", "--nodes", "2", "--master", "a:b", "digits"], "--master: 'b' is not a port"),
-        (["--kubernetes", "--image", "i", "--last-call", "3", "digits"], "--last-call: is not for --kubernetes"),
+        (
+            ["--node-rank", "0", "--nodes", "2", "--master", "a:b", "digits"],
+            "--master: 'b' is not a port",
+        ),
+        (
+            ["--kubernetes", "--image", "i", "--last-call", "3", "digits"],
+            "--last-call: is not for --kubernetes",
+        ),
         (["--srun", "--print", "digits"], "--print: cannot be combined with --srun"),
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
     ],
@@ -177,8 +216,12 @@ def test_wrong_flags_are_reported(command: list[str], problem: str) -> None:
         launch_command.run(command)
 
 
-def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch_command.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]) == 0
+def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        launch_command.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]) == 0
+    )
     text = capsys.readouterr().out
     assert "#SBATCH --no-kill\n" in text
     assert "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill " in text
@@ -188,24 +231,46 @@ def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(capsys: pytest.Captu
 
 
 def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--print", "--nodes", "3", "--node-rank", "1", "--master", "gpu07:4000", "--procs", "2"]
+    words = [
+        "--print",
+        "--nodes",
+        "3",
+        "--node-rank",
+        "1",
+        "--master",
+        "gpu07:4000",
+        "--procs",
+        "2",
+    ]
     assert launch_command.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     line = lines[lines.index("# node 1 of 3, this one") + 1]
-    for part in ("--nnodes 2:3 ", "--nproc-per-node 2 ", "--rdzv-endpoint gpu07:4000 ", "--local-addr 10.0.0.8 "):
+    for part in (
+        "--nnodes 2:3 ",
+        "--nproc-per-node 2 ",
+        "--rdzv-endpoint gpu07:4000 ",
+        "--local-addr 10.0.0.8 ",
+    ):
         assert part in line
     assert launch_command.run(["--print", "--node-rank", "0", "--procs", "2", "digits"]) == 0
     assert "--rdzv-endpoint 127.0.0.1:0 " in capsys.readouterr().out, "one node meets nobody"
 
 
 def test_a_node_of_a_step() -> None:
-    node = NodePlan(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08"))
+    node = NodePlan(
+        num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08")
+    )
     assert node_of_step(STEP, num_procs=4) == node
     first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4)
     assert (first.node_rank, first.known_address) == (0, "gpu07")
     alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
     assert node_of_step(alone, num_procs=None) == NodePlan(num_procs=None)
-    with pytest.raises(UsageError, match=r"--srun: the step has 8 tasks on 2 nodes(.|\n)*srun --ntasks=\$SLURM_NNODES"):
+    with pytest.raises(
+        UsageError,
+        match=r"--srun: the step has 8 tasks on 2 nodes(.|\n)*srun --ntasks=\$SLURM_NNODES",
+    ):
         node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4)
-    with pytest.raises(UsageError, match="--srun: srun did not start this process: SLURM_NODEID, SLURM_STEP"):
+    with pytest.raises(
+        UsageError, match="--srun: srun did not start this process: SLURM_NODEID, SLURM_STEP"
+    ):
         node_of_step({}, num_procs=4)

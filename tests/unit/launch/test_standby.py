@@ -1,4 +1,5 @@
-"""Ranks begin in processes that wait: as they would have begun anyway, but for what is loaded already."""
+"""Ranks begin in processes that wait: as they would have begun anyway, but for what is loaded
+already."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby_module, "AFTER_S", 0.0)
 
 
-def start(standby: Standby, folder: Path, args: tuple[str, ...] = PROGRAM) -> tuple[int, dict[str, Any]]:
+def start(
+    standby: Standby, folder: Path, args: tuple[str, ...] = PROGRAM
+) -> tuple[int, dict[str, Any]]:
     """A rank as torch's agent starts it: its pid, and what it said."""
     with standby.serving():
         handler = SubprocessHandler(
@@ -75,7 +78,9 @@ def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.Monk
     assert not standby._waiting
 
 
-def test_what_waits_is_not_taken_for_another_program_and_ends_when_it_is_not_needed(tmp_path: Path) -> None:
+def test_what_waits_is_not_taken_for_another_program_and_ends_when_it_is_not_needed(
+    tmp_path: Path,
+) -> None:
     standby = Standby(PROGRAM, module="loaded_before", count=1)
     standby.fill()
     (waiting,) = (process for process, _ in standby._waiting)

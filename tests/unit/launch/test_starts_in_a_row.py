@@ -1,4 +1,5 @@
-"""`drumline launch --keep-going` on this machine: the pauses between two starts, and signals in them."""
+"""`drumline launch --keep-going` on this machine: the pauses between two starts, and signals in
+them."""
 
 from __future__ import annotations
 
@@ -75,13 +76,24 @@ def test_after_a_long_run_there_is_no_pause() -> None:
 
 def test_a_signal_between_two_starts_ends_the_launch_with_a_message() -> None:
     outcomes = {
-        signal.SIGTERM: (75, "drumline: stopped while no rank was running; rerun the same command to resume"),
-        signal.SIGUSR1: (75, "drumline: stopped while no rank was running; rerun the same command to resume"),
-        signal.SIGINT: (130, "drumline: interrupted while no rank was running; rerun the same command to resume"),
+        signal.SIGTERM: (
+            75,
+            "drumline: stopped while no rank was running; rerun the same command to resume",
+        ),
+        signal.SIGUSR1: (
+            75,
+            "drumline: stopped while no rank was running; rerun the same command to resume",
+        ),
+        signal.SIGINT: (
+            130,
+            "drumline: interrupted while no rank was running; rerun the same command to resume",
+        ),
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     launches = {
-        number: subprocess.Popen([sys.executable, "-c", WAIT], stderr=subprocess.PIPE, text=True, env=environment)
+        number: subprocess.Popen(
+            [sys.executable, "-c", WAIT], stderr=subprocess.PIPE, text=True, env=environment
+        )
         for number in outcomes
     }
     try:

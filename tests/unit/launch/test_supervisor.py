@@ -1,4 +1,5 @@
-"""A node's supervisor over its own pipes: one attempt after the other, an agent that waits for the next, the end."""
+"""A node's supervisor over its own pipes: one attempt after the other, an agent that waits for the
+next, the end."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.net.frames import encode
 
 ROOT = Path(__file__).parents[3]
-# As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends heartbeats.
+# As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends
+# heartbeats.
 START = """
 import sys, drumline.launch.ssh.supervisor as it
 it.WARM_AFTER_S, it.LEASE_S = 0.0, 600.0
@@ -66,7 +68,9 @@ class SupervisorProcess:
         self.process.stdin.write(encode(frame) + b"\n")
         self.process.stdin.flush()
 
-    def hear(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+    def hear(
+        self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True
+    ) -> dict[str, Any]:
         assert self.process.stdout
         for line in self.process.stdout:
             frame: dict[str, Any] = json.loads(line)
@@ -111,7 +115,9 @@ def _node(tmp_path: Path) -> Iterator[SupervisorProcess]:
 
 
 @pytest.mark.slow
-def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(node: SupervisorProcess) -> None:
+def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
+    node: SupervisorProcess,
+) -> None:
     agent, facts = node.start()
     assert facts == [node.job.job, "None"]
     waiting = node.waiting()
@@ -143,7 +149,9 @@ def test_what_waits_ends_with_a_supervisor_that_is_killed(node: SupervisorProces
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(node: SupervisorProcess) -> None:
+def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(
+    node: SupervisorProcess,
+) -> None:
     """Its host may be shutting down: the next attempt is for a spare."""
     node.start()
     node.waiting()
@@ -167,7 +175,9 @@ print("after", flush=True)
 
 
 @pytest.mark.slow
-def test_lines_are_marked_with_the_rank_that_a_process_is_now(node: SupervisorProcess, tmp_path: Path) -> None:
+def test_lines_are_marked_with_the_rank_that_a_process_is_now(
+    node: SupervisorProcess, tmp_path: Path
+) -> None:
     (tmp_path / "rank.py").write_text(RENUMBERED)
     node.send(node.job.spec(node.job.nodes[0]))
     node.hear("hello")
@@ -190,12 +200,16 @@ link.close()
 """
 
 
-@pytest.mark.parametrize(("after_spec", "silent_nodes"), [([], "()"), ([{"kind": "silent", "nodes": [0]}], "(0,)")])
+@pytest.mark.parametrize(
+    ("after_spec", "silent_nodes"), [([], "()"), ([{"kind": "silent", "nodes": [0]}], "(0,)")]
+)
 def test_hosts_that_were_silent_in_an_attempt_are_not_in_the_next(
     after_spec: list[dict[str, Any]], silent_nodes: str
 ) -> None:
     frames = [{"kind": "silent", "nodes": [1]}, {"kind": "spec"}, *after_spec]
     sent = b"".join(encode(frame) + b"\n" for frame in frames)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    link = subprocess.run([sys.executable, "-c", LINK], input=sent, capture_output=True, env=environment, check=True)
+    link = subprocess.run(
+        [sys.executable, "-c", LINK], input=sent, capture_output=True, env=environment, check=True
+    )
     assert link.stderr.decode().strip() == silent_nodes

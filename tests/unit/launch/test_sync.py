@@ -47,7 +47,16 @@ def make(folder: Path, *paths: str) -> None:
 
 
 def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
-    make(tmp_path, "a.py", "sub/b.py", "runs/x", "sub/__pycache__/b.pyc", "data/big.bin", "sub/data/kept", ".venv/y")
+    make(
+        tmp_path,
+        "a.py",
+        "sub/b.py",
+        "runs/x",
+        "sub/__pycache__/b.pyc",
+        "data/big.bin",
+        "sub/data/kept",
+        ".venv/y",
+    )
     (tmp_path / "link").symlink_to("sub")
     assert code_files(tmp_path, ["data/big.*"]) == ["a.py", "link", "sub/b.py", "sub/data/kept"]
     assert code_files(tmp_path, ["data/"]) == ["a.py", "link", "sub/b.py"]
@@ -75,7 +84,9 @@ def test_one_changed_byte_changes_the_hash(tmp_path: Path) -> None:
     assert hash_of(file_hashes(tmp_path, ["a", "b"])) != hash_of(before)
 
 
-def test_a_whole_home_and_an_empty_folder_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_home_and_an_empty_folder_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="there is no file to copy in"):
         Sync(tmp_path, ["ssh"], "python").run([Host("a")])
     monkeypatch.setenv("HOME", str(tmp_path))

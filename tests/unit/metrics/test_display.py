@@ -36,12 +36,26 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def train(step: int, *, time: float = 1000.0, **fields: Any) -> dict[str, Any]:
-    numbers = {"epoch": 1, "loss": 2.0 / step, "lr": 0.0964, "samples_per_s": 8123.0, "seconds_left": 41.0}
+    numbers = {
+        "epoch": 1,
+        "loss": 2.0 / step,
+        "lr": 0.0964,
+        "samples_per_s": 8123.0,
+        "seconds_left": 41.0,
+    }
     return event("train", **{**numbers, **fields, "time": time, "step": step})
 
 
 def evaluation(epoch: int) -> dict[str, Any]:
-    return event("evaluation", step=23 * epoch, epoch=epoch, loss=0.5, accuracy=0.9, samples=360, seconds=0.21)
+    return event(
+        "evaluation",
+        step=23 * epoch,
+        epoch=epoch,
+        loss=0.5,
+        accuracy=0.9,
+        samples=360,
+        seconds=0.21,
+    )
 
 
 def on_screen(text: str) -> str:
@@ -76,7 +90,11 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     display(event("checkpoint", step=46, path="x", bytes=1412345, seconds=0.031))
     copy = {"copy": "device", "blocked_s": 0.006}
     display(event("checkpoint", step=50, path="x", bytes=1412345, seconds=1.2, **copy))
-    display(event("checkpoint", step=51, path="x", bytes=1412345, seconds=1.2, **{**copy, "copy": "none"}))
+    display(
+        event(
+            "checkpoint", step=51, path="x", bytes=1412345, seconds=1.2, **{**copy, "copy": "none"}
+        )
+    )
     display(event("note", message="a note"))
     display(event("warning", message="small batches"))
     display(event("straggler", message="straggler: rank 3", about_rank=3, about_host="b"))
@@ -121,7 +139,12 @@ def test_waiting_for_data_is_shown_where_it_matters(
     assert words is not None or "for data" not in after
 
 
-FAST = {"tokens_per_s": 1039744.0, "tflop_per_s": 412.3, "mfu": 0.4167, "communication_share": 0.081}
+FAST = {
+    "tokens_per_s": 1039744.0,
+    "tflop_per_s": 412.3,
+    "mfu": 0.4167,
+    "communication_share": 0.081,
+}
 SLOW = {"tokens_per_s": None, "tflop_per_s": 0.01234, "mfu": None, "communication_share": 0.02}
 
 
@@ -141,7 +164,9 @@ def test_speeds_are_shown_as_far_as_they_are_known(
     display(train(30, **fields))
     display(event("end", **END, **fields, checkpoint_pause_s=0.031, start_s=24.2))
     communication = ["exposed communication 8%"] if exposed else []
-    assert "   ".join(["8,123 samples/s", *words, *communication, "0:41 left\n"]) in stream.getvalue()
+    assert (
+        "   ".join(["8,123 samples/s", *words, *communication, "0:41 left\n"]) in stream.getvalue()
+    )
     end = stream.getvalue().partition("done:")[2]
     assert f"  speed        {', '.join(['8,012 samples/s', *words])}\n" in end
     assert "  start        24 s to the first step, not part of the speed\n" in end
@@ -152,7 +177,9 @@ def test_speeds_are_shown_as_far_as_they_are_known(
 def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
     display = make_display("plain", stream)
     alone = {"world_size": 1, "backend": None, "batch_size_per_rank": 64}
-    display(event("start", **{**START, **alone, "accumulate": 4, "epochs": None, "eval_samples": 0}))
+    display(
+        event("start", **{**START, **alone, "accumulate": 4, "epochs": None, "eval_samples": 0})
+    )
 
     assert "digits on 1 rank (cpu)\n" in stream.getvalue()
     assert "64 a step: 1 rank x 64, in 4 micro-batches\n" in stream.getvalue()
@@ -199,7 +226,16 @@ def test_the_summary_shows_results_folder_and_next_commands(
 def test_what_hooks_log_is_shown_briefly_and_every_few_seconds_only(stream: io.StringIO) -> None:
     display = PlainDisplay(stream)
     for step in range(20):
-        display(event("logged", time=1000.0 + step, step=step, name="distance", type="scalar", value=step / 3))
+        display(
+            event(
+                "logged",
+                time=1000.0 + step,
+                step=step,
+                name="distance",
+                type="scalar",
+                value=step / 3,
+            )
+        )
     display(event("logged", step=7, name="sample", type="text", value="once upon a time " * 20))
     display(event("logged", step=7, name="digit", type="image", path="media/digit-00000007.png"))
 
@@ -218,7 +254,9 @@ def test_the_summary_says_why_a_hook_ended_the_run(stream: io.StringIO) -> None:
 
 
 def test_a_run_without_evaluation_has_no_best(stream: io.StringIO) -> None:
-    make_display("plain", stream)(event("end", **{**END, "best_step": None, "two_node_command": None}))
+    make_display("plain", stream)(
+        event("end", **{**END, "best_step": None, "two_node_command": None})
+    )
 
     assert "best" not in stream.getvalue()
     assert "two nodes" not in stream.getvalue()
@@ -254,7 +292,9 @@ def test_auto_is_live_on_a_terminal_that_can_move_its_cursor(
     os.close(controller)
 
 
-def test_the_bar_shows_the_newest_numbers_within_80_columns(live: Display, stream: io.StringIO) -> None:
+def test_the_bar_shows_the_newest_numbers_within_80_columns(
+    live: Display, stream: io.StringIO
+) -> None:
     live(event("start", **START))
     live(train(30))
     live(event("checkpoint", step=46, path="x", bytes=1, seconds=0.1))
@@ -262,11 +302,15 @@ def test_the_bar_shows_the_newest_numbers_within_80_columns(live: Display, strea
 
     last = on_screen(stream.getvalue()).splitlines()[-2:]
     assert re.fullmatch(r" epoch  3/20 ━+.*━+ step  50/460  0:41 left", last[0])
-    assert last[1].startswith(" loss 0.0400   accuracy 50.00%   lr 0.0964   8,123 samples/s   saved step 46")
+    assert last[1].startswith(
+        " loss 0.0400   accuracy 50.00%   lr 0.0964   8,123 samples/s   saved step 46"
+    )
     assert max(len(line) for line in last) <= 80
 
 
-def test_the_live_display_draws_ten_times_a_second_at_most(live: Display, stream: io.StringIO) -> None:
+def test_the_live_display_draws_ten_times_a_second_at_most(
+    live: Display, stream: io.StringIO
+) -> None:
     live(event("start", **START))
     live(train(1, time=1000.0))
     drawn = len(stream.getvalue())

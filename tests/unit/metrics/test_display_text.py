@@ -25,7 +25,14 @@ def test_durations(seconds: float, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.2, "0:00"), (41, "0:41"), (725, "12:05"), (12011, "3:20:11"), (math.inf, "-:--"), (math.nan, "-:--")],
+    [
+        (0.2, "0:00"),
+        (41, "0:41"),
+        (725, "12:05"),
+        (12011, "3:20:11"),
+        (math.inf, "-:--"),
+        (math.nan, "-:--"),
+    ],
 )
 def test_clocks(seconds: float, words: str) -> None:
     assert text.clock(seconds) == words
@@ -69,7 +76,15 @@ def test_counts_and_speeds() -> None:
 
 
 def test_the_loss_comes_first_and_the_bookkeeping_stays_out() -> None:
-    event = {"kind": "train", "step": 3, "accuracy": 0.5, "lr": 0.1, "loss": 1.0, "grad_norm": 2.0, "run": "x"}
+    event = {
+        "kind": "train",
+        "step": 3,
+        "accuracy": 0.5,
+        "lr": 0.1,
+        "loss": 1.0,
+        "grad_norm": 2.0,
+        "run": "x",
+    }
 
     assert list(display.metrics_of(event)) == ["loss", "accuracy"]
 
@@ -81,7 +96,8 @@ def test_a_long_command_is_cut_before_options_and_can_be_pasted() -> None:
 
     assert lines == [
         "  torchrun --nnodes 2 \\",
-        "    --rdzv-endpoint 'the first host':29500 \\",  # one word and its value: never cut, even if too long
+        # one word and its value: never cut, even if too long
+        "    --rdzv-endpoint 'the first host':29500 \\",
         "    -m drumline train digits \\",
         '    --run "my runs/1"',
     ]
@@ -102,7 +118,9 @@ def test_a_short_command_stays_one_line_and_lines_stay_lines() -> None:
         (1437, None, "1,437 samples for training, a stream for evaluation"),
     ],
 )
-def test_a_stream_has_no_number_of_samples(train_samples: int | None, eval_samples: int | None, words: str) -> None:
+def test_a_stream_has_no_number_of_samples(
+    train_samples: int | None, eval_samples: int | None, words: str
+) -> None:
     event = {
         "task": "digits", "world_size": 1, "device": "cpu", "backend": None, "model_parameters": 9, "batch_size": 8,
         "train_samples": train_samples, "eval_samples": eval_samples, "batch_size_per_rank": 8.0, "accumulate": 1,
@@ -116,11 +134,23 @@ def test_a_stream_has_no_number_of_samples(train_samples: int | None, eval_sampl
 @pytest.mark.parametrize(
     ("since", "words"),
     [
-        ("command", "first step 6.1 s after the command: launcher 1.2 s, python and torch 4.0 s, first step 840 ms"),
-        ("rank", "first step 6.1 s after this rank began: launcher 1.2 s, python and torch 4.0 s, first step 840 ms"),
+        (
+            "command",
+            "first step 6.1 s after the command: launcher 1.2 s, python and torch 4.0 s, first step 840 ms",
+        ),
+        (
+            "rank",
+            "first step 6.1 s after this rank began: launcher 1.2 s, python and torch 4.0 s, first step 840 ms",
+        ),
     ],
 )
 def test_the_first_step_is_shown_with_all_that_counts(since: str, words: str) -> None:
-    parts = {"launcher": 1.2, "python and torch": 4.0, "folder": 0.06, "data": 0.0, "first step": 0.84}
+    parts = {
+        "launcher": 1.2,
+        "python and torch": 4.0,
+        "folder": 0.06,
+        "data": 0.0,
+        "first step": 0.84,
+    }
     event = {"kind": "first_step", "seconds": sum(parts.values()), "since": since, "parts": parts}
     assert display.event_line(event) == words

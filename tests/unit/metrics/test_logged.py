@@ -32,7 +32,13 @@ def pixels_of(png: bytes) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(3, 3), (0.5, 0.5), (True, 1), (torch.tensor(2.5, dtype=torch.bfloat16), 2.5), (np.float32(0.25), 0.25)],
+    [
+        (3, 3),
+        (0.5, 0.5),
+        (True, 1),
+        (torch.tensor(2.5, dtype=torch.bfloat16), 2.5),
+        (np.float32(0.25), 0.25),
+    ],
 )
 def test_numbers_and_tensors_with_one_are_scalars(value: Any, number: float) -> None:
     assert logged(value) == {"name": "a/b c", "type": "scalar", "value": number}
@@ -40,7 +46,11 @@ def test_numbers_and_tensors_with_one_are_scalars(value: Any, number: float) -> 
 
 
 def test_text_is_text() -> None:
-    assert logged("once upon a time") == {"name": "a/b c", "type": "text", "value": "once upon a time"}
+    assert logged("once upon a time") == {
+        "name": "a/b c",
+        "type": "text",
+        "value": "once upon a time",
+    }
 
 
 GREY = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
@@ -76,6 +86,8 @@ def test_an_image_is_a_png_in_the_run_folder(image: Any, expected: Any, tmp_path
     ],
 )
 def test_anything_else_is_refused(value: Any, what: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"a/b c cannot be logged: {what}\n  try: log a number, text, or an image"):
+    with pytest.raises(
+        UsageError, match=f"a/b c cannot be logged: {what}\n  try: log a number, text, or an image"
+    ):
         logged(value, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,11 @@ CPU = torch.device("cpu")
 def test_sums_are_taken_once() -> None:
     meter = Meter(CPU)
     meter.add(torch.tensor(6.0), 3, {"correct": torch.tensor(2), "accuracy": torch.tensor(1)})
-    meter.add(torch.tensor(4.0), torch.tensor(2), {"accuracy": torch.tensor(1), "correct": torch.tensor(0)})
+    meter.add(
+        torch.tensor(4.0),
+        torch.tensor(2),
+        {"accuracy": torch.tensor(1), "correct": torch.tensor(0)},
+    )
 
     assert meter.names == ("accuracy", "correct")
     assert meter.take().tolist() == [10.0, 5.0, 2.0, 2.0]
@@ -62,7 +66,10 @@ def test_the_graph_of_the_loss_is_not_held() -> None:
 def test_adding_never_asks_the_device_for_a_number() -> None:
     class NoReading(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
-            assert operation not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default)
+            assert operation not in (
+                torch.ops.aten._local_scalar_dense.default,
+                torch.ops.aten._to_copy.default,
+            )
             return operation(*arguments, **(keywords or {}))
 
     meter = Meter(CPU)
@@ -104,7 +111,11 @@ def test_metrics_that_appear_after_a_loss_without_any_are_refused() -> None:
 
 
 def test_means_are_per_unit_of_weight() -> None:
-    assert means([6.0, 4.0, 3.0, 2.0], ["accuracy", "recall"]) == {"loss": 1.5, "accuracy": 0.75, "recall": 0.5}
+    assert means([6.0, 4.0, 3.0, 2.0], ["accuracy", "recall"]) == {
+        "loss": 1.5,
+        "accuracy": 0.75,
+        "recall": 0.5,
+    }
 
 
 def test_no_weight_has_no_mean() -> None:

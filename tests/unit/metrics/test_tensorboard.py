@@ -83,7 +83,9 @@ def test_a_resumed_run_hides_the_steps_it_repeats(tmp_path: Path) -> None:
 
 def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"--log\.trackers tensorboard needs a package") as caught:
+    with pytest.raises(
+        MissingExtraError, match=r"--log\.trackers tensorboard needs a package"
+    ) as caught:
         TensorBoard(tmp_path, {})
     assert "pip install 'tensorboard>=2.16'" in str(caught.value)
 

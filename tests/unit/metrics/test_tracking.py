@@ -1,4 +1,5 @@
-"""A tracker gets each event once, under stable names, and whatever it does, the run neither waits nor ends for it."""
+"""A tracker gets each event once, under stable names, and whatever it does, the run neither waits
+nor ends for it."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ class Tracked:
         self._log = EventLog(path)
         self.reporter = Reporter([self._log, self._hear], rank=0, host="a")
         ids = folder / "trackers" / "memory.json"
-        self.sink = Tracking(tracker, folder=folder, event_file=path, id_file=ids, report=self.reporter.report)
+        self.sink = Tracking(
+            tracker, folder=folder, event_file=path, id_file=ids, report=self.reporter.report
+        )
         self.reporter.add(self.sink)
 
     def _hear(self, event: Any) -> None:
@@ -98,14 +101,23 @@ def test_what_a_tracker_gets_and_how_it_is_called(tmp_path: Path) -> None:
     stamp = {"time": 7.0, "number": 3, "rank": 0, "host": "a", "step": 5}
     train = record_of({**stamp, "kind": "train", "loss": 0.5, "grad_norm": 2, **STEPS}, tmp_path)
     assert train == Record(
-        5, 7.0, {f"train/{name}": value for name, value in {"loss": 0.5, "grad_norm": 2.0, **STEPS}.items()}
+        5,
+        7.0,
+        {
+            f"train/{name}": value
+            for name, value in {"loss": 0.5, "grad_norm": 2.0, **STEPS}.items()
+        },
     )
     matrix = {"confusion": [[1.0, 2.0]], "samples": None, "other/accuracy": 0.9}
     evaluated = record_of({**stamp, "kind": "evaluation", **matrix}, tmp_path)
     assert evaluated.numbers == {"evaluation/other/accuracy": 0.9}
     logged = {**stamp, "kind": "logged", "name": "norm/first"}
-    assert record_of({**logged, "type": "scalar", "value": 3}, tmp_path).numbers == {"norm/first": 3.0}
-    assert record_of({**logged, "type": "text", "value": "3"}, tmp_path).texts == {"norm/first": "3"}
+    assert record_of({**logged, "type": "scalar", "value": 3}, tmp_path).numbers == {
+        "norm/first": 3.0
+    }
+    assert record_of({**logged, "type": "text", "value": "3"}, tmp_path).texts == {
+        "norm/first": "3"
+    }
     image = record_of({**logged, "type": "image", "path": "media/a.png"}, tmp_path)
     assert image.images == {"norm/first": tmp_path / "media" / "a.png"}
     elsewhere = record_of({**logged, "type": "image", "path": "../../.ssh/key"}, tmp_path)
@@ -160,9 +172,14 @@ def test_a_tracker_is_told_how_the_run_ended(tmp_path: Path, kind: Any, outcome:
     assert tracker.outcome == outcome
 
 
-@pytest.mark.parametrize(("had", "expected"), [(-1, [1, 2, 3, 4, 5, 6]), (2, [3, 4, 5, 6]), (5, [6])])
-def test_a_resumed_run_continues_and_has_each_step_once(tmp_path: Path, had: int, expected: list[int]) -> None:
-    """The first start is killed after step 5, the second, which began at 3, after 4: steps 4 and 5 are not its own."""
+@pytest.mark.parametrize(
+    ("had", "expected"), [(-1, [1, 2, 3, 4, 5, 6]), (2, [3, 4, 5, 6]), (5, [6])]
+)
+def test_a_resumed_run_continues_and_has_each_step_once(
+    tmp_path: Path, had: int, expected: list[int]
+) -> None:
+    """The first start is killed after step 5, the second, which began at 3, after 4: steps 4 and 5
+    are not its own."""
     first = Remembers()
     for resumed_at, steps in ((None, (1, 2, 3, 4, 5)), (3, (4,))):
         killed = Tracked(tmp_path, first)
@@ -314,7 +331,9 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_rest(tmp_path: Path
     ]
 
 
-def test_a_tracker_that_comes_late_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_comes_late_gets_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracking, "RETRY_S", 0.01)
     tracker = Remembers()
 
@@ -358,4 +377,6 @@ def test_without_its_package_the_extra_is_named(
     with pytest.raises(MissingExtraError) as caught:
         maker(tmp_path, {})
     start = f"--log.trackers {package} needs a package that is not installed\n  try: pip install '{package}"
-    assert str(caught.value).startswith(start), "it would ask an index for drumline, which no index has"
+    assert str(caught.value).startswith(start), (
+        "it would ask an index for drumline, which no index has"
+    )

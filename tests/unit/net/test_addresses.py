@@ -18,11 +18,15 @@ def test_the_address_that_leads_to_the_others() -> None:
         own_address("nowhere.invalid:29500")
 
 
-def test_the_first_node_must_have_the_address_of_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_node_must_have_the_address_of_the_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     check_is_own("127.0.0.1:29500")
     monkeypatch.setattr(interfaces, "own_address", lambda endpoint: "10.0.0.2")
     with pytest.raises(PreflightError) as caught:
-        check_is_own("192.0.2.1:29500")  # an address for examples, which no machine has; nothing is sent
+        check_is_own(
+            "192.0.2.1:29500"
+        )  # an address for examples, which no machine has; nothing is sent
     assert caught.value.what == (
         f"this is node 0, which runs the rendezvous, but 192.0.2.1 is not an address of {socket.gethostname()}, "
         "which has 10.0.0.2"
@@ -35,7 +39,12 @@ def test_the_first_node_must_have_the_address_of_the_rendezvous(monkeypatch: pyt
     [
         ("127.0.0.1", ["127.0.0.1"], [], "127.0.0.1"),
         ("localhost", ["::1", "127.0.0.1"], [], "127.0.0.1"),
-        ("node-a", ["127.0.1.1"], ["127.0.0.2"], "127.0.0.2"),  # Debian: the other stands for the host's only network
+        (
+            "node-a",
+            ["127.0.1.1"],
+            ["127.0.0.2"],
+            "127.0.0.2",
+        ),  # Debian: the other stands for the host's only network
         ("node-a", ["127.0.1.1"], ["127.0.0.2", "127.0.0.3"], "0.0.0.0"),
         ("service", ["192.0.2.1"], ["127.0.0.2"], "0.0.0.0"),
         ("nowhere.invalid", [], ["127.0.0.2"], "0.0.0.0"),

@@ -15,7 +15,9 @@ from drumline.net import dial
 from drumline.net.dial import ProbeListener, ProbeTarget, Reason, WaitNotice, probe_hosts
 
 
-def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(dial.time, "monotonic", lambda: now[0])
     notice = WaitNotice()
@@ -48,12 +50,17 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
 
 def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
     opened = [ProbeListener("127.0.0.1") for _ in range(70)]
-    doors = [ProbeTarget(rank, "here", "lo", "127.0.0.1", one.port, one.token) for rank, one in enumerate(opened)]
+    doors = [
+        ProbeTarget(rank, "here", "lo", "127.0.0.1", one.port, one.token)
+        for rank, one in enumerate(opened)
+    ]
     try:
         answers = probe_hosts(doors)
         assert answers.failed == {}
         assert len(answers.clocks) == 70
-        assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), "one machine, however busy"
+        assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), (
+            "one machine, however busy"
+        )
         other_host = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
         assert probe_hosts([other_host]).failed == {7: Reason.WRONG_HOST}
     finally:
@@ -64,9 +71,12 @@ def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"), [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)]
+    ("said", "cause"),
+    [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)],
 )
-def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_token(said: bytes, cause: str) -> None:
+def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_token(
+    said: bytes, cause: str
+) -> None:
     def answer() -> None:
         with listener.accept()[0] as caller:
             caller.sendall(said)
@@ -80,15 +90,21 @@ def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_tok
 
 
 @pytest.mark.parametrize("shift_s", [3600.0, -20.0])
-def test_a_clock_that_is_off_is_measured_by_the_probe(monkeypatch: pytest.MonkeyPatch, shift_s: float) -> None:
+def test_a_clock_that_is_off_is_measured_by_the_probe(
+    monkeypatch: pytest.MonkeyPatch, shift_s: float
+) -> None:
     real = time.time
     opened = ProbeListener("127.0.0.1")
     # The door's thread has another clock than the one that knocks.
     monkeypatch.setattr(
-        time, "time", lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0)
+        time,
+        "time",
+        lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0),
     )
     begun = time.monotonic()
-    (ahead,) = probe_hosts([ProbeTarget(0, "here", "lo", "127.0.0.1", opened.port, opened.token)]).clocks.values()
+    (ahead,) = probe_hosts(
+        [ProbeTarget(0, "here", "lo", "127.0.0.1", opened.port, opened.token)]
+    ).clocks.values()
     took_s = time.monotonic() - begun
     opened.close()
     assert abs(shift_s) - took_s - 0.01 < abs(ahead) < abs(shift_s) + 0.01

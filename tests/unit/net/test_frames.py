@@ -1,4 +1,5 @@
-"""Frames: a line that is none is refused with an error that shows it; nothing is read past a limit."""
+"""Frames: a line that is none is refused with an error that shows it; nothing is read past a
+limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Both sides prove that they have the secret: a proof fits one role, one pair of nodes and one connection."""
+"""Both sides prove that they have the secret: a proof fits one role, one pair of nodes and one
+connection."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from typing import Any
 import pytest
 
 from drumline.net.frames import FrameError, Message
-from drumline.net.handshake import NOT_TAKEN, UNKNOWN_NODE, WRONG_SECRET, Agreed, Handshake, RefusedError, answer, dial
+from drumline.net.handshake import (
+    NOT_TAKEN,
+    UNKNOWN_NODE,
+    WRONG_SECRET,
+    Agreed,
+    Handshake,
+    RefusedError,
+    answer,
+    dial,
+)
 
 SECRET = b"a secret of these tests"
 
@@ -48,7 +58,9 @@ def test_without_a_secret_lines_are_plain() -> None:
 
 @pytest.mark.parametrize("changes", [{"node": 2}, {"nodes": 3}, {"more": 1}, {"nonce": "0" * 32}])
 def test_a_proof_is_over_all_of_the_first_message(changes: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match=r"DRUMLINE_SECRET of node \d differs from that of node 0"):
+    with pytest.raises(
+        RefusedError, match=r"DRUMLINE_SECRET of node \d differs from that of node 0"
+    ):
         shake(dial(SECRET, "watch", 1, 0, nodes=2), answer(SECRET, "watch", 0, {1, 2}), **changes)
 
 

@@ -48,9 +48,14 @@ def name(one: Interface | None) -> str | None:
     ],
     ids=str,
 )
-def test_gloo_goes_by_its_variable_and_then_by_the_hosts_name(told: str, own: list[str], expected: str | None) -> None:
+def test_gloo_goes_by_its_variable_and_then_by_the_hosts_name(
+    told: str, own: list[str], expected: str | None
+) -> None:
     found = [LO, ETH0, ETH1, BARE, SIX]
-    assert name(gloo_interface(found, {"GLOO_SOCKET_IFNAME": told} if told else {}, own=own)) == expected
+    assert (
+        name(gloo_interface(found, {"GLOO_SOCKET_IFNAME": told} if told else {}, own=own))
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ class Attention(nn.Module):
 
 
 def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
+    )
 
 
 class Block(nn.Module):
@@ -33,7 +35,8 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """As nanoGPT, with the perceptron as a Sequential: there are more Linears in lists than blocks."""
+    """As nanoGPT, with the perceptron as a Sequential: there are more Linears in lists than
+    blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +62,11 @@ def llama() -> nn.Module:
 def bert() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
     )
     return transformers.BertForMaskedLM(config)
 
@@ -95,7 +102,9 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = nn.Sequential(nn.Conv2d(channels_in, channels, 1), nn.BatchNorm2d(channels))
+        self.downsample = nn.Sequential(
+            nn.Conv2d(channels_in, channels, 1), nn.BatchNorm2d(channels)
+        )
 
 
 def stage(channels_in: int, channels: int) -> nn.Sequential:
@@ -117,7 +126,9 @@ class ResNet(nn.Module):
 class Stage(nn.Module):
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([BasicBlock(channels_in, channels), BasicBlock(channels, channels)])
+        self.blocks = nn.ModuleList(
+            [BasicBlock(channels_in, channels), BasicBlock(channels, channels)]
+        )
         self.norm = nn.BatchNorm2d(channels)
 
 
@@ -163,7 +174,9 @@ class UNet(nn.Module):
 
 
 def encoder_decoder() -> nn.Module:
-    return nn.Transformer(WIDTH, 2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=16, batch_first=True)
+    return nn.Transformer(
+        WIDTH, 2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=16, batch_first=True
+    )
 
 
 class MixtureBlock(nn.Module):
@@ -241,7 +254,9 @@ def own_parameters() -> nn.Module:
         (own_parameters, "3 x OwnParameters"),
     ],
 )
-def test_blocks_are_what_repeats_and_holds_most_parameters(build: Callable[[], nn.Module], blocks: str) -> None:
+def test_blocks_are_what_repeats_and_holds_most_parameters(
+    build: Callable[[], nn.Module], blocks: str
+) -> None:
     assert describe_blocks(find_blocks(build()).values()) == blocks
 
 

@@ -1,4 +1,5 @@
-"""The passes of a sharded model that differ from the first one, without shards: only which blocks are called."""
+"""The passes of a sharded model that differ from the first one, without shards: only which blocks
+are called."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_the_model_itself_is_named_as_such() -> None:
     use.begin_pass()
     with pytest.raises(UnusedParametersError) as left_out:
         use.end_forward()
-    assert left_out.value.what.startswith("the loss does not call the model, which it called in the first step; with ")
+    assert left_out.value.what.startswith(
+        "the loss does not call the model, which it called in the first step; with "
+    )
     assert left_out.value.next_step is not None
     assert left_out.value.next_step.startswith(ADVICE)
 
@@ -68,7 +71,9 @@ def test_the_model_itself_is_named_as_such() -> None:
     use.begin_pass()
     with pytest.raises(UnusedParametersError) as added:
         model(INPUTS)
-    assert added.value.what.startswith("the loss calls the model, which it did not call in the first step; with ")
+    assert added.value.what.startswith(
+        "the loss calls the model, which it did not call in the first step; with "
+    )
 
 
 def test_parameters_that_torch_does_not_name_are_unknown() -> None:
@@ -76,13 +81,17 @@ def test_parameters_that_torch_does_not_name_are_unknown() -> None:
     use.before_reduction("blocks.0", 6)
     use.learn()
     use.begin_pass()
-    with pytest.raises(UnusedParametersError, match="the loss does not use these parameters: unknown\n"):
+    with pytest.raises(
+        UnusedParametersError, match="the loss does not use these parameters: unknown\n"
+    ):
         use.before_reduction("blocks.0", 4)
 
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler reads it
-def test_blocks_share_their_compiled_graphs_whatever_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_share_their_compiled_graphs_whatever_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """More blocks than torch compiles one function for (`recompile_limit`)."""
     from torch._dynamo.utils import counters
 

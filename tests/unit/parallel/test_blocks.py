@@ -37,13 +37,20 @@ def test_a_module_whose_weight_is_tied_elsewhere_is_no_block() -> None:
 
 
 def test_blocks_are_named_by_class_or_by_size_from_the_inside_out() -> None:
-    assert list(find_blocks(gpt(), ["CausalAttention"])) == [f"blocks.{number}.attention" for number in (2, 1, 0)]
-    # A linear layer of the perceptron has 256 parameters, query_key_value 192, and the rest of a block 80.
+    assert list(find_blocks(gpt(), ["CausalAttention"])) == [
+        f"blocks.{number}.attention" for number in (2, 1, 0)
+    ]
+    # A linear layer of the perceptron has 256 parameters, query_key_value 192, and the rest of a
+    # block 80.
     by_size = find_blocks(gpt(), ["200"])
     assert sorted(by_size) == [
-        f"blocks.{number}.{name}" for number in range(3) for name in ("attention", "mlp_in", "mlp_out")
+        f"blocks.{number}.{name}"
+        for number in range(3)
+        for name in ("attention", "mlp_in", "mlp_out")
     ]
-    with pytest.raises(UsageError, match=r"--dist.wrap: GPT has no module of class 'Blok': did you mean 'Block'\?"):
+    with pytest.raises(
+        UsageError, match=r"--dist.wrap: GPT has no module of class 'Blok': did you mean 'Block'\?"
+    ):
         find_blocks(gpt(), ["Blok"])
 
 
@@ -63,12 +70,17 @@ def test_weights_depend_on_the_seed_and_the_name_not_on_the_order() -> None:
     check_can_initialize(whole)
     ModuleInit(3)(whole.named_modules())
     in_parts = ModuleInit(3)
-    in_parts((f"blocks.1.{name}".rstrip("."), module) for name, module in by_block.blocks[1].named_modules())
+    in_parts(
+        (f"blocks.1.{name}".rstrip("."), module)
+        for name, module in by_block.blocks[1].named_modules()
+    )
     in_parts(by_block.named_modules())
     for name, weights in whole.state_dict().items():
         assert torch.equal(weights, by_block.state_dict()[name]), name
     assert torch.equal(torch.get_rng_state(), before)
-    assert float(whole.blocks[0].mlp_out.weight.detach().std()) == pytest.approx(0.02 / 6**0.5, rel=0.3)
+    assert float(whole.blocks[0].mlp_out.weight.detach().std()) == pytest.approx(
+        0.02 / 6**0.5, rel=0.3
+    )
     assert not torch.equal(whole.blocks[0].mlp_in.weight, whole.blocks[1].mlp_in.weight)
 
 
@@ -77,13 +89,18 @@ def test_a_tied_weight_keeps_the_values_of_its_first_module() -> None:
         model = tied()
     ModuleInit(0)(model.named_modules())
     assert model[3].weight is model[0].weight
-    assert float(model[0].weight.detach().abs().max()) > 1, "an embedding's standard normal, not a linear layer's"
+    assert float(model[0].weight.detach().abs().max()) > 1, (
+        "an embedding's standard normal, not a linear layer's"
+    )
 
 
 def test_a_module_that_cannot_be_initialized_by_itself_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.scale = nn.Parameter(torch.ones(1))
-    with pytest.raises(UsageError, match=r"cannot initialize the model \(Sequential\): it has parameters or buffers"):
+    with pytest.raises(
+        UsageError,
+        match=r"cannot initialize the model \(Sequential\): it has parameters or buffers",
+    ):
         check_can_initialize(model)
 
 
@@ -102,7 +119,15 @@ class HalfSet(Masked):
             self.mask[:1] = 0
 
 
-TYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int16, torch.int64)
+TYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.complex64,
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -123,11 +148,17 @@ def test_a_tensor_that_the_method_leaves_out_is_refused(dtype: torch.dtype) -> N
 
 def test_every_nth_block_of_any_model_is_recomputed_with_the_same_gradients() -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3)))
+    plain = nn.Sequential(
+        *(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3))
+    )
     model = copy.deepcopy(plain)
     recompute_blocks(model, "every:2", ["Linear", "BatchNorm1d"])
     copied = copy.deepcopy(model)
-    assert [name for name, one in model.named_modules() if "forward" in vars(one)] == ["0.0", "1.0", "2.0"]
+    assert [name for name, one in model.named_modules() if "forward" in vars(one)] == [
+        "0.0",
+        "1.0",
+        "2.0",
+    ]
     inputs = torch.randn(5, 4)
     for one in (plain, model, copied):
         torch.manual_seed(1)

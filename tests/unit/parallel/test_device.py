@@ -24,7 +24,9 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
 
-def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with_gpus(monkeypatch, 2)
     assert [choose_device("auto", local_rank=rank).index for rank in range(2)] == [0, 1]
     with pytest.raises(PreflightError, match="local rank 2 has no GPU of its own: this host has 2"):
@@ -38,9 +40,13 @@ def meet(gpus: Sequence[str | None]) -> list[str]:
     store = SealedStore(dist.HashStore(), None)
 
     def rank(number: int) -> str:
-        topology = Topology(rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus))
+        topology = Topology(
+            rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus)
+        )
         try:
-            join_rendezvous(store, topology, deadline=time.monotonic() + 20, timeout_s=20, gpu=gpus[number])
+            join_rendezvous(
+                store, topology, deadline=time.monotonic() + 20, timeout_s=20, gpu=gpus[number]
+            )
         except PreflightError as error:
             return str(error)
         return ""
@@ -53,7 +59,9 @@ def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
     assert meet(["x", "y", None, None]) == ["", "", "", ""]
     told = set(meet(["x", "y", "x"]))
     (text,) = told
-    assert text.startswith(f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  try: start at most")
+    assert text.startswith(
+        f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  try: start at most"
+    )
     assert "--gpus-per-task=1" in text
 
 

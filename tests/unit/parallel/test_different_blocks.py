@@ -12,7 +12,9 @@ ORDER = ("a", "b", "c", "d")
 
 def call_of(position: int, block: str | None) -> BlockCall:
     expected = ORDER[position] if position < len(ORDER) else None
-    return BlockCall(number=3, position=position, block=block, expected=expected, rank=1, host="birch")
+    return BlockCall(
+        number=3, position=position, block=block, expected=expected, rank=1, host="birch"
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,9 @@ def call_of(position: int, block: str | None) -> BlockCall:
         (call_of(2, "d"), call_of(1, "c"), "the loss calls the block b"),
     ],
 )
-def test_the_first_block_that_only_one_of_them_calls_is_named(call: BlockCall, peer: BlockCall, message: str) -> None:
+def test_the_first_block_that_only_one_of_them_calls_is_named(
+    call: BlockCall, peer: BlockCall, message: str
+) -> None:
     use = BlockUse({}, mode="fsdp", finds_unused=True)
     for name in ORDER:
         use._called.add(name)

@@ -1,4 +1,5 @@
-"""When parts of a model have their rounds, how parameters are split into parts, and what bytes lose."""
+"""When parts of a model have their rounds, how parameters are split into parts, and what bytes
+lose."""
 
 from __future__ import annotations
 
@@ -16,11 +17,21 @@ from drumline.parallel.delta_sum import BLOCK, decode, encode
 from drumline.parallel.outer_sync import OuterSync, ReplicaGroups, SyncPlan, split_evenly
 from drumline.parallel.wrap import LiveBuffers
 
-WRONG = ("diloco", "diloco:0", "diloco:x", "local:-3", "adam:4", "diloco:\u0663", "diloco:9999999999", "")
+WRONG = (
+    "diloco",
+    "diloco:0",
+    "diloco:x",
+    "local:-3",
+    "adam:4",
+    "diloco:\u0663",
+    "diloco:9999999999",
+    "",
+)
 
 
 @pytest.mark.parametrize(
-    ("text", "steps"), [("step", 0), ("local:1", 1), ("diloco:500", 500), *((text, None) for text in WRONG)]
+    ("text", "steps"),
+    [("step", 0), ("local:1", 1), ("diloco:500", 500), *((text, None) for text in WRONG)],
 )
 def test_the_forms_of_the_setting(text: str, steps: int | None) -> None:
     assert sync_interval(text) == steps
@@ -46,7 +57,9 @@ def test_parts_are_consecutive_and_about_as_large(count: int) -> None:
     assert largest <= 300 / count + 100
 
 
-@pytest.mark.parametrize(("wire", "bytes_each", "most"), [("fp32", 4, 0.0), ("bf16", 2, 1 / 256), ("int8", 1, 1 / 254)])
+@pytest.mark.parametrize(
+    ("wire", "bytes_each", "most"), [("fp32", 4, 0.0), ("bf16", 2, 1 / 256), ("int8", 1, 1 / 254)]
+)
 def test_what_bytes_lose(wire: str, bytes_each: int, most: float) -> None:
     torch.manual_seed(1)
     rows = torch.randn(3, 4 * BLOCK) * torch.logspace(-6, 3, 4).repeat_interleave(BLOCK)
@@ -64,9 +77,12 @@ def test_what_bytes_lose(wire: str, bytes_each: int, most: float) -> None:
 
 @pytest.fixture
 def alone() -> Iterator[ReplicaGroups]:
-    """One replica, on a real group of one: the mean of what all have changed is what it has changed."""
+    """One replica, on a real group of one: the mean of what all have changed is what it has
+    changed."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield ReplicaGroups(members=(0,), leaders=(0,), within=None, across=dist.group.WORLD, weight=1.0)
+    yield ReplicaGroups(
+        members=(0,), leaders=(0,), within=None, across=dist.group.WORLD, weight=1.0
+    )
     dist.destroy_process_group()
 
 
@@ -140,7 +156,10 @@ def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> Non
     begun = torch.tensor([1.0, 1.0])
     own = torch.tensor([3.0, 1.5])
     shared = torch.tensor([10.0, 20.0])
-    for finished, expected in ((0, own), (4, shared + own - begun)):  # after the round at step 4 had begun
+    for finished, expected in (
+        (0, own),
+        (4, shared + own - begun),
+    ):  # after the round at step 4 had begun
         with torch.no_grad():
             model.weight.copy_(shared)  # from the rank that has seen its end
         sync.load_outer_state({})
@@ -152,8 +171,11 @@ def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> Non
     assert sync.pending(8, is_last=False) == sync.pending(5, is_last=True) == [0]
 
 
-def test_a_round_has_not_ended_before_all_ranks_have_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node is lost while the buffers are sent: the round is repeated, and the shared buffers are as before."""
+def test_a_round_has_not_ended_before_all_ranks_have_its_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node is lost while the buffers are sent: the round is repeated, and the shared buffers are
+    as before."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     groups = ReplicaGroups(members=(0,), leaders=(0,), within=None, across=None, weight=1.0)
     sync = OuterSync(model, SyncPlan(every=5), groups, sends_buffers=True)

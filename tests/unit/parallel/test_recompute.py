@@ -18,12 +18,16 @@ TOKENS = torch.randint(0, 13, (3, 8), generator=torch.Generator().manual_seed(5)
 
 resnet = partial(MiniResNet, in_channels=1, num_classes=4, widths=(4, 8), blocks=2, dropout=0.3)
 gpt = partial(GPT, vocab_size=13, context=8, layers=3, heads=2, width=16, dropout=0.3)
-both = pytest.mark.parametrize(("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"])
+both = pytest.mark.parametrize(
+    ("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"]
+)
 # One block is enough to compile, which takes long.
 SHORT = ((partial(resnet, blocks=1, widths=(4,)), IMAGES), (partial(gpt, layers=1), TOKENS))
 
 
-def two_steps(model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
+def two_steps(
+    model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
     """Everything that two forward and backward passes leave behind."""
     torch.manual_seed(1)
     losses = []
@@ -31,9 +35,16 @@ def two_steps(model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Tenso
         loss = (model if forward is None else forward)(batch).logsumexp(-1).sum()
         loss.backward()
         losses.append(loss.detach())
-    gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
     buffers = {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
-    return {**gradients, **buffers, "losses": torch.stack(losses), "generator": torch.get_rng_state()}
+    return {
+        **gradients,
+        **buffers,
+        "losses": torch.stack(losses),
+        "generator": torch.get_rng_state(),
+    }
 
 
 @both
@@ -54,7 +65,9 @@ def test_same_gradients_buffers_and_random_state_bit_for_bit(
 
 
 @pytest.mark.parametrize("value", ["selective", True])
-def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_off(value: bool | str) -> None:
+def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_off(
+    value: bool | str,
+) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
     model.activation_checkpointing = value  # type: ignore[assignment]
     recompute_blocks(model, False)
@@ -63,7 +76,9 @@ def test_a_users_attribute_of_the_same_name_means_nothing_while_the_setting_is_o
     assert model.activation_checkpointing == value
 
 
-def test_the_blocks_that_the_setting_chooses_are_those_that_a_model_of_ours_computes_again() -> None:
+def test_the_blocks_that_the_setting_chooses_are_those_that_a_model_of_ours_computes_again() -> (
+    None
+):
     model = gpt()
     recompute_blocks(model, "every:2")
     assert recomputed_blocks(model) == [model.blocks[0], model.blocks[2]]
@@ -110,7 +125,9 @@ def compile_both() -> None:
         found = two_steps(recomputed, batch, compiled)
 
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                found[name], value, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 @pytest.mark.soak

@@ -22,7 +22,8 @@ class Sum:
 
 
 def tree(num_shards: int, world_size: int) -> list[str]:
-    """How the total is made when so many ranks add what they have, and then all of it is put together."""
+    """How the total is made when so many ranks add what they have, and then all of it is put
+    together."""
     total: list[tuple[TreeNode, Sum]] = []
     for rank in range(world_size):
         own: list[tuple[TreeNode, Sum]] = []
@@ -76,7 +77,8 @@ def sum_of_shards(gradients: list[torch.Tensor]) -> torch.Tensor:
 def test_gradients_are_added_in_the_order_of_the_tree() -> None:
     big = torch.full((3,), 1e8)
     small = torch.ones(3)
-    # One after another each 1 would be lost in the 1e8; (1e8 + 1) + (1 + ...) differs from them in the last place.
+    # One after another each 1 would be lost in the 1e8; (1e8 + 1) + (1 + ...) differs from them in
+    # the last place.
     shards = [big, small * 3, small * 3, small * 3, -big]
     expected = ((shards[0] + shards[1]) + (shards[2] + shards[3])) + shards[4]
     assert torch.equal(sum_of_shards(shards), expected)

@@ -31,7 +31,11 @@ def test_a_wrapped_method_and_its_traceback() -> None:
 
     # As if it were written there.
     wrapper = type(wrapper)(
-        wrapper.__code__, vars(sys.modules[wrap_method.__module__]), "wrapper", None, wrapper.__closure__
+        wrapper.__code__,
+        vars(sys.modules[wrap_method.__module__]),
+        "wrapper",
+        None,
+        wrapper.__closure__,
     )
     before = Model.forward
     wrap_method(Model, "forward", wrapper)
@@ -39,7 +43,9 @@ def test_a_wrapped_method_and_its_traceback() -> None:
         assert Model().forward(2, times=4) == 2
         assert seen == [((2,), {"times": 4})]
         assert inspect.signature(Model.forward) == inspect.signature(before)
-        assert Model.forward.__code__.co_filename == before.__code__.co_filename, "torch.compile goes by that"
+        assert Model.forward.__code__.co_filename == before.__code__.co_filename, (
+            "torch.compile goes by that"
+        )
         try:
             Model().forward(0)
         except ZeroDivisionError as error:
@@ -62,7 +68,10 @@ def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(tmp_path: 
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == f"{tmp_path}/torch/__init__.py\n"
     assert done.stderr == (

@@ -1,4 +1,5 @@
-"""What a heartbeat shows while torch compiles: with torch's own callbacks, without its compiler, which loads slowly."""
+"""What a heartbeat shows while torch compiles: with torch's own callbacks, without its compiler,
+which loads slowly."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(callbacks: ModuleType) -> None:
+def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(
+    callbacks: ModuleType,
+) -> None:
     heartbeat = HeartbeatWriter()
     heartbeat.begin_step(812)
     heartbeat.mark(Phase.FORWARD)
@@ -52,7 +55,9 @@ def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(call
     assert handler.start_callbacks == handler.end_callbacks == []
 
 
-def test_a_rank_attaches_when_the_compiler_is_loaded_and_again_after_a_reset(callbacks: ModuleType) -> None:
+def test_a_rank_attaches_when_the_compiler_is_loaded_and_again_after_a_reset(
+    callbacks: ModuleType,
+) -> None:
     connection = JobConnection()
     handler = callbacks.callback_handler
     for _ in range(2):

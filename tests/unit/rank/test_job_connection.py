@@ -1,4 +1,5 @@
-"""Which failure a rank reports when it has lost its peers, and no rank has reported an error of its own."""
+"""Which failure a rank reports when it has lost its peers, and no rank has reported an error of its
+own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,13 @@ from drumline.launch.node.agent import FINAL_CODES
 from drumline.rank.rendezvous import live_nodes, node_group
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.next_group import NextGroup
-from drumline.rank.rendezvous.node_group import LiveNode, NodeGroup, NodeStores, Redirected, RunIsOver
+from drumline.rank.rendezvous.node_group import (
+    LiveNode,
+    NodeGroup,
+    NodeStores,
+    Redirected,
+    RunIsOver,
+)
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
 from drumline.rank.rendezvous.rank_store import host_store, open_store
 from drumline.rank.sealed_store import SealedStore
@@ -40,7 +46,9 @@ from tests.report_runs import BEGIN, write_run
 SECRET = "0123456789abcdef" * 2
 
 
-def live(topology: Topology, *, patience_s: float, has_finished: Callable[[], bool] = lambda: False) -> LiveNodes:
+def live(
+    topology: Topology, *, patience_s: float, has_finished: Callable[[], bool] = lambda: False
+) -> LiveNodes:
     return LiveNodes(
         topology,
         patience_s=patience_s,
@@ -51,8 +59,8 @@ def live(topology: Topology, *, patience_s: float, has_finished: Callable[[], bo
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """It plays all nodes here, and would close the connections of all of them. A thread that is in torch's store when
-    Python exits may end the process by SIGABRT: none is left."""
+    """It plays all nodes here, and would close the connections of all of them. A thread that is in
+    torch's store when Python exits may end the process by SIGABRT: none is left."""
     monkeypatch.setattr(live_nodes, "close_connections", lambda addresses, **ports: None)
     yield
     for node in [node for bed in Bed.made for node in bed.nodes]:
@@ -60,7 +68,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Bed.made.clear()
     until = time.monotonic() + 30
     while left := [
-        one.name for one in threading.enumerate() if one.name in ("drumline-nodes", "drumline-ask", "drumline-announce")
+        one.name
+        for one in threading.enumerate()
+        if one.name in ("drumline-nodes", "drumline-ask", "drumline-announce")
     ]:
         assert time.monotonic() < until, left
         time.sleep(0.02)
@@ -76,7 +86,9 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         except BaseException as error:
             results[place] = error
 
-    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))]
+    threads = [
+        threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -108,7 +120,12 @@ class Bed:
             node.facts = facts or {}
         # Each with a connection of its own: one that waits in a shared one would block the others.
         each = [replace(self.rendezvous, store=self.rendezvous.store.clone()) for _ in self.nodes]
-        together(*(partial(one.begin, rendezvous) for one, rendezvous in zip(self.nodes, each, strict=True)))
+        together(
+            *(
+                partial(one.begin, rendezvous)
+                for one, rendezvous in zip(self.nodes, each, strict=True)
+            )
+        )
 
     def new(self, number: int) -> LiveNodes:
         topology = Topology(number, self.count, 0, 1, "127.0.0.1", self.port, secret=SECRET)
@@ -127,7 +144,11 @@ def test_the_rest_agrees_and_ranks_have_no_gap() -> None:
     bed.kill(1)
     first, last = together(bed.nodes[0].regroup, bed.nodes[2].regroup)
     assert [(one.rank, one.world_size) for one in (first, last)] == [(0, 2), (1, 2)]
-    assert (last.master_addr, last.master_port) == (first.master_addr, first.master_port) == ("127.0.0.1", bed.port)
+    assert (
+        (last.master_addr, last.master_port)
+        == (first.master_addr, first.master_port)
+        == ("127.0.0.1", bed.port)
+    )
     group = bed.nodes[2].latest
     assert (group.generation, [one.number for one in group.members]) == (1, [0, 2])
     assert [one.startswith("node 1 (") for one in group.lost] == [True]
@@ -179,19 +200,37 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
 
     is_in, first = together(lambda: again.join(told), lead)
     joined = again.topology()
-    assert (is_in, joined.rank, joined.world_size, first.rank, first.world_size) == (True, 1, 2, 0, 2)
-    assert [one.startswith("node 1 (") for one in (*again.latest.lost, *again.latest.joined)] == [True, True]
+    assert (is_in, joined.rank, joined.world_size, first.rank, first.world_size) == (
+        True,
+        1,
+        2,
+        0,
+        2,
+    )
+    assert [one.startswith("node 1 (") for one in (*again.latest.lost, *again.latest.joined)] == [
+        True,
+        True,
+    ]
     assert "node 1 waits to join node 0 (" in capfd.readouterr().err
 
 
 def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
-    bed = Bed(2, facts={"settings": {"the setting optim.lr": 0.1, "the number of ranks": 2}, "code": {"a": "1"}})
+    bed = Bed(
+        2,
+        facts={
+            "settings": {"the setting optim.lr": 0.1, "the number of ranks": 2},
+            "code": {"a": "1"},
+        },
+    )
     own = bed.nodes[0].stores.own
     assert own is not None
     told = Redirected(own.get(NodeStores.REDIRECT))
     bed.kill(1)
     again = bed.new(1)
-    again.facts = {"settings": {"the setting optim.lr": 0.2, "the number of ranks": 1}, "code": {"b": "1"}}
+    again.facts = {
+        "settings": {"the setting optim.lr": 0.2, "the number of ranks": 1},
+        "code": {"b": "1"},
+    }
     with pytest.raises(PreflightError) as refused:
         again.join(told)
     text = str(refused.value)
@@ -243,26 +282,37 @@ def test_a_node_that_stops_waiting_blocks_nobody() -> None:
     own: Any = one.stores.own
     own.set("lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start"))))
     own.raw = DeletedAfterCheck(own.raw)
-    assert len(one.stores.lobby(own)) <= 1  # and no wait for a value that is gone, which may be minutes
+    assert (
+        len(one.stores.lobby(own)) <= 1
+    )  # and no wait for a value that is gone, which may be minutes
 
 
-def test_a_node_that_comes_back_after_the_end_of_the_run_does_not_wait_for_the_others(tmp_path: Path) -> None:
-    """Rank 0 would wait for the others in its own store, any other rank for rank 0's store, where nobody listens."""
+def test_a_node_that_comes_back_after_the_end_of_the_run_does_not_wait_for_the_others(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 would wait for the others in its own store, any other rank for rank 0's store, where
+    nobody listens."""
     run = write_run(tmp_path / "run", ranks=1)
     since = {"before": BEGIN - 10, "after": BEGIN + 1000}
-    has_finished = {name: partial(train_rank.has_finished, run, since=time) for name, time in since.items()}
+    has_finished = {
+        name: partial(train_rank.has_finished, run, since=time) for name, time in since.items()
+    }
     assert (has_finished["before"](), has_finished["after"]()) == (True, False)
     for rank in (0, 1):
         topology = Topology(rank, 2, 0, 1, "127.0.0.1", free_port(), secret=SECRET)
         back = live(topology, patience_s=30.0, has_finished=has_finished["before"])
         with pytest.raises(RunIsOver):
             back.check_start(open_store(topology, timeout_s=180.0, check=back.check_finished))
-    assert not train_rank.has_finished(write_run(tmp_path / "killed", ranks=1, ended=False), since=1.0)
+    assert not train_rank.has_finished(
+        write_run(tmp_path / "killed", ranks=1, ended=False), since=1.0
+    )
 
 
 def test_a_rank_of_a_finished_run_exits_with_success(tmp_path: Path, warm: None) -> None:
     run = write_run(tmp_path / "run", ranks=1)
-    flags = "--dist.sync diloco:4 --dist.on_lost_node continue --watch.sidecar off --dist.device cpu"
+    flags = (
+        "--dist.sync diloco:4 --dist.on_lost_node continue --watch.sidecar off --dist.device cpu"
+    )
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     result = subprocess.run(
@@ -272,9 +322,10 @@ def test_a_rank_of_a_finished_run_exits_with_success(tmp_path: Path, warm: None)
         text=True,
         timeout=170,
     )
-    assert (result.returncode, result.stderr) == (0, "drumline: node 1 did not join again: the run has ended\n"), (
-        result.stdout
-    )
+    assert (result.returncode, result.stderr) == (
+        0,
+        "drumline: node 1 did not join again: the run has ended\n",
+    ), result.stdout
 
 
 def test_nobody_is_left_to_join() -> None:
@@ -292,7 +343,9 @@ def test_nobody_is_left_to_join() -> None:
 def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(3)
     bed.kill(1, 2)
-    monkeypatch.setattr(LiveNode, "probe", lambda one: "silent")  # the route is cut: no host refuses anything
+    monkeypatch.setattr(
+        LiveNode, "probe", lambda one: "silent"
+    )  # the route is cut: no host refuses anything
     for node in bed.nodes:
         node.stores._others.clear()
     with pytest.raises(TrainingError) as refused:
@@ -320,7 +373,9 @@ def test_a_node_that_the_others_did_not_reach_does_not_continue_beside_them() ->
 def test_only_the_lowest_node_that_answers_decides() -> None:
     bed = Bed(2)
     second = bed.nodes[1]
-    assert NextGroup(second.latest, second.stores, patience_s=30).decide() is None  # the first one answers again
+    assert (
+        NextGroup(second.latest, second.stores, patience_s=30).decide() is None
+    )  # the first one answers again
     found = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
     assert [one.world_size for one in found] == [2, 2]
 
@@ -330,15 +385,21 @@ def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatc
     bed = Bed(2, patience_s=0.2)
     with pytest.raises(TrainingError) as refused:
         bed.nodes[1].regroup()
-    assert "has not left the group that lost a node, and decides who continues" in str(refused.value)
+    assert "has not left the group that lost a node, and decides who continues" in str(
+        refused.value
+    )
     assert "end it: the others then continue" in str(refused.value.next_step)
 
 
 def test_a_process_that_is_stopped_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_group, "SILENT_S", 1)
-    monkeypatch.setattr(node_group, "CONNECT_S", 0.2)  # the thread that waits for it ends soon after the test
+    monkeypatch.setattr(
+        node_group, "CONNECT_S", 0.2
+    )  # the thread that waits for it ends soon after the test
     one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes connections, and nobody answers
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as stopped:  # the kernel takes connections, and nobody answers
         member = LiveNode(1, "vm", "127.0.0.1", stopped.getsockname()[1], "start")
         assert one.stores.connect(member) is None
         assert one.stores.gone == {"start"}
@@ -360,7 +421,9 @@ def test_a_node_waits_where_the_lowest_node_is() -> None:
             time.sleep(0.02)
         bed.nodes[0].close()
 
-    told = Redirected(NodeGroup(1, (second,)).encode().encode())  # since then the first node has joined
+    told = Redirected(
+        NodeGroup(1, (second,)).encode().encode()
+    )  # since then the first node has joined
     assert together(lambda: again.join(told), lead) == [False, None]
     assert bed.nodes[1].stores.lobby(own[1]) == []
 
@@ -373,7 +436,9 @@ def run_store(port: int) -> None:
 
 
 @pytest.mark.soak
-def test_a_node_that_waits_learns_that_the_decider_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_learns_that_the_decider_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bed = Bed(2)
     port = free_port()
     second = bed.nodes[1].stores.card
@@ -406,39 +471,72 @@ def test_a_node_comes_with_all_of_its_ranks() -> None:
     other = live(replace(topology, rank=1, local_rank=1), patience_s=30)
     first.stores.host("127.0.0.1", 0, timeout_s=30)
     first.latest = other.latest = NodeGroup(0, (first.stores.card,))
-    with pytest.raises(TrainingError, match="a rank of node 0 did not leave its group in time; the other nodes contin"):
+    with pytest.raises(
+        TrainingError,
+        match="a rank of node 0 did not leave its group in time; the other nodes contin",
+    ):
         first.regroup()
     first._patience_s, other.stores.own = 30, other.stores.connect(first.stores.card)
-    assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [(0, 2), (1, 2)]
+    assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [
+        (0, 2),
+        (1, 2),
+    ]
 
 
 def test_a_launcher_that_cannot_is_refused() -> None:
     config = Config(dist=DistConfig(sync="diloco:5", on_lost_node="continue"))
-    assert train_rank.live_nodes(Topology(0, 4, 0, 2, node_start="once"), config, folder=Path()) is not None
+    assert (
+        train_rank.live_nodes(Topology(0, 4, 0, 2, node_start="once"), config, folder=Path())
+        is not None
+    )
     assert train_rank.live_nodes(Topology(0, 2, 0, 1), config, folder=Path()) is not None
-    for one in (Topology(0, 4, 0, 2), Topology(0, 2, 0, 1, agent_hosts_store=True)):  # srun; torchrun
-        with pytest.raises(UsageError, match="continue needs ranks that drumline launch has started") as refused:
+    for one in (
+        Topology(0, 4, 0, 2),
+        Topology(0, 2, 0, 1, agent_hosts_store=True),
+    ):  # srun; torchrun
+        with pytest.raises(
+            UsageError, match="continue needs ranks that drumline launch has started"
+        ) as refused:
             train_rank.live_nodes(one, config, folder=Path())
-        assert refused.value.next_step == "start each node with drumline launch, or use --dist.on_lost_node restart"
+        assert (
+            refused.value.next_step
+            == "start each node with drumline launch, or use --dist.on_lost_node restart"
+        )
 
 
 def test_which_errors_lead_to_another_group() -> None:
-    lost = RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+    lost = RuntimeError(
+        "[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+    )
     one = live(Topology(1, 2, 0, 1), patience_s=1)
     assert not one.is_lost(RuntimeError("shapes do not match"))
     assert one.is_lost(lost)
-    assert not one.continues_after(PreflightError("late"), has_state=True)  # the first group: its start has failed
+    assert not one.continues_after(
+        PreflightError("late"), has_state=True
+    )  # the first group: its start has failed
     one.latest = NodeGroup(1, ())
     assert one.continues_after(PreflightError("late"), has_state=True)
     with pytest.raises(TrainingError, match="node 1 could not join the others: late") as late:
         one.continues_after(PreflightError("late"), has_state=False)
     assert late.value.next_step == "nothing: its launcher starts it again"
     assert one.continues_after(Redirected(b""), has_state=False)
-    one._watcher = threading.current_thread()  # the group began, and its ranks compare data and weights
-    with pytest.raises(PreflightError, match="node 1 could not join the others: ranks differ in data") as refused:
-        one.continues_after(PreflightError("ranks differ in data", next_step="compare"), has_state=False)
+    one._watcher = (
+        threading.current_thread()
+    )  # the group began, and its ranks compare data and weights
+    with pytest.raises(
+        PreflightError, match="node 1 could not join the others: ranks differ in data"
+    ) as refused:
+        one.continues_after(
+            PreflightError("ranks differ in data", next_step="compare"), has_state=False
+        )
     assert refused.value.next_step == "compare"
-    again = [one.continues_after(PreflightError("ranks differ in data"), has_state=True) for _ in range(3)]
+    again = [
+        one.continues_after(PreflightError("ranks differ in data"), has_state=True)
+        for _ in range(3)
+    ]
     assert again == [True, False, False], "ranks that cannot begin together do not try it forever"
     assert NodeGroup.decode(b"[]") is None
-    assert NodeGroup.decode(b'{"generation": 1, "members": [{"a": 1}], "lost": [], "joined": []}') is None
+    assert (
+        NodeGroup.decode(b'{"generation": 1, "members": [{"a": 1}], "lost": [], "joined": []}')
+        is None
+    )

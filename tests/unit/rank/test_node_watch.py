@@ -1,4 +1,5 @@
-"""Before the sidecars start: which ranks make up a node, whose the watch folder is, and where a node listens."""
+"""Before the sidecars start: which ranks make up a node, whose the watch folder is, and where a
+node listens."""
 
 from __future__ import annotations
 
@@ -19,14 +20,20 @@ from drumline.config.schema import WatchConfig
 from drumline.net.interfaces import LOOPBACK, interfaces, outward_address
 from drumline.rank.rendezvous.rank_rendezvous import Card, Rendezvous, group_by_node, this_machine
 from drumline.rank.sealed_store import SealedStore
-from drumline.rank.watched.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
+from drumline.rank.watched.node_watch import (
+    NodeWatch,
+    listen_for_sidecars,
+    make_watch_folder,
+    sidecar_address,
+)
 from drumline.watch import watch_folder
 
 
 def ranks(*given: tuple[str, int]) -> dict[int, Card]:
     """`("a1", 0)`: on host a, machine 1, with local number 0."""
     return {
-        rank: {"host": place[0], "machine": place[1:], "local_rank": local} for rank, (place, local) in enumerate(given)
+        rank: {"host": place[0], "machine": place[1:], "local_rank": local}
+        for rank, (place, local) in enumerate(given)
     }
 
 
@@ -48,7 +55,9 @@ def ranks(*given: tuple[str, int]) -> dict[int, Card]:
         (ranks(("a1", 1), ("a1", 0)), [(1, 0)]),
     ],
 )
-def test_ranks_that_see_each_other_make_up_a_node(places: dict[int, Card], nodes: list[tuple[int, ...]]) -> None:
+def test_ranks_that_see_each_other_make_up_a_node(
+    places: dict[int, Card], nodes: list[tuple[int, ...]]
+) -> None:
     assert group_by_node(places) == nodes
 
 
@@ -72,7 +81,9 @@ def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert make_watch_folder(None).parent == tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))
-    with pytest.raises(PreflightError, match=r"no folder for the watchdog can be made in .*: No such file") as caught:
+    with pytest.raises(
+        PreflightError, match=r"no folder for the watchdog can be made in .*: No such file"
+    ) as caught:
         make_watch_folder(None)
     assert "--watch.sidecar off" in str(caught.value)
 
@@ -87,7 +98,9 @@ def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
         watch_folder.make_memory_folder()
         assert mine.is_dir(), "another job leaves it alone"
     watch_folder.make_memory_folder()
-    assert not mine.exists(), "as after a rank that was killed while it waited: the next job has removed it"
+    assert not mine.exists(), (
+        "as after a rank that was killed while it waited: the next job has removed it"
+    )
 
     alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
     given = tmp_path / "given"
@@ -129,7 +142,13 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_the_first_rank_names_is_checked_by_the_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     second = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2)
-    joined = Rendezvous(SealedStore(dist.HashStore(), None), ((0, 1),), ("a",), (None,), ({"folder": str(tmp_path)},))
+    joined = Rendezvous(
+        SealedStore(dist.HashStore(), None),
+        ((0, 1),),
+        ("a",),
+        (None,),
+        ({"folder": str(tmp_path)},),
+    )
     node = NodeWatch(second, WatchConfig(), WatchSettings(), run=None)
     with pytest.raises(PreflightError, match=f"the watch folder {tmp_path} is open to others"):
         node.options(joined)
@@ -144,7 +163,9 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
     assert outward_address({}, "127.0.0.1") is None
     assert sidecar_address(1, [None, "10.0.0.7"]) == "10.0.0.7"
     assert sidecar_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", "all are on one machine"
-    outward = [one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up]
+    outward = [
+        one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up
+    ]
     # The host of rank 0's store takes the address that leads to another; no packet is sent.
     assert sidecar_address(0, [None, "192.0.2.1"]) in {"127.0.0.1", *outward}
     with listen_for_sidecars("127.0.0.1") as listener:
@@ -152,8 +173,12 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
         address, port = listener.getsockname()
         with socket.create_connection((address, port)):
             pass
-        with pytest.raises(PreflightError, match=f"cannot listen at 127.0.0.1 port {port}: Address already"):
+        with pytest.raises(
+            PreflightError, match=f"cannot listen at 127.0.0.1 port {port}: Address already"
+        ):
             listen_for_sidecars(address, port)
-    with pytest.raises(PreflightError, match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign") as caught:
+    with pytest.raises(
+        PreflightError, match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign"
+    ) as caught:
         listen_for_sidecars("192.0.2.1")
     assert "check that the network of this address is up" in str(caught.value)

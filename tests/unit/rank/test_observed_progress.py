@@ -17,11 +17,14 @@ THIS_THREAD = threading.current_thread()
 
 
 class GuardedParameter(nn.Parameter):
-    """Only the thread that trains may read its gradient, which autograd replaces without the GIL."""
+    """Only the thread that trains may read its gradient, which autograd replaces without the
+    GIL."""
 
     @property
     def grad(self) -> Any:
-        assert threading.current_thread() is THIS_THREAD, "another thread reads a gradient (tests/gradient_race.py)"
+        assert threading.current_thread() is THIS_THREAD, (
+            "another thread reads a gradient (tests/gradient_race.py)"
+        )
         return nn.Parameter.grad.__get__(self)
 
     @grad.setter

@@ -1,4 +1,5 @@
-"""What of a rank can be compared, and how differences, absent ranks and their nodes are put into words."""
+"""What of a rank can be compared, and how differences, absent ranks and their nodes are put into
+words."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     assert facts["versions"]["Python's version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert facts["variables"]["the variable GLOO_DEVICE_TRANSPORT"] == "TCP"
     assert "the variable NCCL_ALGO" not in facts["variables"], "says nothing under gloo"
-    assert facts["variables"]["the variable TORCH_DISTRIBUTED_DEBUG"] == "OFF", "as if it were set to that"
+    assert facts["variables"]["the variable TORCH_DISTRIBUTED_DEBUG"] == "OFF", (
+        "as if it were set to that"
+    )
     assert facts["settings"]["the seed"] == 1
     assert facts["settings"]["the setting optim.lr"] == 0.1
     assert facts["settings"]["the setting empty"] == {}
@@ -82,7 +85,9 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     source.write_bytes(b"a = 1\n")
     assert code_hashes() == before, "only the ends of lines"
     source.write_bytes(b"a = 2\n")
-    assert {name for name, digest in code_hashes().items() if before.get(name) != digest} == {"some_user_code"}
+    assert {name for name, digest in code_hashes().items() if before.get(name) != digest} == {
+        "some_user_code"
+    }
     source.unlink()
     assert "some_user_code" not in code_hashes()
     monkeypatch.delitem(sys.modules, "some_user_code")
@@ -128,13 +133,19 @@ def test_many_differences_are_cut_short() -> None:
     lines = str(caught.value).splitlines()
     assert lines[0] == "ranks differ in 20 things:"
     assert lines[1] == "  - the setting 0: rank 0 (a): 0; rank 1 (b): 1"
-    assert lines[-2:] == ["  - and 12 more", "  try: start every rank with the same command and settings"]
+    assert lines[-2:] == [
+        "  - and 12 more",
+        "  try: start every rank with the same command and settings",
+    ]
 
 
 def test_many_ranks_are_ranges_and_many_hosts_a_few() -> None:
     assert number_ranges([7, 0, 1, 4, 5, 6]) == "0, 1, 4-7"
     hosts = [f"n{number // 8}" for number in range(64)]
-    assert by_rank([0] * 63 + [1], hosts) == "ranks 0-62 (n0, n1, n2, n3 and 4 more): 0; rank 63 (n7): 1"
+    assert (
+        by_rank([0] * 63 + [1], hosts)
+        == "ranks 0-62 (n0, n1, n2, n3 and 4 more): 0; rank 63 (n7): 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,13 +153,19 @@ def test_many_ranks_are_ranges_and_many_hosts_a_few() -> None:
     [
         (Topology(world_size=8, local_world_size=4), range(4), "ranks 4-7 (node 1)"),
         (Topology(world_size=8, local_world_size=4), range(6), "ranks 6, 7 (b)"),
-        (Topology(world_size=8, local_world_size=4, node_names=("a", "gpu7")), range(4), "ranks 4-7 (gpu7)"),
+        (
+            Topology(world_size=8, local_world_size=4, node_names=("a", "gpu7")),
+            range(4),
+            "ranks 4-7 (gpu7)",
+        ),
         (Topology(world_size=8, local_world_size=8), range(7), "rank 7"),
         (Topology(world_size=8, local_world_size=3), range(7), "rank 7"),
         (Topology(world_size=6, local_world_size=2), [0, 2, 3], "rank 1 (a), ranks 4, 5 (node 2)"),
     ],
 )
-def test_absent_ranks_are_named_by_their_node(topology: Topology, hosts: list[int], expected: str) -> None:
+def test_absent_ranks_are_named_by_their_node(
+    topology: Topology, hosts: list[int], expected: str
+) -> None:
     here = {rank: "a" if rank < topology.local_world_size else "b" for rank in hosts}
     assert waiting_for(topology, here) == f"rank 0 on {topology.host} waits for {expected}"
     assert f"missing {expected}; here: 0" in str(too_late(topology, here, timeout_s=9))

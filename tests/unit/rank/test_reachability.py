@@ -10,7 +10,9 @@ from drumline.rank.rendezvous.reachability import ClosedPath, check_closed_paths
 
 
 def target(number: int, *, address: str | None = None, interface: str = "eth0") -> ProbeTarget:
-    return ProbeTarget(number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word")
+    return ProbeTarget(
+        number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word"
+    )
 
 
 def needs(source: ProbeTarget, target: ProbeTarget, backend: str) -> bool:
@@ -46,7 +48,9 @@ def test_one_closed_path_is_one_sentence_with_its_cause() -> None:
 
 
 def test_a_path_that_is_not_needed_is_a_warning() -> None:
-    assert check_closed_paths([ClosedPath(target(1), target(2), Reason.NO_ANSWER)], backend="gloo") == [
+    assert check_closed_paths(
+        [ClosedPath(target(1), target(2), Reason.NO_ANSWER)], backend="gloo"
+    ) == [
         "node-1 cannot reach node-2's data port 40002 at 10.0.0.2 (eth0): no answer: packets are dropped, as a "
         "security group or firewall does it. gloo does not need this path, as the addresses are now"
     ]
@@ -63,11 +67,17 @@ def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
 @pytest.mark.slow
 def test_sixty_four_hosts_are_a_few_lines() -> None:
     doors = [target(number) for number in range(1, 65)]
-    closed = [ClosedPath(one, other, Reason.NO_ANSWER, "eth0") for one in doors for other in doors if one is not other]
+    closed = [
+        ClosedPath(one, other, Reason.NO_ANSWER, "eth0")
+        for one in doors
+        for other in doors
+        if one is not other
+    ]
     lines = text_of(closed).splitlines()
     assert len(lines) == 1 + 8 + 1 + 1
     assert (
-        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port 40001 at 10.0.0.1" in lines[1]
+        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port 40001 at 10.0.0.1"
+        in lines[1]
     )
     assert lines[9] == "  - and 55 more of this kind"
     assert lines[10].endswith(", on node-1, node-2, node-3, node-4 and 59 more")

@@ -18,7 +18,9 @@ from drumline.rank.stop_vote import StopVote
 
 @pytest.fixture
 def store() -> SealedStore:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
     return SealedStore(store, "a secret")
 
 
@@ -28,7 +30,9 @@ class Rank:
     def __init__(self, store: SealedStore, rank: int, world_size: int, start: int = 0) -> None:
         self.step = start
         self.stopped_at = -1
-        self.vote = StopVote(store.clone(), rank=rank, world_size=world_size, step=lambda: self.step)
+        self.vote = StopVote(
+            store.clone(), rank=rank, world_size=world_size, step=lambda: self.step
+        )
 
     def train(self, meet: Callable[[], object], total: int) -> None:
         """A loop as the engine's: a look before the first step and after each."""
@@ -44,7 +48,9 @@ class Rank:
             time.sleep(pause())
 
 
-def run_together(ranks: list[Rank], *, total: int, pause: Callable[[], float], asks: int, after: int) -> None:
+def run_together(
+    ranks: list[Rank], *, total: int, pause: Callable[[], float], asks: int, after: int
+) -> None:
     """Steps in lockstep, as collectives make them; the watchers come when they come."""
     barrier = threading.Barrier(len(ranks), timeout=20)
     trainers = [threading.Thread(target=rank.train, args=(barrier.wait, total)) for rank in ranks]
@@ -65,7 +71,13 @@ def test_ranks_at_any_pace_stop_at_the_same_step(store: SealedStore, seed: int) 
     chance = random.Random(seed)
     ranks = [Rank(store, rank, 4, start=7) for rank in range(4)]
     # Watchers that are slower than the steps: proposals are missed, and made again.
-    run_together(ranks, total=10**9, pause=lambda: chance.random() * 0.03, asks=chance.randrange(4), after=100)
+    run_together(
+        ranks,
+        total=10**9,
+        pause=lambda: chance.random() * 0.03,
+        asks=chance.randrange(4),
+        after=100,
+    )
     assert len({rank.stopped_at for rank in ranks}) == 1
     assert all(rank.vote.cause is not None for rank in ranks)
     assert ranks[0].stopped_at > 100
@@ -103,18 +115,27 @@ def test_without_a_request_nothing_stops(store: SealedStore) -> None:
     assert not rank.vote.stops_at(10**9)
 
 
-def test_a_rank_that_waits_at_a_proposal_continues_when_a_later_one_replaces_it(store: SealedStore) -> None:
+def test_a_rank_that_waits_at_a_proposal_continues_when_a_later_one_replaces_it(
+    store: SealedStore,
+) -> None:
     first, second = (Rank(store, rank, 2) for rank in range(2))
     for rank in (first, second):
         rank.vote.begin()
     first.vote.request({})
-    for rank in (first, second, first, first):  # both say where they are; rank 0 proposes step 1, and is bound by it
+    for rank in (
+        first,
+        second,
+        first,
+        first,
+    ):  # both say where they are; rank 0 proposes step 1, and is bound by it
         rank.vote.tick()
     first.step = second.step = 1
     waiting = threading.Thread(target=lambda: answers.append(first.vote.stops_at(1)))
     answers: list[bool] = []
     waiting.start()
-    assert not second.vote.stops_at(1)  # it has not heard of the proposal, and goes on to its next step
+    assert not second.vote.stops_at(
+        1
+    )  # it has not heard of the proposal, and goes on to its next step
     assert not answers
     while not first.vote.is_decided:
         second.vote.tick()

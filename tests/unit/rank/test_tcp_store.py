@@ -28,8 +28,13 @@ def test_connections_to_a_port_break_when_it_does_not_answer() -> None:
         with socket.create_connection(address) as caller, server.accept()[0] as callee:
             before = open_files()
             break_dead_connections(address[1], after_s=6)
-            assert open_files() == before, "a copy that stays open keeps others waiting for the end of a pipe"
-            told = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in (caller, callee)]
+            assert open_files() == before, (
+                "a copy that stays open keeps others waiting for the end of a pipe"
+            )
+            told = [
+                one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                for one in (caller, callee)
+            ]
     assert told == [6000, 0]
 
 

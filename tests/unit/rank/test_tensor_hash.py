@@ -1,4 +1,5 @@
-"""The hash of tensors: a flipped bit is always found, and the same content gives the same number wherever it lies."""
+"""The hash of tensors: a flipped bit is always found, and the same content gives the same number
+wherever it lies."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor
 
 from drumline.rank import tensor_hash
-from drumline.rank.tensor_hash import CHUNK_BYTES, COLUMNS, ROW_BYTES, combine, hash_tensors, text_hash
+from drumline.rank.tensor_hash import (
+    CHUNK_BYTES,
+    COLUMNS,
+    ROW_BYTES,
+    combine,
+    hash_tensors,
+    text_hash,
+)
 
 CPU = torch.device("cpu")
 DTYPES = [
@@ -50,7 +58,9 @@ def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5)])
-def test_every_flipped_bit_is_found_and_each_gives_another_number(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_every_flipped_bit_is_found_and_each_gives_another_number(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     tensor = made(shape, dtype)
     raw = tensor.reshape(-1).view(torch.uint8)
     variants = [tensor]
@@ -71,13 +81,19 @@ def test_the_same_content_gives_the_same_number_however_it_lies(dtype: torch.dty
     assert not spread.is_contiguous()
     transposed = tensor.t().contiguous().t()
     assert not transposed.is_contiguous()
-    assert {one_hash(one) for one in (tensor, tensor.clone(), shifted, spread, transposed)} == {one_hash(tensor)}
+    assert {one_hash(one) for one in (tensor, tensor.clone(), shifted, spread, transposed)} == {
+        one_hash(tensor)
+    }
     assert one_hash(tensor.t()) != one_hash(tensor)
 
 
 def test_a_conjugate_that_torch_has_not_computed_yet_is_hashed_as_what_it_is() -> None:
     tensor = made((5,), torch.complex64)
-    assert one_hash(tensor.conj()) == one_hash(tensor.conj().clone().resolve_conj()) != one_hash(tensor)
+    assert (
+        one_hash(tensor.conj())
+        == one_hash(tensor.conj().clone().resolve_conj())
+        != one_hash(tensor)
+    )
     assert one_hash(tensor.conj().imag) == one_hash(-tensor.imag)
 
 
@@ -101,7 +117,12 @@ def test_no_tensors_give_no_numbers() -> None:
 
 
 def test_a_tensors_number_does_not_depend_on_its_company() -> None:
-    tensors = [torch.randn(5000), torch.zeros(0), torch.randn(3, 3).half(), torch.randn(2 * COLUMNS)]
+    tensors = [
+        torch.randn(5000),
+        torch.zeros(0),
+        torch.randn(3, 3).half(),
+        torch.randn(2 * COLUMNS),
+    ]
     assert hash_tensors(tensors, CPU).tolist() == [one_hash(tensor) for tensor in tensors]
 
 

@@ -26,7 +26,9 @@ CPU = torch.device("cpu")
 
 def make_capture(folder: Path, rank: int = 0) -> TraceCapture:
     job = JobFacts(task="train.py")
-    return TraceCapture(range(2, 3), folder, rank=rank, world_size=2, local_world_size=1, host="vm", job=job)
+    return TraceCapture(
+        range(2, 3), folder, rank=rank, world_size=2, local_world_size=1, host="vm", job=job
+    )
 
 
 class ThreadRanks:
@@ -42,7 +44,9 @@ class ThreadRanks:
     def collect(self, folders: Sequence[Path], contents: Sequence[bytes | None]) -> None:
         """Each rank writes its files, unless it cannot."""
         with ThreadPoolExecutor(2) as pool:
-            for done in [pool.submit(self._collect, rank, folders[rank], contents[rank]) for rank in (0, 1)]:
+            for done in [
+                pool.submit(self._collect, rank, folders[rank], contents[rank]) for rank in (0, 1)
+            ]:
                 done.result()
 
     def _collect(self, rank: int, folder: Path, content: bytes | None) -> None:
@@ -61,7 +65,9 @@ class ThreadRanks:
         self._barrier.wait()
         return values
 
-    def _gather_on_main(self, content: Tensor, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    def _gather_on_main(
+        self, content: Tensor, sizes: Sequence[int], device: torch.device
+    ) -> list[Tensor]:
         contents = self._gather(content)
         return contents if self._own.rank == 0 else []
 
@@ -75,16 +81,26 @@ def test_a_second_profile_replaces_the_first_ones_traces_on_rank_0(
     ranks = ThreadRanks(monkeypatch)
     for content in (b"first", b"other"):
         ranks.collect(folders, [content, content])
-        assert trace_path(folders[0], 1).read_bytes() == facts_path(folders[0], 1).read_bytes() == content
+        assert (
+            trace_path(folders[0], 1).read_bytes()
+            == facts_path(folders[0], 1).read_bytes()
+            == content
+        )
     ranks.collect(folders, [b"third", None])
     assert trace_path(folders[0], 0).read_bytes() == b"third"
-    assert not trace_path(folders[0], 1).exists(), "rank 1 could not write: its earlier trace is of another start"
+    assert not trace_path(folders[0], 1).exists(), (
+        "rank 1 could not write: its earlier trace is of another start"
+    )
     assert not facts_path(folders[0], 1).exists()
 
 
-def test_in_a_shared_folder_no_file_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_shared_folder_no_file_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ranks = ThreadRanks(monkeypatch)
-    monkeypatch.setattr(trace_capture, "replace_bytes", lambda *args: pytest.fail("a file was sent"))
+    monkeypatch.setattr(
+        trace_capture, "replace_bytes", lambda *args: pytest.fail("a file was sent")
+    )
     ranks.collect([tmp_path, tmp_path], [b"zero", b"one"])
     assert trace_path(tmp_path, 1).read_bytes() == b"one"
 
@@ -128,7 +144,8 @@ def test_a_rank_of_a_run_that_cannot_write_joins_the_others_before_it_fails(tmp_
     step = ProfiledStep.__new__(ProfiledStep)
     capture = FullDisk()
     context = SimpleNamespace(
-        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)), throughput=SimpleNamespace(num_pauses=0)
+        job=SimpleNamespace(ddp=SimpleNamespace(device=CPU)),
+        throughput=SimpleNamespace(num_pauses=0),
     )
     step._folder = tmp_path
     step._num_pauses = 0
@@ -154,7 +171,9 @@ def test_a_run_that_ends_before_the_profiled_steps_names_the_first(tmp_path: Pat
     assert warned == ["nothing was profiled: the run ended before step 10 of this start"]
 
 
-def test_the_backend_is_the_one_at_the_first_profiled_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_is_the_one_at_the_first_profiled_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     capture = make_capture(tmp_path)
     capture._profiler = SimpleNamespace(start_trace=lambda: None)
     monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
@@ -165,7 +184,9 @@ def test_the_backend_is_the_one_at_the_first_profiled_step(tmp_path: Path, monke
     assert capture._facts().backend == "gloo"
 
 
-def test_modes_and_warnings_are_as_before_after_the_profiled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_and_warnings_are_as_before_after_the_profiled_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     modes: list[int | str] = [2]
     monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
@@ -183,4 +204,6 @@ def test_modes_and_warnings_are_as_before_after_the_profiled_steps(monkeypatch: 
 
 def test_the_last_line_says_how_many_ranks_the_merged_trace_has() -> None:
     assert where_to_look(Path("run"), 64).startswith("the trace of all ranks: run/profile/merged")
-    assert where_to_look(Path("run"), 65).startswith("the trace of the first 64 of 65 ranks: run/profile/merged")
+    assert where_to_look(Path("run"), 65).startswith(
+        "the trace of the first 64 of 65 ranks: run/profile/merged"
+    )

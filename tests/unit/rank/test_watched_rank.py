@@ -14,7 +14,9 @@ from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 
 def options_of(folder: Path) -> SidecarOptions:
-    return SidecarOptions(folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1)
+    return SidecarOptions(
+        folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1
+    )
 
 
 def test_training_continues_without_a_sidecar_that_cannot_be_started(
@@ -41,7 +43,10 @@ def test_a_sidecar_that_cannot_live_is_given_up(
         waits.append(one.reap())
     assert waits == [*(BACK_OFF_S * number for number in range(MAX_STARTS - 1)), None]
     (line,) = capfd.readouterr().err.splitlines()
-    assert f"the watchdog's sidecar on node-a exited {MAX_STARTS} times (exit code 1); training continues" in line
+    assert (
+        f"the watchdog's sidecar on node-a exited {MAX_STARTS} times (exit code 1); training continues"
+        in line
+    )
 
 
 def test_it_runs_this_very_package_and_nothing_of_the_current_folder(
@@ -68,7 +73,9 @@ def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_rank_that_cannot_be_watched_reports_it_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_cannot_be_watched_reports_it_and_trains(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert watch_rank(options_of(tmp_path / "gone"), None, 0) is None
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("drumline: rank 0 on node-a is not watched: ")

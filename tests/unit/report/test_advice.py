@@ -1,4 +1,5 @@
-"""Advice: each kind of bottleneck is named first by its numbers, with a change and what it should bring."""
+"""Advice: each kind of bottleneck is named first by its numbers, with a change and what it should
+bring."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ import torch.distributed as dist
 
 from drumline.report.profile.advice import advise
 from drumline.report.profile.bottleneck import Advice, advice_lines, flags_of
-from drumline.report.profile.bucket_plan import ReadyBucket, ReduceCost, exposed_by_cap, exposed_s, fit_costs, planned
+from drumline.report.profile.bucket_plan import (
+    ReadyBucket,
+    ReduceCost,
+    exposed_by_cap,
+    exposed_s,
+    fit_costs,
+    planned,
+)
 from drumline.runs.profile_result import (
     PARTS,
     Bucket,
@@ -29,12 +37,15 @@ MIB = 1 << 20
 
 
 def profile(critical: tuple[int, ...] = (5, 5), **changes: Any) -> ProfileResult:
-    """A profile of two ranks that computes most of its 100 ms; `parts` of both ranks, or of each."""
+    """A profile of two ranks that computes most of its 100 ms; `parts` of both ranks, or of
+    each."""
     by_rank = changes.pop("by_rank", None) or [changes.pop("parts", {})] * len(critical)
     ranks = []
     for rank, parts in enumerate(by_rank):
         filled = dict.fromkeys(PARTS, 0.0) | parts
-        filled["compute"] = STEP_S - sum(seconds for part, seconds in filled.items() if part != "compute")
+        filled["compute"] = STEP_S - sum(
+            seconds for part, seconds in filled.items() if part != "compute"
+        )
         steps = RankSteps(
             rank=rank,
             host=f"node-{rank}",
@@ -96,11 +107,15 @@ def test_slow_data_gets_as_many_workers_as_hide_it() -> None:
     assert advice.predicted_step_s == pytest.approx(0.04), "the rest of the step remains"
     assert advice.band[0] < 0.04 < advice.band[1] < STEP_S
     three = profile(parts={"data": 0.06}, settings={"data.workers": "3"})
-    assert first(three).settings == {"data.workers": "9"}, "3 workers take 3 steps of 100 ms for a batch"
+    assert first(three).settings == {"data.workers": "9"}, (
+        "3 workers take 3 steps of 100 ms for a batch"
+    )
     assert first(as_script(three)).settings is None
     script = first(as_script(three))
     assert script.remedy == "raise num_workers of the DataLoader, up to 16"
-    assert script.derivation == "the step without the wait at best", "a script's workers are not known"
+    assert script.derivation == "the step without the wait at best", (
+        "a script's workers are not known"
+    )
 
 
 def test_workers_that_have_no_core_are_not_proposed() -> None:
@@ -116,7 +131,10 @@ def test_workers_that_have_no_core_are_not_proposed() -> None:
 
 
 def test_loading_of_unknown_cost_has_a_wide_band() -> None:
-    known, unknown = (profile(parts={"data": 0.06}, cores_per_rank=1.25, loading_cores=load) for load in (1.0, None))
+    known, unknown = (
+        profile(parts={"data": 0.06}, cores_per_rank=1.25, loading_cores=load)
+        for load in (1.0, None)
+    )
     low, high = first(unknown).band
     assert low == pytest.approx(0.06), "if it computes nothing, one worker loads a batch in 60 ms"
     assert high - low > first(known).band[1] - first(known).band[0]
@@ -124,17 +142,25 @@ def test_loading_of_unknown_cost_has_a_wide_band() -> None:
 
 def test_tiny_buckets_become_larger_ones() -> None:
     buckets = [bucket(size, 0.001 * number, 0.001) for number, size in enumerate([4096, 128] * 30)]
-    result = profile(parts={"exposed_communication": 0.03}, buckets=tuple(buckets), bucket_cap_mb=0.01)
+    result = profile(
+        parts={"exposed_communication": 0.03}, buckets=tuple(buckets), bucket_cap_mb=0.01
+    )
     advice = first(result)
     assert (advice.bottleneck, advice.settings) == ("bucket_size", {"dist.bucket_cap_mb": "25"})
-    assert advice.predicted_step_s == pytest.approx(0.071, abs=0.0011), "one all-reduce of 1 ms is left"
+    assert advice.predicted_step_s == pytest.approx(0.071, abs=0.0011), (
+        "one all-reduce of 1 ms is left"
+    )
     assert "60 buckets of 2.11 kB" in advice.text
     assert "1.0 ms of each latency" in advice.derivation
     assert "bucket_cap_mb=25" in first(as_script(result)).remedy
-    assert first(replace(result, cores_per_rank=1.0)).band[0] < advice.band[0], "gloo's threads need the same core"
+    assert first(replace(result, cores_per_rank=1.0)).band[0] < advice.band[0], (
+        "gloo's threads need the same core"
+    )
     waiting = {"exposed_communication": 0.03, "waiting_for_rank": 0.02}
     in_turn = first(profile(parts=waiting, buckets=tuple(buckets), bucket_cap_mb=0.01))
-    assert in_turn.saved_s[1] > advice.saved_s[1] + 0.015, "ranks wait for each other in fewer all-reduces"
+    assert in_turn.saved_s[1] > advice.saved_s[1] + 0.015, (
+        "ranks wait for each other in fewer all-reduces"
+    )
 
 
 def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
@@ -143,7 +169,9 @@ def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
     rounded, larger = advise(result)
     assert [rounded.bottleneck, larger.bottleneck] == ["network", "network"]
     assert rounded.settings == {"dist.comm": "bf16"}
-    assert rounded.predicted_step_s == pytest.approx(STEP_S - 0.8 * 0.054 / 2), "0.054 s are all bytes"
+    assert rounded.predicted_step_s == pytest.approx(STEP_S - 0.8 * 0.054 / 2), (
+        "0.054 s are all bytes"
+    )
     assert "9.44 MB of gradients at 1.4 Gbit/s" in rounded.text
     assert larger.settings == {"train.batch_size": "512", "train.accumulate": "8"}
     assert larger.samples_factor == 8
@@ -154,8 +182,14 @@ def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
     (in_words,) = advise(as_script(result))
     assert in_words.settings is None
     assert "bf16_compress_hook" in in_words.remedy
-    per_rank = {"train.batch_size_per_rank": "32", "train.micro_batch_size": "8", "dist.comm": "bf16"}
-    assert first(replace(result, settings=per_rank)).settings == {"train.batch_size_per_rank": "256"}
+    per_rank = {
+        "train.batch_size_per_rank": "32",
+        "train.micro_batch_size": "8",
+        "dist.comm": "bf16",
+    }
+    assert first(replace(result, settings=per_rank)).settings == {
+        "train.batch_size_per_rank": "256"
+    }
 
 
 def test_smaller_buckets_that_begin_earlier_are_a_remedy_for_a_slow_link() -> None:
@@ -170,7 +204,9 @@ def test_a_slow_rank_is_named_with_what_it_does() -> None:
     slow = {"gaps": 0.001}
     advice = first(profile(critical=(0, 10), by_rank=[fast, slow]))
     assert (advice.bottleneck, advice.settings) == ("slow_rank", None)
-    assert advice.text.startswith("rank 1 on node-1 computes 99 ms a step, the others 60 ms: they wait 40 ms")
+    assert advice.text.startswith(
+        "rank 1 on node-1 computes 99 ms a step, the others 60 ms: they wait 40 ms"
+    )
     assert advice.predicted_step_s == pytest.approx(0.06)
     in_data = first(profile(critical=(0, 10), by_rank=[fast, {"data": 0.041}]))
     assert in_data.bottleneck == "slow_rank"
@@ -184,10 +220,17 @@ def test_ranks_that_are_late_in_turn_are_not_one_slow_rank() -> None:
 
 def test_sync_batchnorm_is_told_from_gradients() -> None:
     parts = {"exposed_communication": 0.04, "waiting_for_rank": 0.02}
-    others = {"other_collectives_s": 0.06, "other_collectives": 60.0, "buckets": (bucket(MIB, 0.03, 0.001),)}
+    others = {
+        "other_collectives_s": 0.06,
+        "other_collectives": 60.0,
+        "buckets": (bucket(MIB, 0.03, 0.001),),
+    }
     result = profile(parts=parts, settings={"dist.sync_batchnorm": "true"}, **others)
     advice = first(result)
-    assert (advice.bottleneck, advice.settings) == ("other_collectives", {"dist.sync_batchnorm": "false"})
+    assert (advice.bottleneck, advice.settings) == (
+        "other_collectives",
+        {"dist.sync_batchnorm": "false"},
+    )
     assert "60 collectives besides the all-reduces of gradients (SyncBatchNorm)" in advice.text
     assert flags_of(advice.settings or {}) == "--no-dist.sync_batchnorm"
     assert first(as_script(result)).settings is None
@@ -199,24 +242,34 @@ def test_an_item_call_is_named_by_its_line() -> None:
     advice = first(result)
     assert (advice.bottleneck, advice.settings) == ("host_sync", None)
     assert "at train.py:7 (cudaStreamSynchronize, 24 times)" in advice.text
-    assert advice.predicted_step_s == pytest.approx(0.06), "the device is busy for 60 ms, the host for 50"
+    assert advice.predicted_step_s == pytest.approx(0.06), (
+        "the device is busy for 60 ms, the host for 50"
+    )
     of_torch = replace(syncs[0], source="unknown", call="cudaEventSynchronize")
-    assert first(replace(result, syncs=(of_torch,))).bottleneck == "launches", "DDP's timers are not the user's"
+    assert first(replace(result, syncs=(of_torch,))).bottleneck == "launches", (
+        "DDP's timers are not the user's"
+    )
     host_bound = replace(result, syncs=(replace(syncs[0], seconds=0.02),))
     assert first(host_bound).predicted_step_s == pytest.approx(0.08), "the host alone takes 80 ms"
 
 
 def test_gaps_without_syncs_are_captured_in_a_graph() -> None:
     result = profile(parts={"gaps": 0.04}, device="NVIDIA H200")
-    assert (first(result).bottleneck, first(result).settings) == ("launches", {"train.step": "graph"})
+    assert (first(result).bottleneck, first(result).settings) == (
+        "launches",
+        {"train.step": "graph"},
+    )
     assert "torch.compile" in first(as_script(result)).remedy
     assert advise(replace(result, settings={"train.step": "graph"})) == ()
-    assert advise(replace(result, settings={"dist.mode": "fsdp"})) == (), "a sharded model cannot be captured"
+    assert advise(replace(result, settings={"dist.mode": "fsdp"})) == (), (
+        "a sharded model cannot be captured"
+    )
     assert advise(replace(result, device="cpu")) == ()
 
 
 def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:
-    """An eager GPT on an H200, in milliseconds: compute 15.6, data 1.3 and gaps 26.8 of 43.7, but 21.7 unprofiled."""
+    """An eager GPT on an H200, in milliseconds: compute 15.6, data 1.3 and gaps 26.8 of 43.7, but
+    21.7 unprofiled."""
     parts = {"gaps": 0.0613, "data": 0.003}
     result = profile(device="NVIDIA H200", backend="nccl", parts=parts, unprofiled_step_s=0.05)
     (advice,) = (one for one in advise(result) if one.bottleneck == "launches")
@@ -294,10 +347,18 @@ def test_the_bus_bandwidth_of_buckets_together_is_that_of_their_bytes() -> None:
 
 
 def test_planned_buckets_are_those_of_ddp() -> None:
-    """With a given size the first is as large as the others; gradients are ready in the order in which they were."""
-    measured = [ReadyBucket(num_bytes=10 * MIB, ready_s=0.02), ReadyBucket(num_bytes=10 * MIB, ready_s=0.06)]
+    """With a given size the first is as large as the others; gradients are ready in the order in
+    which they were."""
+    measured = [
+        ReadyBucket(num_bytes=10 * MIB, ready_s=0.02),
+        ReadyBucket(num_bytes=10 * MIB, ready_s=0.06),
+    ]
     found = [(one.num_bytes, one.ready_s) for one in planned(measured, 8 * MIB, begin_s=0.0)]
-    assert found == [(8 * MIB, pytest.approx(0.016)), (8 * MIB, pytest.approx(0.044)), (4 * MIB, pytest.approx(0.06))]
+    assert found == [
+        (8 * MIB, pytest.approx(0.016)),
+        (8 * MIB, pytest.approx(0.044)),
+        (4 * MIB, pytest.approx(0.06)),
+    ]
     gradients = [torch.empty(1 << 18, device="meta") for _ in range(20)]  # 1 MiB each
     assigned, _ = dist._compute_bucket_assignment_by_size(gradients, [8 * MIB])
     assert [len(one) * MIB for one in assigned] == [size for size, _ in found]
@@ -306,12 +367,19 @@ def test_planned_buckets_are_those_of_ddp() -> None:
 def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
     """The size of a bucket counts gradients, of which bf16 sends half."""
     buckets = [bucket(20 * MIB, 0.04, 0.02), bucket(20 * MIB, 0.08, 0.02)]
-    plans = [{cap: total for cap, _, total in exposed_by_cap(buckets, part, lambda _: 0.001)} for part in (1.0, 0.5)]
+    plans = [
+        {cap: total for cap, _, total in exposed_by_cap(buckets, part, lambda _: 0.001)}
+        for part in (1.0, 0.5)
+    ]
     assert (plans[0][10.0], plans[1][10.0]) == (pytest.approx(0.004), pytest.approx(0.008))
     settings = {"dist.comm": "powersgd", "train.batch_size": "64"}
     parts = {"exposed_communication": 0.05}
-    (larger,) = advise(profile(parts=parts, settings=settings, buckets=tuple(buckets), bucket_cap_mb=0.01))
-    assert larger.samples_factor > 1, "what PowerSGD sends is not in proportion to the size of its buckets"
+    (larger,) = advise(
+        profile(parts=parts, settings=settings, buckets=tuple(buckets), bucket_cap_mb=0.01)
+    )
+    assert larger.samples_factor > 1, (
+        "what PowerSGD sends is not in proportion to the size of its buckets"
+    )
     unknown = [bucket(0, 0.04, 0.02)] * 2
     (larger,) = advise(profile(parts=parts, buckets=tuple(unknown)))
     assert larger.text == "50 ms of each 100 ms step is exposed communication"
@@ -319,7 +387,9 @@ def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
 
 def test_what_is_reduced_after_the_last_gradient_is_exposed() -> None:
     assert exposed_s([(0.01, 0.0), (0.01, 0.03)]) == pytest.approx(0.01)
-    assert exposed_s([(0.05, 0.0), (0.01, 0.03)]) == pytest.approx(0.03), "the second waits for the first"
+    assert exposed_s([(0.05, 0.0), (0.01, 0.03)]) == pytest.approx(0.03), (
+        "the second waits for the first"
+    )
 
 
 @pytest.mark.parametrize(
@@ -334,15 +404,17 @@ def test_what_is_reduced_after_the_last_gradient_is_exposed() -> None:
 def test_what_was_planted_on_a_gpu_is_named_first(
     planted: str, bottleneck: str, settings: dict[str, str] | None
 ) -> None:
-    """Profiles of two NCCL ranks on an H200, of a small convolutional network; rank 1 slept in `slow`."""
+    """Profiles of two NCCL ranks on an H200, of a small convolutional network; rank 1 slept in
+    `slow`."""
     result = read_profile(Path(__file__).parents[2] / "data" / "profiles" / f"h200-{planted}.json")
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
     assert (first(result).bottleneck, first(result).settings) == (bottleneck, settings)
 
 
 def test_waits_in_many_all_reduces_go_with_them() -> None:
-    """60 tiny buckets on two NCCL ranks that share an H200: rank 1 joins each all-reduce late, though its own work is
-    no longer. In buckets of 25 MB the step took 0.114 of the time, with eight times the samples 0.196."""
+    """60 tiny buckets on two NCCL ranks that share an H200: rank 1 joins each all-reduce late,
+    though its own work is no longer. In buckets of 25 MB the step took 0.114 of the time, with
+    eight times the samples 0.196."""
     found = advise(read_profile(Path(__file__).parents[2] / "data" / "profiles" / "h200-late.json"))
     measured = {"dist.bucket_cap_mb": 0.114, "train.batch_size": 0.196}
     for one in found[:2]:

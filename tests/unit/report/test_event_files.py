@@ -17,7 +17,9 @@ def event(number: int, kind: str, step: int = 0, **fields: Any) -> str:
     return json.dumps({"number": number, "kind": kind, "step": step, **fields})
 
 
-def attempt(*, start: int = 0, steps: int = 4, world_size: int = 1, ends: bool = False) -> list[str]:
+def attempt(
+    *, start: int = 0, steps: int = 4, world_size: int = 1, ends: bool = False
+) -> list[str]:
     """A start, a resume unless at step 0, some steps, and the end."""
     lines = [event(0, "start", 0, world_size=world_size)]
     if start:
@@ -63,8 +65,14 @@ def test_attempts_of_any_number_of_ranks_have_no_problems(tmp_path: Path) -> Non
         (lambda lines: lines.__setitem__(2, lines[2][:20]), "line 3: unreadable; an event is lost"),
         (lambda lines: lines.__setitem__(2, "[1, 2]"), "line 3: unreadable; an event is lost"),
         (lambda lines: lines.__setitem__(-1, "{"), "line 12: unreadable; an event is lost"),
-        (lambda lines: lines.__setitem__(slice(2, 4), ["{", "{"]), "line 3: unreadable; an event is lost"),
-        (lambda lines: lines.pop(5), "line 6: the first 1 event of an attempt are missing above it"),
+        (
+            lambda lines: lines.__setitem__(slice(2, 4), ["{", "{"]),
+            "line 3: unreadable; an event is lost",
+        ),
+        (
+            lambda lines: lines.pop(5),
+            "line 6: the first 1 event of an attempt are missing above it",
+        ),
         (
             lambda lines: lines.__delitem__(slice(0, 5)),
             "line 2: resumes at step 4, but the events above reach only step 0",
@@ -156,16 +164,23 @@ def test_a_number_of_ranks_that_no_run_has_does_not_drown_the_rest(tmp_path: Pat
     assert len(problems(check(tmp_path, attempt(world_size=10**12)))) == 5
 
 
-def logged(*, start: int = 0, stop: int = 12, total: int = 12, saves: tuple[int, ...] = (6, 12)) -> list[str]:
-    """An attempt of 2 ranks as rank 0 reports it, logged every 2 steps; rank 1 has all but the saves."""
-    events: list[tuple[str, int, dict[str, int]]] = [("start", 0, {"world_size": 2, "total_steps": total})]
+def logged(
+    *, start: int = 0, stop: int = 12, total: int = 12, saves: tuple[int, ...] = (6, 12)
+) -> list[str]:
+    """An attempt of 2 ranks as rank 0 reports it, logged every 2 steps; rank 1 has all but the
+    saves."""
+    events: list[tuple[str, int, dict[str, int]]] = [
+        ("start", 0, {"world_size": 2, "total_steps": total})
+    ]
     events += [("resume", start, {})] if start else []
     for step in range(start + 1, stop + 1):
         events += [("train", step, {})] if step % 2 == 0 or step == total else []
         events += [("evaluation", step, {})] if step == total else []
         events += [("checkpoint", step, {})] if step in saves else []
     events += [("end", stop, {})] if stop == total else []
-    return [event(number, kind, step, **fields) for number, (kind, step, fields) in enumerate(events)]
+    return [
+        event(number, kind, step, **fields) for number, (kind, step, fields) in enumerate(events)
+    ]
 
 
 def without_saves(lines: list[str]) -> list[str]:
@@ -214,18 +229,23 @@ def test_a_tail_that_the_attempt_after_it_hides_is_missed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("cut_0", range(1, 10))
 def test_ranks_that_are_killed_at_the_same_time_lack_nothing(tmp_path: Path, cut_0: int) -> None:
-    """Wherever rank 0 was killed, rank 1 may be between the last and the next event that they share."""
+    """Wherever rank 0 was killed, rank 1 may be between the last and the next event that they
+    share."""
     zero = logged()[:cut_0]
     one = without_saves(logged())
     shared = sum(json.loads(line)["kind"] in ("train", "evaluation") for line in zero)
     saves = [record["step"] for record in map(json.loads, zero) if record["kind"] == "checkpoint"]
-    least = 3 if saves else 0  # what was reported by step 6, which rank 1 was at when that was saved
+    least = (
+        3 if saves else 0
+    )  # what was reported by step 6, which rank 1 was at when that was saved
     for num_shared in range(max(least, shared - 1), min(7, shared + 1) + 1):
         part = check(tmp_path, zero, one[: 1 + num_shared], history=ledger((0, 2, saves)))
         assert problems(part) == []
 
 
-def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_while_it_saved(tmp_path: Path) -> None:
+def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_while_it_saved(
+    tmp_path: Path,
+) -> None:
     zero = logged()
     one = without_saves(logged())
     assert problems(check(tmp_path, zero, one[:-1])) == [

@@ -43,7 +43,9 @@ def test_a_page_counts_from_its_reading_and_once_it_is_sent() -> None:
         time.sleep(0.1)
         assert server.served_at == 0.0, "nobody has read it"
         assert answer(connection).endswith(b"xxx")
-        assert 0.0 < server.served_at <= read_at[0], "what it shows may be older than the time of sending"
+        assert 0.0 < server.served_at <= read_at[0], (
+            "what it shows may be older than the time of sending"
+        )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,9 @@ def is_served(server: LiveServer) -> bool:
     return False
 
 
-def test_connections_are_limited_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited_and_a_closed_one_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(live_server, "MAX_CONNECTIONS", 2)
     may_render = threading.Event()
 

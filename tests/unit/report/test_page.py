@@ -22,7 +22,15 @@ from drumline.report.page import MAX_BYTES, render_page, write_report
 from drumline.report.run_data import read_run
 from drumline.report.run_list import listed
 from drumline.runs.profile_result import write_profile
-from tests.report_runs import BEGIN, METRICS, SETS, append, write_checkpoint, write_run, write_run_of_many_metrics
+from tests.report_runs import (
+    BEGIN,
+    METRICS,
+    SETS,
+    append,
+    write_checkpoint,
+    write_run,
+    write_run_of_many_metrics,
+)
 from tests.unit.runs.test_profile_result import example
 from tests.unit.watch.diagnosis.test_diagnosis_files import told
 
@@ -63,16 +71,22 @@ def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert "optim.lr 0.1 0.2" in differs
     assert "momentum" not in differs
     labels = [series["label"] for series in chart_data(page)[0]["series"]]
-    assert labels == [f"{run} {kind}" for run in (one, other) for kind in ("training", "evaluation")]
+    assert labels == [
+        f"{run} {kind}" for run in (one, other) for kind in ("training", "evaluation")
+    ]
 
 
 def chart_data(page: str) -> list[dict[str, list[dict[str, Any]]]]:
-    found: list[dict[str, list[dict[str, Any]]]] = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    found: list[dict[str, list[dict[str, Any]]]] = json.loads(
+        page.partition('id="data">')[2].partition("</script>")[0]
+    )
     return found
 
 
 def test_what_a_hostile_folder_holds_is_text(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL})
+    run = write_run(
+        tmp_path / "run", task=EVIL, metric=EVIL, message=EVIL, slow_rank=1, settings={"lr": EVIL}
+    )
     page = render_page([read_run(run), read_run(run)])
     assert page.count("<script") == 3, "the data, uPlot, and our own"
     assert not re.search(r"<img|onerror='", page)
@@ -84,13 +98,17 @@ def test_what_a_hostile_folder_holds_is_text(tmp_path: Path) -> None:
 
 def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     page = render_page([read_run(write_run(tmp_path / "run"))])
-    policy = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)[0].replace("&#39;", "'")
+    policy = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)[0].replace(
+        "&#39;", "'"
+    )
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules.keys() == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
     assert {rules[name] for name in ("default-src", "base-uri", "form-action")} == {"'none'"}
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
         texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        hashes = [
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
+        ]
         assert rules[rule] == " ".join(f"'sha256-{one}'" for one in hashes)
     assert not re.search(r"<[^>]+ (style|on\w+)=", page), "the policy forbids these"
     without_scripts = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
@@ -100,7 +118,9 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_page_of_fifty_runs_stays_small_and_says_that_it_is_shortened(tmp_path: Path) -> None:
     settings = {f"name{number}": "x" * 300 for number in range(300)}
-    run = write_run(tmp_path / "run", steps=400, slow_rank=1, fault_at=120, message="y" * 900, settings=settings)
+    run = write_run(
+        tmp_path / "run", steps=400, slow_rank=1, fault_at=120, message="y" * 900, settings=settings
+    )
     note = "Shown in less detail, to keep the page under 3 MB"
     assert note not in text_of(write_report([run], tmp_path / "one.html").read_text())
     path = write_report([run] * 50, tmp_path / "page.html")
@@ -111,7 +131,9 @@ def test_a_page_of_fifty_runs_stays_small_and_says_that_it_is_shortened(tmp_path
     assert len(chart_data(page)[0]["series"]) == 100
 
 
-def test_a_page_that_is_too_large_in_any_detail_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_too_large_in_any_detail_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_module, "MAX_BYTES", 90_000)
     run = read_run(write_run(tmp_path / "run", ranks=1))
     with pytest.raises(UsageError, match="a report of 40 runs is larger than 90 kB"):
@@ -162,14 +184,24 @@ def test_a_run_without_events_has_a_page(tmp_path: Path) -> None:
     "events",
     [
         [{"kind": "checkpoint", "bytes": 1, "seconds": float("inf"), "blocked_s": 1.0}],
-        [{"kind": "checkpoint", "bytes": float("inf"), "seconds": 1.0, "copy": "host", "blocked_s": float("inf")}],
+        [
+            {
+                "kind": "checkpoint",
+                "bytes": float("inf"),
+                "seconds": 1.0,
+                "copy": "host",
+                "blocked_s": float("inf"),
+            }
+        ],
         [{"kind": "evaluation", "seconds": 1e308}] * 2,
         [{"kind": "checkpoint", "blocked_s": 1e308}] * 2,
         [{"kind": "first_step", "seconds": 1e308}, {"kind": "first_step", "seconds": -1e308}],
         [{"kind": "evaluation", "seconds": 5}, {"kind": "checkpoint", "blocked_s": -5}],
     ],
 )
-def test_durations_that_cannot_be_true_are_left_out(tmp_path: Path, events: list[dict[str, object]]) -> None:
+def test_durations_that_cannot_be_true_are_left_out(
+    tmp_path: Path, events: list[dict[str, object]]
+) -> None:
     (tmp_path / "run" / "events").mkdir(parents=True)
     append(tmp_path / "run", 0, *({"step": 1, "time": BEGIN, **event} for event in events))
     run = read_run(tmp_path / "run")
@@ -191,7 +223,10 @@ def test_a_diagnosis_of_an_impossible_time_is_left_out(tmp_path: Path) -> None:
 def test_only_a_live_page_loads_itself_again(tmp_path: Path, refresh_s: float | None) -> None:
     page = render_page([read_run(write_run(tmp_path / "run"))], refresh_s=refresh_s)
     is_live = refresh_s is not None
-    assert ('<meta http-equiv="refresh" content="5">' in page, 'data-refresh="5"' in page) == (is_live, is_live)
+    assert ('<meta http-equiv="refresh" content="5">' in page, 'data-refresh="5"' in page) == (
+        is_live,
+        is_live,
+    )
 
 
 def test_all_metrics_of_all_sets_are_shown(tmp_path: Path) -> None:
@@ -208,7 +243,9 @@ def test_all_metrics_of_all_sets_are_shown(tmp_path: Path) -> None:
         assert f" {name} {text} {text} " in several
 
 
-def test_metrics_above_the_limit_are_counted_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_above_the_limit_are_counted_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_module, "MAX_METRICS", 30)
     run = read_run(write_run_of_many_metrics(tmp_path / "run"))
     assert "6 further metrics are not shown." in text_of(render_page([run]))
@@ -225,7 +262,10 @@ def test_the_page_of_an_own_loop_has_its_newest_checkpoint_and_no_times(tmp_path
     write_checkpoint(tmp_path / "own" / "checkpoints", 120)
     page = text_of(render_page([read_run(tmp_path / "own")]))
     assert "state own loop steps 120" in page
-    assert "A loop of your own writes checkpoints and no events: there are no times and curves of it." in page
+    assert (
+        "A loop of your own writes checkpoints and no events: there are no times and curves of it."
+        in page
+    )
     assert "goodput" not in page
 
 
@@ -233,7 +273,9 @@ def test_a_run_that_a_hook_ended_early_is_shown_as_such(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ranks=1, steps=100)
     events = run / "events" / "rank-00000.jsonl"
     ended = events.read_text().replace('"total_steps": 100', '"total_steps": 1000')
-    events.write_text(ended.replace('"best_step": 50', '"best_step": 50, "stopped": "loss did not improve"'))
+    events.write_text(
+        ended.replace('"best_step": 50', '"best_step": 50, "stopped": "loss did not improve"')
+    )
     assert "steps 100 of 1,000" in text_of(render_page([read_run(run)]))
     assert "stopped loss did not improve" in text_of(render_page([read_run(run)]))
     assert _cells(listed(run))[:4] == (str(run), "digits", "done", "100/1,000 (ended early)")

@@ -1,4 +1,5 @@
-"""The words of a profile, as files: tests/data/profile/*.txt. To write them again: UPDATE_WORDS=1."""
+"""The words of a profile, as files: tests/data/profile/*.txt. To write them again:
+UPDATE_WORDS=1."""
 
 from __future__ import annotations
 
@@ -22,12 +23,19 @@ def golden(name: str, result: ProfileResult) -> None:
 
 
 def test_words_of_two_ranks(tmp_path: Path) -> None:
-    golden("gloo-slow", replace(two_ranks(tmp_path), network_bytes_per_s=1e8, unprofiled_step_s=0.08))
+    golden(
+        "gloo-slow", replace(two_ranks(tmp_path), network_bytes_per_s=1e8, unprofiled_step_s=0.08)
+    )
 
 
 def test_words_of_several_hosts_with_a_rank_that_is_missing(tmp_path: Path) -> None:
     result = two_ranks(tmp_path, later_ms=3, host="b")
-    golden("missing", replace(result, world_size=4, missing_ranks={"2": "it is incomplete", "3": "it is incomplete"}))
+    golden(
+        "missing",
+        replace(
+            result, world_size=4, missing_ranks={"2": "it is incomplete", "3": "it is incomplete"}
+        ),
+    )
 
 
 @pytest.mark.parametrize("kind", ["slow", "tiny", "item"])
@@ -39,20 +47,28 @@ def changed(result: ProfileResult, **parts_ms: float) -> ProfileResult:
     """Every rank with these parts."""
     parts = dict.fromkeys(result.parts_s, 0.0) | {name: ms / 1e3 for name, ms in parts_ms.items()}
     step_s = sum(parts.values())
-    ranks = tuple(replace(one, parts_s=parts, critical_steps=0, step_s=(step_s,)) for one in result.ranks)
+    ranks = tuple(
+        replace(one, parts_s=parts, critical_steps=0, step_s=(step_s,)) for one in result.ranks
+    )
     return replace(result, parts_s=parts, step_s=step_s, ranks=ranks)
 
 
 def test_the_largest_loss_is_first(tmp_path: Path) -> None:
     result = two_ranks(tmp_path)
     assert headline(result) == "rank 1 is slow: the others wait 30% of the step for it"
-    assert headline(changed(result, compute=99)) == "the ranks compute 100% of the step: there is little to gain"
+    assert (
+        headline(changed(result, compute=99))
+        == "the ranks compute 100% of the step: there is little to gain"
+    )
     slow_data = changed(result, compute=40, data=60)
     assert headline(slow_data) == "data is slow: the ranks wait 60% of the step for their batches"
     exposed = changed(result, compute=40, exposed_communication=60)
     assert headline(exposed).startswith("communication is exposed: the ranks wait 60% of the step")
     host = changed(result, compute=40, gaps=60)
-    assert headline(host) == "the host is slow: 60% of the step neither computes nor waits (Python, launches)"
+    assert (
+        headline(host)
+        == "the host is slow: 60% of the step neither computes nor waits (Python, launches)"
+    )
     syncs = (HostSync(source="train.py:7", call="cudaStreamSynchronize", seconds=0.05, calls=1.0),)
     gpu = replace(changed(result, compute=40, gaps=60), device="NVIDIA H200", syncs=syncs)
     assert headline(gpu).endswith("idle 60% of the step because of that, mostly in train.py:7")

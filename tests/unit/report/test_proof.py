@@ -1,4 +1,5 @@
-"""The order of a proof: what is run, when it is run again, and what is never claimed. Legs are made up here."""
+"""The order of a proof: what is run, when it is run again, and what is never claimed. Legs are made
+up here."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ STEPS = 4
 
 
 class Stage:
-    """Stands in for the processes: writes what they would leave. `late` says how many kills come too late."""
+    """Stands in for the processes: writes what they would leave. `late` says how many kills come
+    too late."""
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class Stage:
     def run_to_the_end(self, leg: Leg) -> None:
         from_step = self.progress if leg.name.startswith("leg") else 0
         self._write(leg, from_step, STEPS)
-        events = [{"kind": "checkpoint", "step": step, "seconds": 0.1} for step in range(1, STEPS + 1)]
+        events = [
+            {"kind": "checkpoint", "step": step, "seconds": 0.1} for step in range(1, STEPS + 1)
+        ]
         events += [{"kind": "evaluation", "step": STEPS, "seconds": 0.1}] * self.evaluates
         (leg.folder / "events").mkdir(exist_ok=True)
         (leg.folder / "events" / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, events)))
@@ -64,12 +68,24 @@ class Stage:
         folder = leg.folder / "trace"
         folder.mkdir(parents=True)
         lines: list[dict[str, Any]] = [
-            {"kind": "start", "step": from_step, "world_size": 1, "tensors": {"w": restored}, "unsaved": {}}
+            {
+                "kind": "start",
+                "step": from_step,
+                "world_size": 1,
+                "tensors": {"w": restored},
+                "unsaved": {},
+            }
         ]
         lines[0]["unsaved"] = {"rope": "empty"} if self.caches else {}
         for step in range(from_step + 1, to_step + 1):
             changed = step >= self.differs.get(leg.name, STEPS + 1)
-            batch = {"low": step, "high": step + 1, "indices": [step], "samples": [str(step)], "rest": ""}
+            batch = {
+                "low": step,
+                "high": step + 1,
+                "indices": [step],
+                "samples": [str(step)],
+                "rest": "",
+            }
             tensors = {"w": -1 if changed else step}
             lines.append(
                 {
@@ -82,7 +98,13 @@ class Stage:
                 }
             )
         if self.evaluates and to_step == STEPS:
-            lines.append({"kind": "evaluated", "step": STEPS, "metrics": {"loss": self.losses.get(leg.name, 1.0)}})
+            lines.append(
+                {
+                    "kind": "evaluated",
+                    "step": STEPS,
+                    "metrics": {"loss": self.losses.get(leg.name, 1.0)},
+                }
+            )
         (folder / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 
@@ -91,7 +113,9 @@ def make_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def prove(stage: Stage, **options: Any) -> list[str]:
         monkeypatch.setattr(proof, "run_to_the_end", stage.run_to_the_end)
         monkeypatch.setattr(proof, "run_and_kill", stage.run_and_kill)
-        wanted = ProofOptions(**{"worlds": (1, 1), "steps": STEPS, "seed": 1, "moment": "step", **options})
+        wanted = ProofOptions(
+            **{"worlds": (1, 1), "steps": STEPS, "seed": 1, "moment": "step", **options}
+        )
         is_proved = Proof(wanted, ["task"], tmp_path, stage.said.append).run()
         result = "proved: " if is_proved else "not proved: "
         first = next(place for place, line in enumerate(stage.said) if line.startswith(result))
@@ -116,7 +140,9 @@ def test_proved(prove: Any) -> None:
 
 
 @pytest.mark.parametrize("distance", [1e-6, 0.5])
-def test_modes_are_compared_by_what_they_restore(prove: Any, monkeypatch: pytest.MonkeyPatch, distance: float) -> None:
+def test_modes_are_compared_by_what_they_restore(
+    prove: Any, monkeypatch: pytest.MonkeyPatch, distance: float
+) -> None:
     """The bits of leg 2's own steps are others; its samples, and what it restored, are the same."""
     monkeypatch.setattr(proof, "weight_distance", lambda one, other: distance)
     stage = Stage(differs={"leg 2": 3})
@@ -125,7 +151,11 @@ def test_modes_are_compared_by_what_they_restore(prove: Any, monkeypatch: pytest
         "leg 1: 2 ranks in mode ddp, killed with -9 after step 2 (rank 0)",
         "leg 2: 3 ranks in mode fsdp from step 2, to the end",
     ]
-    assert [leg[-1] for leg in stage.arguments] == ["--dist.mode=ddp", "--dist.mode=ddp", "--dist.mode=fsdp"]
+    assert [leg[-1] for leg in stage.arguments] == [
+        "--dist.mode=ddp",
+        "--dist.mode=ddp",
+        "--dist.mode=fsdp",
+    ]
     if distance < 1e-2:
         assert lines == [
             "proved: 4 samples, 1 tensor: each mode resumed with the bits that the one before had saved; the weights "
@@ -168,7 +198,9 @@ def test_another_evaluation_is_no_proof(prove: Any) -> None:
     assert lines[1].startswith("  likely cause: state outside the checkpoint, used in evaluation")
 
 
-def test_an_evaluation_that_was_never_done_is_found(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_was_never_done_is_found(
+    prove: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage(evaluates=True)
     finish = stage.run_to_the_end
 
@@ -191,12 +223,16 @@ def test_a_kill_that_came_too_late_is_done_again_earlier(prove: Any) -> None:
 
 
 def test_without_a_kill_there_is_no_proof(prove: Any) -> None:
-    with pytest.raises(RunFailedError, match="the job ended before it could be killed, 3 times") as e:
+    with pytest.raises(
+        RunFailedError, match="the job ended before it could be killed, 3 times"
+    ) as e:
         prove(Stage(late=9))
     assert "give it more --steps" in str(e.value)
 
 
-def test_a_leg_with_nothing_left_to_do_proves_nothing(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leg_with_nothing_left_to_do_proves_nothing(
+    prove: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage()
     kill = stage.run_and_kill
 
@@ -223,7 +259,9 @@ def test_a_difference_before_the_kill_needs_no_other_leg(prove: Any) -> None:
     ("repeated", "cause"),
     [(STEPS + 1, "state outside the checkpoint, in the model"), (1, "a non-deterministic kernel")],
 )
-def test_a_difference_after_the_kill_is_looked_for_without_one(prove: Any, repeated: int, cause: str) -> None:
+def test_a_difference_after_the_kill_is_looked_for_without_one(
+    prove: Any, repeated: int, cause: str
+) -> None:
     stage = Stage(differs={"leg 2": 3, "the repeated run": repeated})
     lines = prove(stage, at=(2,))
     assert lines[0] == "not proved: w differs after step 3 [leg 2]"

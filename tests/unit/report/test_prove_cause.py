@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.tools.prove.run_comparison import Kind, RunDifference, lost_in_the_kill, not_repeatable
+from drumline.tools.prove.run_comparison import (
+    Kind,
+    RunDifference,
+    lost_in_the_kill,
+    not_repeatable,
+)
 
 
-def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stream: bool = False) -> RunDifference:
+def found(
+    kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stream: bool = False
+) -> RunDifference:
     return RunDifference(kind, step, "it differs", "the thing", unsaved, of_a_stream)
 
 
@@ -21,8 +28,16 @@ def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stre
         ),
         (found("batch"), "unseeded randomness in the dataset: the thing", "global generators"),
         (found("order"), "the dataset is not the same twice", "len(dataset)"),
-        (found("tensor", step=0), "unseeded randomness in model(): the thing starts from different", "torch's"),
-        (found("tensor"), "a non-deterministic kernel, or randomness in the model", "--train.deterministic"),
+        (
+            found("tensor", step=0),
+            "unseeded randomness in model(): the thing starts from different",
+            "torch's",
+        ),
+        (
+            found("tensor"),
+            "a non-deterministic kernel, or randomness in the model",
+            "--train.deterministic",
+        ),
         (found("file"), "a non-deterministic kernel", "--train.deterministic"),
         (
             found("evaluation"),
@@ -49,7 +64,12 @@ def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str
             "state outside the checkpoint, in the dataset",
             "state_dict() and load_state_dict() hold everything that decides the next sample",
         ),
-        (found("sample", unsaved=("mask",)), (2, 2), "state outside the checkpoint, in the dataset", "index"),
+        (
+            found("sample", unsaved=("mask",)),
+            (2, 2),
+            "state outside the checkpoint, in the dataset",
+            "index",
+        ),
         (found("order"), (2, 2), "the dataset changed between the legs", "len(dataset)"),
         (found("order", of_a_stream=True), (2, 2), "the dataset changed", "end at the same sample"),
         (
@@ -70,18 +90,35 @@ def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str
             "arithmetic that depends on the number of ranks (4 and 2), or state outside the checkpoint, used in",
             "--world 4 first",
         ),
-        (found("tensor"), (2, 2), "state outside the checkpoint, in the model, the task", "register_buffer"),
-        (found("file"), (2, 2), "state outside the checkpoint, in the model, the task", "register_buffer"),
+        (
+            found("tensor"),
+            (2, 2),
+            "state outside the checkpoint, in the model, the task",
+            "register_buffer",
+        ),
+        (
+            found("file"),
+            (2, 2),
+            "state outside the checkpoint, in the model, the task",
+            "register_buffer",
+        ),
         (
             found("tensor", unsaved=("mask",)),
             (2, 2),
             "state outside the checkpoint: the buffer mask has persistent=False",
             "without persistent=False",
         ),
-        (found("tensor"), (4, 2), "arithmetic that depends on the number of ranks (4 and 2)", "--world 4 first"),
+        (
+            found("tensor"),
+            (4, 2),
+            "arithmetic that depends on the number of ranks (4 and 2)",
+            "--world 4 first",
+        ),
     ],
 )
-def test_lost_in_the_kill(difference: RunDifference, worlds: tuple[int, int], what: str, next_step: str) -> None:
+def test_lost_in_the_kill(
+    difference: RunDifference, worlds: tuple[int, int], what: str, next_step: str
+) -> None:
     cause = lost_in_the_kill(difference, worlds=worlds)
     assert cause.what.startswith(what)
     assert next_step in cause.next_step

@@ -36,7 +36,10 @@ def step(number: int, low: int = 0, high: int = BATCH, **changes: Any) -> dict[s
     }
     line = {"kind": "step", "step": number, "epoch": 0, "batches": [batch]}
     if low == 0:
-        line |= {"tensors": {"w": f"w{number}", "w/exp_avg": f"m{number}"}, "unsaved": {"mask": "same"}}
+        line |= {
+            "tensors": {"w": f"w{number}", "w/exp_avg": f"m{number}"},
+            "unsaved": {"mask": "same"},
+        }
     for name, value in changes.items():
         (batch if name in batch else line)[name] = value
     return line
@@ -55,7 +58,9 @@ def make_reference(tmp_path: Path) -> RunTrace:
     return trace(tmp_path / "reference", [start(), step(1), step(2), step(3)])
 
 
-def difference(reference: RunTrace, folder: Path, *ranks: list[dict[str, Any]]) -> RunDifference | None:
+def difference(
+    reference: RunTrace, folder: Path, *ranks: list[dict[str, Any]]
+) -> RunDifference | None:
     return compare(reference, trace(folder, *ranks)).difference
 
 
@@ -72,7 +77,10 @@ def test_what_a_trace_holds(reference: RunTrace) -> None:
 
 def test_the_same_run_on_any_number_of_ranks(tmp_path: Path, reference: RunTrace) -> None:
     assert difference(reference, tmp_path / "1", [start(), step(1), step(2)]) is None
-    halves = [[start(world=2), step(1, 0, 2), step(2, 0, 2)], [start(world=2), step(1, 2, 4), step(2, 2, 4)]]
+    halves = [
+        [start(world=2), step(1, 0, 2), step(2, 0, 2)],
+        [start(world=2), step(1, 2, 4), step(2, 2, 4)],
+    ]
     assert difference(reference, tmp_path / "2", *halves) is None
     assert difference(reference, tmp_path / "3", [start(2), step(3)]) is None
 
@@ -80,9 +88,14 @@ def test_the_same_run_on_any_number_of_ranks(tmp_path: Path, reference: RunTrace
 def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference: RunTrace) -> None:
     half = [start(world=2), step(1, 0, 2), step(2, 0, 2)]
     assert difference(reference, tmp_path / "1", half, [start(world=2), step(1, 2, 4)]) is None
-    whole = difference(reference, tmp_path / "2", half, [start(world=2), step(1, 2, 4), step(2, 3, 4)])
+    whole = difference(
+        reference, tmp_path / "2", half, [start(world=2), step(1, 2, 4), step(2, 3, 4)]
+    )
     assert whole is not None
-    assert whole.sentence == "step 2 has no sample at position 6 of epoch 1, unlike the run without kills"
+    assert (
+        whole.sentence
+        == "step 2 has no sample at position 6 of epoch 1, unlike the run without kills"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,12 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference
     ],
 )
 def test_the_first_difference_is_named(
-    tmp_path: Path, reference: RunTrace, lines: list[dict[str, Any]], kind: str, at: int, sentence: str
+    tmp_path: Path,
+    reference: RunTrace,
+    lines: list[dict[str, Any]],
+    kind: str,
+    at: int,
+    sentence: str,
 ) -> None:
     found = difference(reference, tmp_path / "other", lines)
     assert found is not None
@@ -138,13 +156,17 @@ def test_the_first_difference_is_named(
     assert not found.unsaved
 
 
-def test_a_buffer_that_is_not_saved_is_no_difference_of_its_own(tmp_path: Path, reference: RunTrace) -> None:
+def test_a_buffer_that_is_not_saved_is_no_difference_of_its_own(
+    tmp_path: Path, reference: RunTrace
+) -> None:
     cache = trace(tmp_path / "1", [start(2) | {"unsaved": {"rope": "empty"}}, step(3)])
     assert compare(reference, cache).difference is None
     assert compare(reference, cache).unsaved == ("mask", "rope")
 
 
-def test_a_buffer_that_is_not_saved_is_named_with_what_differs(tmp_path: Path, reference: RunTrace) -> None:
+def test_a_buffer_that_is_not_saved_is_named_with_what_differs(
+    tmp_path: Path, reference: RunTrace
+) -> None:
     lines = [start() | {"unsaved": {"mask": "same", "rope": "x"}}, step(1)]
     lines += [step(2, unsaved={"mask": "x"}, tensors={"w": "x"}), step(3, unsaved={"later": "x"})]
     found = difference(reference, tmp_path / "other", lines)
@@ -156,22 +178,35 @@ def test_a_buffer_that_is_not_saved_is_named_with_what_differs(tmp_path: Path, r
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (evaluated(2, 0.5 + 1e-16), "loss of the evaluation after step 2 is 0.5000000000000001, not 0.5"),
+        (
+            evaluated(2, 0.5 + 1e-16),
+            "loss of the evaluation after step 2 is 0.5000000000000001, not 0.5",
+        ),
         (evaluated(2, "nan"), "loss of the evaluation after step 2 is nan, not 0.5"),
         (evaluated(2, accuracy=1.0), "accuracy of the evaluation after step 2 is 1.0, not missing"),
         (evaluated(2), None),
     ],
 )
-def test_evaluations_are_compared(tmp_path: Path, other: dict[str, Any], sentence: str | None) -> None:
-    whole = trace(tmp_path / "whole", [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")])
-    found = difference(whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")])
-    assert (found and (found.kind, found.step, found.sentence)) == (sentence and ("evaluation", 2, sentence))
+def test_evaluations_are_compared(
+    tmp_path: Path, other: dict[str, Any], sentence: str | None
+) -> None:
+    whole = trace(
+        tmp_path / "whole", [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")]
+    )
+    found = difference(
+        whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")]
+    )
+    assert (found and (found.kind, found.step, found.sentence)) == (
+        sentence and ("evaluation", 2, sentence)
+    )
     assert difference(whole, tmp_path / "killed", [start(), step(1), step(2)]) is None
 
 
 def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
     one = trace(tmp_path / "one", [start(), step(1, indices=None)])
-    found = difference(one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])])
+    found = difference(
+        one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
+    )
     assert found is not None
     assert found.sentence == "the sample at position 1 of epoch 1 differs at step 1"
     assert found.of_a_stream

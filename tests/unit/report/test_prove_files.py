@@ -39,18 +39,28 @@ def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
     assert compare_checkpoints(one, two, 8, same_world=False) is None
     found = compare_checkpoints(one, two, 8, same_world=True)
     assert found is not None
-    assert found.sentence == "rng.safetensors of the checkpoint of step 8 differs, first in rank-00002"
+    assert (
+        found.sentence == "rng.safetensors of the checkpoint of step 8 differs, first in rank-00002"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"b": [0.0, 0.0, -0.0]}, "model.safetensors of the checkpoint of step 8 differs, first in b"),
-        ({"rng": [2.0]}, "rng.safetensors of the checkpoint of step 8 differs, first in rank-00000"),
+        (
+            {"b": [0.0, 0.0, -0.0]},
+            "model.safetensors of the checkpoint of step 8 differs, first in b",
+        ),
+        (
+            {"rng": [2.0]},
+            "rng.safetensors of the checkpoint of step 8 differs, first in rank-00000",
+        ),
         ({"cursor": 9}, "progress.json of the checkpoint of step 8 differs"),
     ],
 )
-def test_one_bit_is_found_and_named(tmp_path: Path, change: dict[str, object], sentence: str) -> None:
+def test_one_bit_is_found_and_named(
+    tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
     # type: ignore[arg-type]
     one = checkpoint(tmp_path / "1")
     two = checkpoint(tmp_path / "2", **change)

@@ -1,4 +1,5 @@
-"""Legs are killed when they should be, and nothing that they started is left. The runs here only pretend: no torch."""
+"""Legs are killed when they should be, and nothing that they started is left. The runs here only
+pretend: no torch."""
 
 from __future__ import annotations
 
@@ -123,7 +124,9 @@ def test_a_leg_that_fails_by_itself_is_reported_with_its_last_lines(tmp_path: Pa
         folder.mkdir()
         with pytest.raises(RunFailedError) as caught:
             run(leg(folder, "error"))
-        assert str(caught.value).startswith("leg 1 failed by itself with exit code 3:\n  | something went wrong\n")
+        assert str(caught.value).startswith(
+            "leg 1 failed by itself with exit code 3:\n  | something went wrong\n"
+        )
         assert f"its full output is in {folder / 'leg-1.log'}" in str(caught.value)
         assert caught.value.exit_code == ExitCode.PREFLIGHT_FAILED
 
@@ -134,10 +137,14 @@ def test_workers_of_a_killed_rank_do_not_outlive_it(tmp_path: Path) -> None:
     assert not children_that_stay(before)
 
 
-def test_a_leg_that_hangs_after_the_kill_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leg_that_hangs_after_the_kill_is_ended_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(killed_run, "END_S", 0.2)
     monkeypatch.setattr(JobProcesses, "kill", lambda family, pids: None)
-    with pytest.raises(RunFailedError, match=r"leg 1 did not end within 0 s after rank 0 was killed"):
+    with pytest.raises(
+        RunFailedError, match=r"leg 1 did not end within 0 s after rank 0 was killed"
+    ):
         run_and_kill(leg(tmp_path, "stays"), kill("step", 1))
     assert last(tmp_path)[0] != "start"
 
@@ -191,7 +198,9 @@ def test_a_kill_is_described(tmp_path: Path) -> None:
     save = Kill("save", 4, (0, 1), 0, 1)
     assert describe(save, one, 4) == "killed with -9 during the save of step 4 (ranks 0, 1)"
     evaluation = kill("evaluation", 5)
-    assert describe(evaluation, one, 5) == "killed with -9 during the evaluation after step 5 (rank 0)"
+    assert (
+        describe(evaluation, one, 5) == "killed with -9 during the evaluation after step 5 (rank 0)"
+    )
     (one.folder / "checkpoints" / "step-00000004").mkdir(parents=True)
     assert describe(save, one, 4) == "killed with -9 at the end of the save of step 4 (ranks 0, 1)"
 
@@ -244,20 +253,30 @@ def test_ranks_are_killed_once_all_of_them_have_begun(tmp_path: Path) -> None:
 
 def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> None:
     one = leg(tmp_path)
-    one.log.write_text("drumline: error: 8 ranks cannot share 4 shards\n  try: start at most 4 ranks\n")
+    one.log.write_text(
+        "drumline: error: 8 ranks cannot share 4 shards\n  try: start at most 4 ranks\n"
+    )
     for code in (2, 3):
-        assert f"\n  try: do what it says; its full output is in {one.log}" in str(failed(one, code))
+        assert f"\n  try: do what it says; its full output is in {one.log}" in str(
+            failed(one, code)
+        )
     assert "try: fix the job first; its" in str(failed(one, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")
 def test_what_was_started_does_not_outlive_a_kill(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(60)",
+    ]
     starter = (
         "import subprocess; from drumline.base.processes import ending_with_parent; "
         f"subprocess.run(ending_with_parent({command!r}))"
     )
-    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()

@@ -1,4 +1,5 @@
-"""When legs are killed: drawn from a seed, within what was asked for, and never before there is something to resume."""
+"""When legs are killed: drawn from a seed, within what was asked for, and never before there is
+something to resume."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_kills_rise_and_leave_something_to_resume(worlds: tuple[int, ...], attem
         kills = draw_kills(options(worlds=worlds, seed=seed), PATTERN, attempt=attempt)
         assert len(kills) == len(worlds) - 1
         assert all(kill.step > min(PATTERN["save"]) for kill in kills)
-        assert all(rank < world for kill, world in zip(kills, worlds, strict=False) for rank in kill.ranks)
+        assert all(
+            rank < world for kill, world in zip(kills, worlds, strict=False) for rank in kill.ranks
+        )
         steps = [kill.step for kill in kills if kill.moment == "step"]
         assert steps == sorted(steps)
         assert all(step < 8 for step in steps)
@@ -76,7 +79,8 @@ def test_a_job_without_evaluation_is_killed_between_steps() -> None:
 
 def test_later_attempts_kill_earlier_and_at_once() -> None:
     first, second, third = (
-        draw_kills(options(at=(7,), moment="save"), PATTERN, attempt=n)[0] for n in range(MAX_ATTEMPTS)
+        draw_kills(options(at=(7,), moment="save"), PATTERN, attempt=n)[0]
+        for n in range(MAX_ATTEMPTS)
     )
     assert (first.step, second.step, second.wait) == (8, 4, 0.0)
     assert (third.moment, third.step, third.wait) == ("step", 3, 0.0)
@@ -89,7 +93,10 @@ def test_later_attempts_kill_earlier_and_at_once() -> None:
         ({"at": (3,), "worlds": (4, 2, 3)}, "--kill-at: 1 step for 2 kills (--world 4,2,3)"),
         ({"at": (8,)}, "--kill-at: 8 must be below --steps 8"),
         ({"at": (4, 3), "worlds": (2, 2, 2)}, "--kill-at: 4,3 must rise and stay below --steps 8"),
-        ({"rank": "2"}, "--kill-rank: '2' is neither 'all' nor a rank of every leg that is killed (0 to 1)"),
+        (
+            {"rank": "2"},
+            "--kill-rank: '2' is neither 'all' nor a rank of every leg that is killed (0 to 1)",
+        ),
         ({"rank": "one"}, "--kill-rank: 'one' is neither 'all' nor a rank"),
         ({"rank": "3", "worlds": (4, 2, 4)}, "(0 to 1)"),
         ({"modes": ("fsdp",)}, "--modes: 1 for 2 legs; give one for each, and at least 2"),
@@ -108,7 +115,9 @@ def test_options_that_can_be_met() -> None:
 
 
 def test_what_only_the_first_run_shows() -> None:
-    assert too_early(options(at=(2,)), PATTERN) == ("--kill-at: 2 is too early: the first checkpoint is that of step 2")
+    assert too_early(options(at=(2,)), PATTERN) == (
+        "--kill-at: 2 is too early: the first checkpoint is that of step 2"
+    )
     said = too_early(options(steps=4, worlds=(2, 2, 2)), PATTERN) or ""
     assert said.startswith("--steps: 4 is too few: the first checkpoint is that of step 2")
     assert said.endswith("give at least 5")

@@ -41,12 +41,24 @@ def settings(*argv: str, file: Path | None = None, **more: Any) -> dict[str, str
 
 
 def test_what_the_proof_needs() -> None:
-    assert settings() == {"checkpoint.every_steps": "2", "train.steps": "8", "log.trace": "true", "log.display": "none"}
+    assert settings() == {
+        "checkpoint.every_steps": "2",
+        "train.steps": "8",
+        "log.trace": "true",
+        "log.display": "none",
+    }
     assert settings(worlds=(4, 2, 3))["train.exact"] == "elastic"
 
 
 def test_the_users_settings_are_passed_on() -> None:
-    argv = ["--model.widths", "8,16", "--optim.clip_norm", "none", "--no-data.pin_memory", "--optim.lr=1e-5"]
+    argv = [
+        "--model.widths",
+        "8,16",
+        "--optim.clip_norm",
+        "none",
+        "--no-data.pin_memory",
+        "--optim.lr=1e-5",
+    ]
     argv += ["--checkpoint.every_steps", "3", "--model.options.name", "a b"]
     found = settings(*argv)
     wanted = {
@@ -81,7 +93,9 @@ def test_how_often_the_job_saves_is_not_touched_where_it_can_be_proved(tmp_path:
     assert settings("--checkpoint.every_steps", "0")["checkpoint.every_steps"] == "2"
     file = tmp_path / "config.toml"
     file.write_text("[checkpoint]\nevery_steps = 0\n")
-    assert settings(file=file)["checkpoint.every_steps"] == "2", "a run's own file says 0 where nobody said anything"
+    assert settings(file=file)["checkpoint.every_steps"] == "2", (
+        "a run's own file says 0 where nobody said anything"
+    )
 
 
 def test_shards_by_speed_are_turned_off() -> None:
@@ -100,7 +114,11 @@ def test_what_is_changed_is_reported() -> None:
 @pytest.mark.parametrize(
     ("argv", "more", "problem"),
     [
-        (["--checkpoint.every_steps", "10"], {}, "step 10, and each kill needs a step of its own after it and before"),
+        (
+            ["--checkpoint.every_steps", "10"],
+            {},
+            "step 10, and each kill needs a step of its own after it and before",
+        ),
         (["--checkpoint.every_steps", "10"], {}, "the end; give at least 12"),
         ([], {"steps": 3}, "--steps: 3 is too few: the first checkpoint is that of step 2"),
         (
@@ -119,7 +137,9 @@ def test_what_cannot_be_proved_is_known_before_anything_runs(
 
 def test_what_may_be_proved_is_not_refused() -> None:
     assert not list(chosen().problems())
-    assert not list(chosen("--checkpoint.every_steps", "10", "--checkpoint.every_epochs", "1").problems())
+    assert not list(
+        chosen("--checkpoint.every_steps", "10", "--checkpoint.every_epochs", "1").problems()
+    )
     assert not list(chosen("--train.shards", "1").problems()), "the legs are alike"
 
 
@@ -129,11 +149,21 @@ def test_what_may_be_proved_is_not_refused() -> None:
         (["--train.steps", "9"], (2, 2), "--train.steps: use --steps instead"),
         (["--train.epochs", "9"], (2, 2), "--train.epochs: use --steps instead"),
         (["--no-log.trace"], (2, 2), "--log.trace: it is always on here"),
-        (["--log.display", "live"], (2, 2), "--log.display: the output of the runs goes to files here"),
-        (["--train.exact", "world"], (4, 2), "--train.exact: world needs one number of ranks, and the legs have 4, 2"),
+        (
+            ["--log.display", "live"],
+            (2, 2),
+            "--log.display: the output of the runs goes to files here",
+        ),
+        (
+            ["--train.exact", "world"],
+            (4, 2),
+            "--train.exact: world needs one number of ranks, and the legs have 4, 2",
+        ),
     ],
 )
-def test_settings_that_the_proof_has_no_use_for(argv: list[str], worlds: tuple[int, ...], problem: str) -> None:
+def test_settings_that_the_proof_has_no_use_for(
+    argv: list[str], worlds: tuple[int, ...], problem: str
+) -> None:
     assert list(wrong_settings(layers(*argv), options(*worlds))) == [problem]
 
 
@@ -144,5 +174,7 @@ def test_settings_that_it_takes() -> None:
 
 def test_modes_and_a_mode_exclude_each_other() -> None:
     wanted = ProofOptions((2, 3), 8, seed=0, modes=("ddp", "fsdp"))
-    assert list(wrong_settings(layers("--dist.mode", "fsdp"), wanted)) == ["--dist.mode: --modes sets it for each leg"]
+    assert list(wrong_settings(layers("--dist.mode", "fsdp"), wanted)) == [
+        "--dist.mode: --modes sets it for each leg"
+    ]
     assert not wanted.is_elastic

@@ -34,7 +34,13 @@ class Job:
     """By step: the epoch, and the positions that its ranks had."""
 
     def attempt(
-        self, world_size: int, steps: int, *, save_every: int = 2, writes_checkpoints: bool = True, **start: Any
+        self,
+        world_size: int,
+        steps: int,
+        *,
+        save_every: int = 2,
+        writes_checkpoints: bool = True,
+        **start: Any,
     ) -> None:
         since, cursor = self.saved[-1]
         self.seen = {number: seen for number, seen in self.seen.items() if number <= since}
@@ -44,18 +50,23 @@ class Job:
             "world_size": world_size, "batch_size": self.batch_size, "samples": samples, "seed": 3, **start,
         })  # fmt: skip
         sharings = [
-            Sharding(batch_size=self.batch_size, rank=rank, world_size=world_size) for rank in range(world_size)
+            Sharding(batch_size=self.batch_size, rank=rank, world_size=world_size)
+            for rank in range(world_size)
         ]
         ledgers = [Ledger() for _ in range(world_size)]
         for step in range(since + 1, since + steps + 1):
-            plans = [plan_step(cursor, length=self.length, sharding=sharding) for sharding in sharings]
+            plans = [
+                plan_step(cursor, length=self.length, sharding=sharding) for sharding in sharings
+            ]
             for ledger, plan in zip(ledgers, plans, strict=True):
                 ledger.add(plan)
             self.seen[step] = [(plan.epoch, list(range(*plan.local_range))) for plan in plans]
             cursor = plans[0].next_cursor
             if step % save_every == 0:
                 ranks = [to_json(ledger.take()) for ledger in ledgers]
-                self.lines.append({"kind": "steps", "first": since + 1, "last": step, "ranks": ranks})
+                self.lines.append(
+                    {"kind": "steps", "first": since + 1, "last": step, "ranks": ranks}
+                )
                 since = step
                 if writes_checkpoints:
                     self.saved.append((step, cursor))
@@ -65,7 +76,9 @@ class Job:
         path = folder / "ledger.jsonl"
         part = Section("samples")
         path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        saved = [SavedPosition(step, cursor.epoch, cursor.position) for step, cursor in self.saved[1:]]
+        saved = [
+            SavedPosition(step, cursor.epoch, cursor.position) for step, cursor in self.saved[1:]
+        ]
         check_samples(path, part, saved)
         return part
 
@@ -78,7 +91,8 @@ def stretches(job: Job) -> list[dict[str, Any]]:
 
 
 def two_epochs(world_size: int = 2) -> Job:
-    """37 samples in batches of 8, saved after every second step: 5 steps an epoch, the last of 5 samples."""
+    """37 samples in batches of 8, saved after every second step: 5 steps an epoch, the last of 5
+    samples."""
     job = Job(37, 8)
     job.attempt(world_size, 10)
     return job
@@ -102,7 +116,9 @@ any_history = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 @any_history
 @given(job=histories())
-def test_any_history_of_kills_and_world_sizes_replays_to_the_truth(job: Job, tmp_path: Path) -> None:
+def test_any_history_of_kills_and_world_sizes_replays_to_the_truth(
+    job: Job, tmp_path: Path
+) -> None:
     part = job.check(tmp_path)
     assert part.problems == []
     assert part.counts["steps"] == max(job.seen, default=job.saved[-1][0])
@@ -126,7 +142,9 @@ def test_a_share_that_is_changed_is_found(job: Job, data: st.DataObject, tmp_pat
 
 @any_history
 @given(job=histories(), data=st.data())
-def test_a_line_that_is_lost_or_doubled_is_found(job: Job, data: st.DataObject, tmp_path: Path) -> None:
+def test_a_line_that_is_lost_or_doubled_is_found(
+    job: Job, data: st.DataObject, tmp_path: Path
+) -> None:
     last_start = max(number for number, line in enumerate(job.lines) if line["kind"] == "start")
     counting = range(last_start + 1, len(job.lines))
     if not counting:
@@ -168,7 +186,9 @@ def test_steps_recorded_twice_are_named(tmp_path: Path) -> None:
     texts = job.texts(tmp_path)
     assert texts[0] == "ledger.jsonl, line 3: recorded twice: steps 1 to 2"
     assert "positions 0 to 15 (samples" in texts[1]
-    assert texts[1].endswith("covered twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2")
+    assert texts[1].endswith(
+        "covered twice: in steps 1 to 2 on ranks 0, 1, 2, and in steps 1 to 2 on ranks 0, 1, 2"
+    )
 
 
 def test_many_faults_are_summed_up(tmp_path: Path) -> None:
@@ -193,7 +213,10 @@ def test_steps_in_the_wrong_order_are_named(tmp_path: Path) -> None:
     job = two_epochs()
     first, second = stretches(job)[:2]
     first["ranks"], second["ranks"] = second["ranks"], first["ranks"]
-    assert "ledger.jsonl, line 3: step 3 began at position 0 of epoch 1, but step 2 ended at 32" in job.texts(tmp_path)
+    assert (
+        "ledger.jsonl, line 3: step 3 began at position 0 of epoch 1, but step 2 ended at 32"
+        in job.texts(tmp_path)
+    )
 
 
 def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
@@ -201,7 +224,9 @@ def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
     left = stretches(job)[0]["ranks"][0]
     right = stretches(job)[1]["ranks"][0]
     left[:], right[:] = list(right), list(left)
-    assert "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch" in job.texts(tmp_path)
+    assert "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch" in job.texts(
+        tmp_path
+    )
 
 
 def test_a_batch_of_another_size_is_named(tmp_path: Path) -> None:
@@ -222,7 +247,10 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
     for line in job.lines:
         if line["kind"] == "start":
             line["samples"] = 36
-    assert any(text.endswith("epoch 1 reaches position 36, but there are 36 samples") for text in job.texts(tmp_path))
+    assert any(
+        text.endswith("epoch 1 reaches position 36, but there are 36 samples")
+        for text in job.texts(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,18 +275,26 @@ def test_a_ledger_without_its_start_is_reported(tmp_path: Path) -> None:
     del job.lines[0]
     texts = job.texts(tmp_path)
     assert texts[0] == "ledger.jsonl, line 1: steps, but no start of a job above them"
-    assert texts[-1] == "ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"
+    assert (
+        texts[-1]
+        == "ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"
+    )
 
 
 def test_an_empty_ledger_is_one_problem(tmp_path: Path) -> None:
     job = two_epochs()
     job.lines.clear()
-    assert job.texts(tmp_path) == ["ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"]
+    assert job.texts(tmp_path) == [
+        "ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"
+    ]
 
 
 @pytest.mark.parametrize(
     ("samples", "what"),
-    [(36, "epoch 1 reaches position 36, but there are 36 samples"), (40, "epoch 1: positions 37 to 39")],
+    [
+        (36, "epoch 1 reaches position 36, but there are 36 samples"),
+        (40, "epoch 1: positions 37 to 39"),
+    ],
 )
 def test_a_wrong_number_of_samples_is_reported(tmp_path: Path, samples: int, what: str) -> None:
     job = Job(37, 8)
@@ -271,7 +307,9 @@ def test_a_start_from_a_step_that_was_not_reached_is_named(tmp_path: Path) -> No
     job = two_epochs()
     job.lines[3:] = []
     job.attempt(3, 5)
-    assert job.texts(tmp_path)[0] == ("ledger.jsonl, line 4: the run resumed from step 10; not recorded: steps 5 to 10")
+    assert job.texts(tmp_path)[0] == (
+        "ledger.jsonl, line 4: the run resumed from step 10; not recorded: steps 5 to 10"
+    )
 
 
 def test_a_checkpoint_at_another_position_is_named(tmp_path: Path) -> None:
@@ -314,7 +352,9 @@ def test_an_incomplete_line_is_a_note(tmp_path: Path) -> None:
     path.write_text(text + text.splitlines()[-1][:30])
     check_samples(path, part, [SavedPosition(4, 0, 32)])
     assert part.problems == []
-    assert [str(note) for note in part.notes] == ["ledger.jsonl, line 4: incomplete: cut off by a kill or a full disk"]
+    assert [str(note) for note in part.notes] == [
+        "ledger.jsonl, line 4: incomplete: cut off by a kill or a full disk"
+    ]
 
 
 def test_a_ledger_that_lacks_its_beginning_is_reported(tmp_path: Path) -> None:
@@ -323,7 +363,9 @@ def test_a_ledger_that_lacks_its_beginning_is_reported(tmp_path: Path) -> None:
     job.lines.clear()
     job.attempt(3, 4)
     resumed, missing = job.texts(tmp_path)[:2]
-    assert resumed == "ledger.jsonl, line 1: the run resumed from step 4; not recorded: steps 1 to 4"
+    assert (
+        resumed == "ledger.jsonl, line 1: the run resumed from step 4; not recorded: steps 1 to 4"
+    )
     assert missing.startswith("ledger.jsonl: epoch 1: positions 0 to 31 (samples ")
 
 
@@ -356,7 +398,9 @@ def test_no_ledger_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     assert check_samples(tmp_path / "ledger.jsonl", part, []) is None
     assert (part.summary, part.problems) == ("not recorded", [])
     assert check_samples(tmp_path, part, []) is None
-    assert [str(problem) for problem in part.problems] == ["ledger.jsonl: cannot be read: Is a directory"]
+    assert [str(problem) for problem in part.problems] == [
+        "ledger.jsonl: cannot be read: Is a directory"
+    ]
 
 
 def test_samples_that_were_lost_with_a_node_are_counted(tmp_path: Path) -> None:
@@ -369,6 +413,9 @@ def test_samples_that_were_lost_with_a_node_are_counted(tmp_path: Path) -> None:
     assert [str(note) for note in part.notes] == [
         "ledger.jsonl, line 4: 8 samples of steps 3 to 4 were lost with rank 1, which the others continued without"
     ]
-    assert ", each exactly once but for 8 samples lost with a node; 10 steps in 2 starts" in part.summary
+    assert (
+        ", each exactly once but for 8 samples lost with a node; 10 steps in 2 starts"
+        in part.summary
+    )
     job.lines[3]["lost"] = [[1, 4, 3]]
     assert job.texts(tmp_path)[0] == "ledger.jsonl, line 4: damaged: lost is [[1, 4, 3]]"

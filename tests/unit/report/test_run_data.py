@@ -1,4 +1,5 @@
-"""What is read from run folders: whole ones, restarted ones, huge ones, and ones that were damaged or are hostile."""
+"""What is read from run folders: whole ones, restarted ones, huge ones, and ones that were damaged
+or are hostile."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ OLD_RUN = Path(__file__).parents[2] / "data" / "run-0.1"
 def test_a_run_has_its_result_curves_and_moments(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     assert (run.state, run.step, run.num_restarts, run.num_saves) == ("done", 200, 0, 4)
-    assert (run.facts["task"], run.facts["world_size"], run.metrics) == ("digits", 4, {"loss": 0.015, "accuracy": 0.9})
+    assert (run.facts["task"], run.facts["world_size"], run.metrics) == (
+        "digits",
+        4,
+        {"loss": 0.015, "accuracy": 0.9},
+    )
     curves = {(curve.chart, curve.label): curve for curve in run.curves}
     assert list(curves) == [
         ("loss", "training"),
@@ -38,7 +43,12 @@ def test_a_run_has_its_result_curves_and_moments(tmp_path: Path) -> None:
     ]
     assert curves["loss", "training"].steps == list(range(5, 201, 5))
     assert curves["loss", "evaluation"].values == [3 / step for step in (50, 100, 150, 200)]
-    assert [moment.kind for moment in run.moments] == ["start", *["checkpoint"] * 4, "straggler", "end"]
+    assert [moment.kind for moment in run.moments] == [
+        "start",
+        *["checkpoint"] * 4,
+        "straggler",
+        "end",
+    ]
     assert run.environment == {
         "command": "drumline train digits",
         "torch": "2.13.0",
@@ -52,7 +62,8 @@ def test_a_run_has_its_result_curves_and_moments(tmp_path: Path) -> None:
 def test_the_parts_of_the_time_add_up_and_repeated_steps_are_lost(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", fault_at=120))
     found = goodput_of(run.attempts)
-    # 220 steps were taken; 20 of the 120 before the fault again. Saves at 50, 100, then 150 and 200.
+    # 220 steps were taken; 20 of the 120 before the fault again. Saves at 50, 100, then 150 and
+    # 200.
     assert found.training_s == pytest.approx(20.0)
     assert found.repeated_s == pytest.approx(2.0)
     assert (found.start_s, found.restart_s) == (pytest.approx(10.0), pytest.approx(8.0))
@@ -82,7 +93,10 @@ def test_the_slow_rank_stands_out_in_the_heat_map(tmp_path: Path) -> None:
     assert [row.rank for row in found.slow_ranks] == [2]
     slow = found.rows[2]
     assert slow.excess == pytest.approx(0.5, abs=0.05), "50 ms of 100 ms"
-    assert max(cell for row in found.rows if row.rank != 2 for cell in row.cells if cell is not None) < 0.01
+    assert (
+        max(cell for row in found.rows if row.rank != 2 for cell in row.cells if cell is not None)
+        < 0.01
+    )
     values = [cell for cell in slow.cells if cell is not None]
     assert values[0] == pytest.approx(0.0)
     assert values[-1] == pytest.approx(0.5)
@@ -101,7 +115,13 @@ def test_few_points_keep_the_extremes_and_gaps() -> None:
     values[13_337], values[27_777], values[500] = 99.0, -99.0, None
     points = thinned(range(30_000), values, 900)
     assert len(points) <= 900
-    assert {(13_337, 99.0), (27_777, -99.0), (500, None), (0, values[0]), (29_999, values[-1])} <= set(points)
+    assert {
+        (13_337, 99.0),
+        (27_777, -99.0),
+        (500, None),
+        (0, values[0]),
+        (29_999, values[-1]),
+    } <= set(points)
     assert [step for step, _ in points] == sorted({step for step, _ in points})
     assert thinned([1, 2], [0.5, None], 900) == [(1, 0.5), (2, None)]
 
@@ -120,11 +140,15 @@ def test_a_table_of_curves_has_the_last_value_of_each() -> None:
 def test_names_of_metrics_are_limited() -> None:
     curves = Curves()
     for number in range(1000):
-        curves.add({"kind": "logged", "step": 1, "type": "scalar", "name": f"m{number}", "value": 1.0})
+        curves.add(
+            {"kind": "logged", "step": 1, "type": "scalar", "name": f"m{number}", "value": 1.0}
+        )
     assert (len(curves.found()), curves.num_dropped) == (MAX_CURVES, 1000 - MAX_CURVES)
 
 
-def test_of_a_huge_event_file_windows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_huge_event_file_windows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rank-00000.jsonl"
     with path.open("w") as file:
         events = ({"kind": "train", "step": step, "time": 1.0 + step} for step in range(10_000))
@@ -137,8 +161,13 @@ def test_of_a_huge_event_file_windows_are_read(tmp_path: Path, monkeypatch: pyte
     assert max(gaps) < 10_000 / 8
     assert list(event_sample.sampled_events(path, most_bytes=40_000, kind="phases")) == []
     monkeypatch.setattr(event_sample, "KIND_WINDOW_BYTES", 512)
-    steps = [event["step"] for event in event_sample.sampled_events(path, most_bytes=40_000, kind="train")]
-    assert max(after - before for before, after in pairwise(steps)) < 10_000 / 60, "short windows leave short gaps"
+    steps = [
+        event["step"]
+        for event in event_sample.sampled_events(path, most_bytes=40_000, kind="train")
+    ]
+    assert max(after - before for before, after in pairwise(steps)) < 10_000 / 60, (
+        "short windows leave short gaps"
+    )
 
 
 HOSTILE = [
@@ -157,8 +186,23 @@ HOSTILE = [
     {"kind": "checkpoint", "step": 1, "time": 1.7e9, "blocked_s": "x"},
     {"kind": "preempted", "step": 1, "time": 1.7e9, "signal": 4},
     {"kind": "logged", "step": 1, "time": 1.7e9, "type": "scalar", "name": [], "value": 1},
-    {"kind": "evaluation", "step": 1, "time": 1.7e9, "loss": "nan", "x/y/z": 10**300, "seconds": None},
-    {"kind": "end", "step": 1, "time": 1.7e9, "metrics": [], "best_step": "x", "samples_per_s": {}, "stopped": 3},
+    {
+        "kind": "evaluation",
+        "step": 1,
+        "time": 1.7e9,
+        "loss": "nan",
+        "x/y/z": 10**300,
+        "seconds": None,
+    },
+    {
+        "kind": "end",
+        "step": 1,
+        "time": 1.7e9,
+        "metrics": [],
+        "best_step": "x",
+        "samples_per_s": {},
+        "stopped": 3,
+    },
     [1, 2],
     "x",
 ]
@@ -179,7 +223,13 @@ def test_a_damaged_folder_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert run.step == 200
     assert len(run.phases[1]) == 40
     assert (run.environment, run.settings, run.profile) == ({}, {}, None)
-    assert {moment.kind for moment in run.moments} <= {"start", "checkpoint", "recovered", "preempted", "end"}
+    assert {moment.kind for moment in run.moments} <= {
+        "start",
+        "checkpoint",
+        "recovered",
+        "preempted",
+        "end",
+    }
 
 
 def test_a_measured_scaling_is_a_curve_by_ranks(tmp_path: Path) -> None:
@@ -200,7 +250,9 @@ def test_a_measured_scaling_is_a_curve_by_ranks(tmp_path: Path) -> None:
         )
         for ranks, efficiency in ((1, 1.0), (2, 0.9), (4, 0.8))
     )
-    measured = Measurement(made_at=1.0, task="digits", device="cpu", shares_cores=False, sizes=sizes)
+    measured = Measurement(
+        made_at=1.0, task="digits", device="cpu", shares_cores=False, sizes=sizes
+    )
     write_scaling(run, measured)
     curve = read_run(run).curves[-1]
     assert (curve.chart, curve.label) == ("scaling efficiency", "measured, weak scaling")
@@ -226,7 +278,9 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: P
     (tmp_path / "own").mkdir()
     write_checkpoint(tmp_path / "own" / "checkpoints", 80)
     write_checkpoint(tmp_path / "own" / "checkpoints", 120)
-    (write_checkpoint(tmp_path / "own" / "checkpoints", 160) / "model.safetensors").write_bytes(b"incomplete")
+    (write_checkpoint(tmp_path / "own" / "checkpoints", 160) / "model.safetensors").write_bytes(
+        b"incomplete"
+    )
     (tmp_path / "no run").mkdir()
     found = list_runs(tmp_path)
     assert [(one.run.name, one.state) for one in found] == [
@@ -239,7 +293,12 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: P
     own = found[-1]
     assert (own.step, own.total_steps, own.stopped) == (120, None, None)
     newest = found[0]
-    assert (newest.task, newest.step, newest.total_steps, newest.changed) == ("digits", 200, 200, 2e9)
+    assert (newest.task, newest.step, newest.total_steps, newest.changed) == (
+        "digits",
+        200,
+        200,
+        2e9,
+    )
     assert newest.metrics == {"loss": 0.015, "accuracy": 0.9}
     assert newest.num_bytes == sum(path.stat().st_size for path in (tmp_path / "new").rglob("*.*"))
     assert [one.run.name for one in list_runs(tmp_path / "new")] == ["new"]

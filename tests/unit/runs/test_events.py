@@ -41,7 +41,15 @@ def test_one_line_of_json_per_event_is_on_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "events" / "rank-00000.jsonl"
     log = EventLog(path)
 
-    log({"kind": "train", "step": 1, "path": Path("/a"), "metrics": {"accuracy": 0.5}, "sizes": (1, 2)})
+    log(
+        {
+            "kind": "train",
+            "step": 1,
+            "path": Path("/a"),
+            "metrics": {"accuracy": 0.5},
+            "sizes": (1, 2),
+        }
+    )
     log({"kind": "note", "message": "line\nbreak, \N{EIGHTH NOTE}"})
 
     lines = path.read_text().splitlines()
@@ -69,7 +77,9 @@ def test_numbers_that_are_not_finite_stay_valid_json_and_are_restored(tmp_path: 
     assert (event["grad_norm"], event["metrics"]["low"]) == (math.inf, -math.inf)
 
 
-def test_an_incomplete_last_line_is_left_out_and_the_next_run_starts_a_new_line(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_out_and_the_next_run_starts_a_new_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "los')
     assert list(read_events(path)) == [{"step": 1}]
@@ -160,7 +170,9 @@ def test_threads_report_whole_events(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with Reporter([EventLog(path)], rank=0, host="a") as reporter:
         threads = [
-            threading.Thread(target=lambda: [reporter.report("note", message="x" * 5000) for _ in range(50)])
+            threading.Thread(
+                target=lambda: [reporter.report("note", message="x" * 5000) for _ in range(50)]
+            )
             for _ in range(4)
         ]
         for thread in threads:

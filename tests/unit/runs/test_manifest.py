@@ -77,13 +77,18 @@ def test_json_of_another_kind_is_unreadable() -> None:
 
 def test_errors_name_the_folder_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(
-        CorruptCheckpointError, match=rf"the checkpoint {tmp_path} is corrupt or incomplete: manifest.json is missing"
+        CorruptCheckpointError,
+        match=rf"the checkpoint {tmp_path} is corrupt or incomplete: manifest.json is missing",
     ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{")
-    with pytest.raises(CorruptCheckpointError, match=r"manifest.json: unreadable\n  try: use an earlier checkpoint"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"manifest.json: unreadable\n  try: use an earlier checkpoint"
+    ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").unlink()
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json cannot be read: Is a directory"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"manifest\.json cannot be read: Is a directory"
+    ):
         manifest.read(tmp_path)

@@ -1,4 +1,5 @@
-"""The document of a profile: what is written is read again, and anything else is refused with a sentence."""
+"""The document of a profile: what is written is read again, and anything else is refused with a
+sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from drumline.runs.profile_result import (
 def example() -> ProfileResult:
     parts = dict.fromkeys(PARTS, 0.5)
     rank = RankSteps(
-        rank=0, host="a", step_s=(3.0,), compute_s=(0.5,), parts_s=parts, hidden_communication_s=0.1, critical_steps=1
+        rank=0,
+        host="a",
+        step_s=(3.0,),
+        compute_s=(0.5,),
+        parts_s=parts,
+        hidden_communication_s=0.1,
+        critical_steps=1,
     )
     return ProfileResult(
         task="digits",
@@ -59,7 +66,10 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no profile") as caught:
         read_profile(tmp_path)
-    assert caught.value.next_step == "make one: drumline profile TASK, or train with --log.profile 10:20"
+    assert (
+        caught.value.next_step
+        == "make one: drumline profile TASK, or train with --log.profile 10:20"
+    )
     path = write_profile(tmp_path, example())
     path.write_text(path.read_text().replace("4096", '"many"'))
     with pytest.raises(UsageError, match=r"profile.json is not a profile: 'many' is not of type"):

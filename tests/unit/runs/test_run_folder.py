@@ -27,7 +27,10 @@ def test_an_earlier_run_is_moved_to_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"(?s)the run folder .*file/run cannot be made: Not a directory.*--run DIR"):
+    with pytest.raises(
+        UsageError,
+        match=r"(?s)the run folder .*file/run cannot be made: Not a directory.*--run DIR",
+    ):
         RunFolder(tmp_path / "file" / "run").make()
 
 
@@ -43,9 +46,12 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
         )
         assert result.returncode != 0
         assert (
-            f"another job (process {os.getpid()} on {socket.gethostname()}) is training in {tmp_path}" in result.stderr
+            f"another job (process {os.getpid()} on {socket.gethostname()}) is training in {tmp_path}"
+            in result.stderr
         )
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert result.stdout == "in\n"
 
 
@@ -56,7 +62,9 @@ def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
         pass
 
 
-def test_who_asks_for_a_job_at_work_is_in_no_ones_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_a_job_at_work_is_in_no_ones_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert job_at_work(RunFolder(tmp_path)) is None
     (tmp_path / ".lock").write_text("process 1 on a")
 
@@ -75,7 +83,9 @@ def test_a_new_start_does_not_take_the_folder_from_a_job_at_work(tmp_path: Path)
         "set_aside(RunFolder(Path(sys.argv[1])))"
     )
     with locked(RunFolder(run)):
-        result = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False
+        )
     assert "is training in" in result.stderr
     assert run.exists()
 
@@ -105,5 +115,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_whole(tmp_path / "file", "two")
     assert (tmp_path / "file").read_text() == "two"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    with pytest.raises(TrainingError, match=r"could not be written: (Not a directory|No such file)"):
+    with pytest.raises(
+        TrainingError, match=r"could not be written: (Not a directory|No such file)"
+    ):
         write_whole(tmp_path / "file" / "inside", "x")

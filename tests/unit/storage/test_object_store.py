@@ -35,7 +35,11 @@ def test_objects_are_put_listed_read_and_deleted(store: ObjectStore, tmp_path: P
     store.put("steps/1/weights", tmp_path / "weights")
     store.put("steps/1/manifest", b"{}")
     store.put("steps-other", b"x")
-    assert store.sizes() == {"steps/1/weights": len(CONTENT), "steps/1/manifest": 2, "steps-other": 1}
+    assert store.sizes() == {
+        "steps/1/weights": len(CONTENT),
+        "steps/1/manifest": 2,
+        "steps-other": 1,
+    }
     assert store.sizes("steps") == {"steps/1/weights": len(CONTENT), "steps/1/manifest": 2}
     assert store.sizes("nothing") == {}
     assert store.read("steps/1/manifest") == b"{}"
@@ -46,12 +50,16 @@ def test_objects_are_put_listed_read_and_deleted(store: ObjectStore, tmp_path: P
     assert list(store.sizes()) == ["steps/1/weights"]
 
 
-def test_a_file_appears_when_it_is_complete_and_as_recorded(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_complete_and_as_recorded(
+    store: ObjectStore, tmp_path: Path
+) -> None:
     store.put("weights", CONTENT)
     to = tmp_path / "to" / "weights"
     checksum = blake3(CONTENT).hexdigest()
     to.parent.mkdir()
-    with pytest.raises(StoreError, match=rf"{store}/weights is corrupt: its checksum differs .*\n  try: upload it"):
+    with pytest.raises(
+        StoreError, match=rf"{store}/weights is corrupt: its checksum differs .*\n  try: upload it"
+    ):
         store.fetch("weights", to, size=len(CONTENT), checksum="0" * 64)
     with pytest.raises(StoreError, match="is corrupt: it has more than 7 bytes"):
         store.fetch("weights", to, size=7)
@@ -77,7 +85,9 @@ def test_a_checksum_that_this_client_did_not_send_proves_nothing(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3 computes one itself for whatever arrives without."""
-    bucket.client.put_object(Bucket=bucket.name, Key="weights", Body=CONTENT, ChecksumAlgorithm="CRC32")
+    bucket.client.put_object(
+        Bucket=bucket.name, Key="weights", Body=CONTENT, ChecksumAlgorithm="CRC32"
+    )
     open_store(bucket.root).check("weights", size=len(CONTENT), checksum="0" * 64)
     monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     with pytest.raises(StoreError, match="its checksum differs"):
@@ -118,7 +128,9 @@ def test_a_service_without_conditions(bucket: Bucket, monkeypatch: pytest.Monkey
     assert bucket.read("runs/a/owner") == b"1"
 
 
-def test_a_large_object_is_uploaded_in_parts_and_a_killed_upload_is_cleaned_up(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_large_object_is_uploaded_in_parts_and_a_killed_upload_is_cleaned_up(
+    bucket: Bucket, tmp_path: Path
+) -> None:
     store = open_store(bucket.url)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(70 << 20)
@@ -161,7 +173,9 @@ def assert_no_secret(error: StoreError) -> None:
 
 def test_no_such_bucket(bucket: Bucket) -> None:
     error = failure(open_store("s3://absent/runs"))
-    assert str(error) == ("there is no bucket absent\n  try: correct the name, or make it: aws s3 mb s3://absent")
+    assert str(error) == (
+        "there is no bucket absent\n  try: correct the name, or make it: aws s3 mb s3://absent"
+    )
     assert (error.kind, error.may_pass) == ("missing", False)
 
 
@@ -176,13 +190,18 @@ def test_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None
     assert error.kind == "credentials"
 
 
-def test_an_endpoint_with_a_password_is_not_shown(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_with_a_password_is_not_shown(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:test-secret@127.0.0.1:9")
     assert failure(open_store(bucket.root)).kind == "unreachable"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "user:test-secret@127.0.0.1:9")
     with pytest.raises(StoreError) as caught:
         open_store(bucket.root)
-    assert str(caught.value) == f"{bucket.root}: boto3 does not accept its settings\n  try: correct AWS_ENDPOINT_URL"
+    assert (
+        str(caught.value)
+        == f"{bucket.root}: boto3 does not accept its settings\n  try: correct AWS_ENDPOINT_URL"
+    )
     assert_no_secret(caught.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "ftp://user:test-secret@127.0.0.1:9")
     assert str(failure(open_store(bucket.root))) == (
@@ -202,12 +221,17 @@ def test_a_signed_address_is_not_shown(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_profile_that_does_not_exist(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "absent")
-    with pytest.raises(StoreError, match=rf"no usable AWS credentials for {bucket.root} \(ProfileNotFound\)"):
+    with pytest.raises(
+        StoreError, match=rf"no usable AWS credentials for {bucket.root} \(ProfileNotFound\)"
+    ):
         open_store(f"{bucket.root}/runs")
 
 
 ANSWERS = {
-    403: ("denied", "access to URL/weights was denied\n  try: give this user or role the right s3:PutObject"),
+    403: (
+        "denied",
+        "access to URL/weights was denied\n  try: give this user or role the right s3:PutObject",
+    ),
     500: ("busy", r"URL/weights: S3 answered 500 (500) to 2 attempts" "\n  try: try again later"),
     503: ("busy", r"URL/weights: S3 answered 503 (503) to 2 attempts" "\n  try: try again later"),
     400: ("other", "S3 refused s3:PutObject for URL/weights: "),
@@ -225,7 +249,9 @@ def test_refusals(bucket: Bucket, status: int, monkeypatch: pytest.MonkeyPatch) 
     assert len(proxy.requests) == (2 if kind == "busy" else 1)
 
 
-def test_an_endpoint_that_refuses_or_does_not_answer(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_refuses_or_does_not_answer(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 0.2)
     with Proxy(bucket.server, lambda method, path: 1.0) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -266,7 +292,9 @@ def test_a_fetch_is_repeated_after_a_cut_connection(
         assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 
 
-def test_what_is_stopped_is_not_repeated(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stopped_is_not_repeated(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Proxy(bucket.server, lambda method, path: 503) as proxy:
         use_endpoint(monkeypatch, proxy.url)
         store = open_store(bucket.root)
@@ -279,7 +307,12 @@ def test_what_is_stopped_is_not_repeated(bucket: Bucket, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("code", "status", "kind", "text"),
     [
-        ("RequestTimeout", 400, "busy", "S3 answered 400 (RequestTimeout) to 1 attempts\n  try: try again later"),
+        (
+            "RequestTimeout",
+            400,
+            "busy",
+            "S3 answered 400 (RequestTimeout) to 1 attempts\n  try: try again later",
+        ),
         (
             "RequestTimeTooSkewed",
             403,
@@ -291,8 +324,13 @@ def test_what_is_stopped_is_not_repeated(bucket: Bucket, tmp_path: Path, monkeyp
 def test_codes_of_s3(bucket: Bucket, code: str, status: int, kind: str, text: str) -> None:
     from botocore.exceptions import ClientError
 
-    answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = s3_store.S3Backend(bucket.name, "").explain(ClientError(answer, "PutObject"), "s3://b/x")
+    answer = {
+        "Error": {"Code": code, "Message": "m"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    error = s3_store.S3Backend(bucket.name, "").explain(
+        ClientError(answer, "PutObject"), "s3://b/x"
+    )
     assert (error.kind, text.replace("WHERE", "s3://b/x") in str(error)) == (kind, True), str(error)
 
 
@@ -300,7 +338,10 @@ def test_a_store_without_room(small_disk: Callable[[str], Path]) -> None:
     store = open_store(f"file://{small_disk('size=256k')}/store")
     with pytest.raises(StoreError) as caught:
         store.put("large", bytes(1 << 20))
-    assert str(caught.value) == f"there is no room left for {store}/large\n  try: free some space there"
+    assert (
+        str(caught.value)
+        == f"there is no room left for {store}/large\n  try: free some space there"
+    )
     assert caught.value.may_pass
     assert store.sizes() == {}
 
@@ -327,7 +368,9 @@ def make_pipe(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("puts", [True, False])
-def test_a_store_that_never_answers(puts: bool, pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_never_answers(
+    puts: bool, pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Most of fsspec's have no time limits of their own."""
     store = open_store(f"file://{pipe.parent}")
     monkeypatch.setattr(fsspec_store, "ANSWER_S", 0.5)
@@ -358,15 +401,19 @@ def test_the_time_limit_is_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> No
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(
-        UsageError, match=r"s3:// needs a package .*\n  try: pip install 'boto3>=1.36' 'fsspec>=2024.6'"
+        UsageError,
+        match=r"s3:// needs a package .*\n  try: pip install 'boto3>=1.36' 'fsspec>=2024.6'",
     ):
         open_store("s3://bucket/runs")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(UsageError, match=r"gs:// needs a package: .*gcsfs.*\n  try: install it with pip"):
+    with pytest.raises(
+        UsageError, match=r"gs:// needs a package: .*gcsfs.*\n  try: install it with pip"
+    ):
         open_store("gs://bucket/runs")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(
-        UsageError, match=r"gs:// needs a package .*\n  try: pip install 'boto3>=1.36' 'fsspec>=2024.6'"
+        UsageError,
+        match=r"gs:// needs a package .*\n  try: pip install 'boto3>=1.36' 'fsspec>=2024.6'",
     ):
         open_store("gs://bucket/runs")
 
@@ -392,7 +439,11 @@ def test_addresses() -> None:
     assert is_store_url("s3://bucket/prefix")
     assert is_store_url("gs://bucket")
     assert not any(map(is_store_url, ("runs/s3", "/data", "C:/x", "runs/a://b", "")))
-    with pytest.raises(UsageError, match="s3:///runs names no bucket\n  try: write it as s3://bucket/prefix"):
+    with pytest.raises(
+        UsageError, match="s3:///runs names no bucket\n  try: write it as s3://bucket/prefix"
+    ):
         open_store("s3:///runs")
-    with pytest.raises(UsageError, match=r"there is no kind of store s4://; .*\n  try: correct the address"):
+    with pytest.raises(
+        UsageError, match=r"there is no kind of store s4://; .*\n  try: correct the address"
+    ):
         open_store("s4://bucket/runs")

@@ -1,4 +1,5 @@
-"""`--train.step auto`: every kind of step is tried in the run, and the fastest is kept and reported."""
+"""`--train.step auto`: every kind of step is tried in the run, and the fastest is kept and
+reported."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from drumline.training.job.optimizer import group_settings
 from drumline.training.run_context import RunRequest, changed_settings
 from drumline.training.steps import choice
 from drumline.training.steps.capture_checks import find_unsafe
-from drumline.training.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep, TrialFile, make_step
+from drumline.training.steps.choice import (
+    TIMED_STEPS,
+    WARM_UP_STEPS,
+    AutoStep,
+    TrialFile,
+    make_step,
+)
 from drumline.training.steps.graph import GraphStep
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA, Unfreeze
@@ -48,7 +55,11 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     taken: list[str] = []
     chosen: list[str] = []
     said: list[str] = []
-    seconds = {"slow": 4e-2, "fast": 2e-4, "middling": 2e-2}  # far apart: the machine may be crowded
+    seconds = {
+        "slow": 4e-2,
+        "fast": 2e-4,
+        "middling": 2e-2,
+    }  # far apart: the machine may be crowded
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),
@@ -63,7 +74,9 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     assert taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
     assert chosen == ["fast"]
     [sentence] = said
-    assert sentence.startswith("steps run as fast, the fastest here; time per step relative to it: slow ")
+    assert sentence.startswith(
+        "steps run as fast, the fastest here; time per step relative to it: slow "
+    )
     assert "fast 1.00" in sentence
 
 
@@ -85,7 +98,9 @@ def test_what_happens_between_steps_says_nothing_about_a_way() -> None:
     assert chosen == ["fast"]
 
 
-def kinds_tried(*, num_steps: int | None, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+def kinds_tried(
+    *, num_steps: int | None, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], str]:
     """On this device each step takes a tenth of a second on average, as far as anybody measures."""
     monkeypatch.setattr(choice, "_seconds_between", lambda begin, end: 0.1)
     monkeypatch.setattr(choice, "_is_memory_used", lambda device: is_full)
@@ -125,7 +140,9 @@ CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
 
 
-def chosen(device: torch.device, *, began_with: Any = "new", log: LogConfig | None = None, **train: Any) -> str:
+def chosen(
+    device: torch.device, *, began_with: Any = "new", log: LogConfig | None = None, **train: Any
+) -> str:
     """The kind of step of a new run, or of one that began with this setting."""
     saved = None if began_with == "new" else {"config": {"train.step": began_with}}
     return choose_step(Config(train=TrainConfig(**train), log=log or LogConfig()), device, saved)
@@ -135,7 +152,12 @@ def test_the_default_is_auto_on_a_gpu_where_bits_need_not_repeat_and_eager_elsew
     assert (chosen(CPU), chosen(CUDA)) == ("eager", "auto")
     assert chosen(CUDA, deterministic=True) == chosen(CUDA, exact="elastic") == "eager"
     assert chosen(CUDA, log=LogConfig(trace=True)) == "eager"
-    assert choose_step(Config(data=DataConfig(balance="auto")), CUDA, {"config": {"train.step": "graph"}}) == "eager"
+    assert (
+        choose_step(
+            Config(data=DataConfig(balance="auto")), CUDA, {"config": {"train.step": "graph"}}
+        )
+        == "eager"
+    )
     for step in ("eager", "compile", "graph", "auto"):
         assert chosen(CUDA, step=step, began_with="graph") == chosen(CPU, step=step) == step
 
@@ -155,12 +177,22 @@ def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> N
     def changes(
         old: str | None, new: str | None, choice: str | None = None, *, on_gpu: bool = True
     ) -> dict[str, tuple[Any, Any]]:
-        before = {"task": "mine", "config": flat(Config(train=TrainConfig(step=old))), "step": choice}
+        before = {
+            "task": "mine",
+            "config": flat(Config(train=TrainConfig(step=old))),
+            "step": choice,
+        }
         before["machine"] = {"CUDA version": "13.0"} if on_gpu else {}
-        return changed_settings(before, RunRequest("mine", Config(train=TrainConfig(step=new)), Path(), False, ()))
+        return changed_settings(
+            before, RunRequest("mine", Config(train=TrainConfig(step=new)), Path(), False, ())
+        )
 
     assert (
-        changes("graph", None) == changes(None, None) == changes(None, "eager") == changes(None, "graph", "graph") == {}
+        changes("graph", None)
+        == changes(None, None)
+        == changes(None, "eager")
+        == changes(None, "graph", "graph")
+        == {}
     )
     assert changes("graph", "eager") == {"train.step": ("graph", "eager")}
     assert changes(None, "eager", "graph") == {"train.step": ("graph", "eager")}
@@ -182,10 +214,14 @@ class Record:
 
 
 def auto_on_gpu(
-    monkeypatch: pytest.MonkeyPatch, *, fastest: str = "eager", record: Record | None = None, **given: Any
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fastest: str = "eager",
+    record: Record | None = None,
+    **given: Any,
 ) -> tuple[list[tuple[str, bool]], list[str], Any]:
-    """A run with `auto` on a GPU that there is not: the kinds that it took, each with whether the optimizer could be
-    captured; its notes; and the optimizer."""
+    """A run with `auto` on a GPU that there is not: the kinds that it took, each with whether the
+    optimizer could be captured; its notes; and the optimizer."""
     optimizer = Adam([torch.nn.Parameter(torch.ones(2))], lr=0.5)
     taken = list[str]()
     notes = list[str]()
@@ -231,7 +267,9 @@ def auto_on_gpu(
     return list(found), notes, group
 
 
-def test_only_captured_steps_have_an_optimizer_that_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_captured_steps_have_an_optimizer_that_can_be_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = [("eager", False), ("compile", False)]
     all_kinds = [("graph", True), ("compiled_graph", True)]
     for fastest in ("eager", "compile"):
@@ -249,7 +287,9 @@ def test_only_captured_steps_have_an_optimizer_that_can_be_captured(monkeypatch:
     assert auto_on_gpu(monkeypatch, uncaptured="a hook")[0] == plain
 
 
-def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     record = Record()
     auto_on_gpu(monkeypatch, record=record)
     assert record.written == ["compile", "graph", "compiled_graph", ""]
@@ -269,12 +309,17 @@ def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(monk
 
 class TooLarge(Way):
     def __call__(self, step: Step) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 1 GiB")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 1 GiB"
+        )
 
 
 def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> None:
     taken: list[str] = []
-    kinds = {"eager": lambda: Way("eager", 0.0, taken), "compile": lambda: TooLarge("compile", 0.0, taken)}
+    kinds = {
+        "eager": lambda: Way("eager", 0.0, taken),
+        "compile": lambda: TooLarge("compile", 0.0, taken),
+    }
     auto = AutoStep(kinds, device=CPU, on_choice=lambda _: None, note=lambda _: None)
     for _ in range(WARM_UP_STEPS + TIMED_STEPS):
         auto(Step(PLAN, iter(())))
@@ -284,7 +329,9 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
         "out of memory while --train.step auto tried compile: CUDA out of memory. Tried to allocate 2.00 GiB\n"
         "  try: rerun the same command to resume: it does not try it again"
     )
-    first = AutoStep({"eager": kinds["compile"]}, device=CPU, on_choice=lambda _: None, note=lambda _: None)
+    first = AutoStep(
+        {"eager": kinds["compile"]}, device=CPU, on_choice=lambda _: None, note=lambda _: None
+    )
     with pytest.raises(torch.OutOfMemoryError):
         first(Step(PLAN, iter(())))
 
@@ -305,7 +352,9 @@ def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_ne
     assert reason == "replicas synchronize between steps (--dist.sync)"
 
 
-def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reason = find_unsafe(None, Config(), [EMA(0.9), Unfreeze("0.", at_step=4)], is_default=False)  # type: ignore[arg-type]
     assert reason == "the hook Unfreeze may change what a step computes"
     assert find_unsafe(None, Config(), [Hook()], is_default=False) is None  # type: ignore[arg-type]

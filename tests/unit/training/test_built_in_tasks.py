@@ -1,4 +1,5 @@
-"""The built-in tasks: their losses are exact sums, and each preset's model and data fit together."""
+"""The built-in tasks: their losses are exact sums, and each preset's model and data fit
+together."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def test_classification_sums_cross_entropy_and_correct_answers() -> None:
     assert loss.weight is None
     assert torch.equal(loss.total, functional.cross_entropy(scores, labels, reduction="none").sum())
     assert loss.metrics["accuracy"] == 2
-    assert (ImageClassification.best_metric, ImageClassification.higher_is_better) == ("accuracy", True)
+    assert (ImageClassification.best_metric, ImageClassification.higher_is_better) == (
+        "accuracy",
+        True,
+    )
 
 
 def test_a_sample_of_text_weighs_one_whatever_its_number_of_tokens() -> None:
@@ -64,7 +68,8 @@ def test_a_sample_of_text_weighs_one_whatever_its_number_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "perplexity"), [(0.0, 1.0), (math.log(50), 50.0), (800.0, math.inf), (math.inf, math.inf)]
+    ("loss", "perplexity"),
+    [(0.0, 1.0), (math.log(50), 50.0), (800.0, math.inf), (math.inf, math.inf)],
 )
 def test_perplexity_follows_from_the_loss(loss: float, perplexity: float) -> None:
     report = LanguageModel(TOKENS).report({"loss": loss})
@@ -76,7 +81,9 @@ def test_a_loss_that_is_no_number_is_reported_as_such() -> None:
     assert math.isnan(LanguageModel(TOKENS).report({"loss": math.nan})["perplexity"])
 
 
-@pytest.mark.parametrize(("task_class", "config"), [(ImageClassification, IMAGES), (LanguageModel, TOKENS)])
+@pytest.mark.parametrize(
+    ("task_class", "config"), [(ImageClassification, IMAGES), (LanguageModel, TOKENS)]
+)
 def test_a_loss_reads_nothing_from_the_device(task_class: type[Any], config: Config) -> None:
     task = task_class(config)
     model = task.model()
@@ -111,7 +118,9 @@ def test_synthetic_is_the_task_that_its_data_asks_for() -> None:
     images = Synthetic(IMAGES)
     tokens = Synthetic(TOKENS)
 
-    assert images.loss(images.model(), first_batch(images.train_data())).metrics.keys() == {"accuracy"}
+    assert images.loss(images.model(), first_batch(images.train_data())).metrics.keys() == {
+        "accuracy"
+    }
     assert images.report({"loss": 1.0}) == {"loss": 1.0}
     assert tokens.loss(tokens.model(), first_batch(tokens.train_data())).metrics == {}
     assert tokens.report({"loss": 0.0}) == {"loss": 0.0, "perplexity": 1.0}
@@ -159,7 +168,9 @@ def test_a_model_that_does_not_fit_the_task_is_refused() -> None:
         ImageClassification(IMAGES).loss(nn.Identity(), (scores, scores))
     assert "the task `text`" in str(caught.value)
 
-    with pytest.raises(UsageError, match=r"scores of shape \[2, 7\].*\[N, T, vocabulary\]") as caught:
+    with pytest.raises(
+        UsageError, match=r"scores of shape \[2, 7\].*\[N, T, vocabulary\]"
+    ) as caught:
         LanguageModel(TOKENS).loss(nn.Identity(), (scores[:, 0], scores))
     assert "--model.name" in str(caught.value)
 
@@ -173,4 +184,6 @@ def test_every_preset_has_its_task_and_names_what_exists() -> None:
     for name, preset in PRESETS.items():
         task_class = load_task(name)
         assert issubclass(task_class, (ImageClassification, LanguageModel, Synthetic))
-        assert preset.defaults["model.name"] == ("gpt" if task_class is LanguageModel else "mini_resnet")
+        assert preset.defaults["model.name"] == (
+            "gpt" if task_class is LanguageModel else "mini_resnet"
+        )

@@ -12,7 +12,12 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from drumline.training.steps.capture_checks import find_hook, find_uncopyable, host_changes, user_line
+from drumline.training.steps.capture_checks import (
+    find_hook,
+    find_uncopyable,
+    host_changes,
+    user_line,
+)
 
 CPU = torch.device("cpu")
 
@@ -58,11 +63,26 @@ def test_a_plain_step_has_nothing_against_it() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda model: random.random(), "it draws random numbers on the host (random), and a replayed step"),
-        (lambda model: np.random.rand(), "it draws random numbers on the host (numpy), and a replayed step"),
-        (lambda model: torch.rand(1), "it draws random numbers on the host (torch's CPU generator), and a replayed"),
-        (lambda model: setattr(model, "count", 1), "Net.count changes from step to step (0, then 1)"),
-        (lambda model: setattr(model.inner[0], "new", "x"), "inner.0.new changes from step to step (None, then 'x')"),
+        (
+            lambda model: random.random(),
+            "it draws random numbers on the host (random), and a replayed step",
+        ),
+        (
+            lambda model: np.random.rand(),
+            "it draws random numbers on the host (numpy), and a replayed step",
+        ),
+        (
+            lambda model: torch.rand(1),
+            "it draws random numbers on the host (torch's CPU generator), and a replayed",
+        ),
+        (
+            lambda model: setattr(model, "count", 1),
+            "Net.count changes from step to step (0, then 1)",
+        ),
+        (
+            lambda model: setattr(model.inner[0], "new", "x"),
+            "inner.0.new changes from step to step (None, then 'x')",
+        ),
         (
             lambda model: model.history.append(torch.ones(1)),
             "Net.history changes from step to step ([], then a list of 1)",
@@ -75,7 +95,10 @@ def test_a_plain_step_has_nothing_against_it() -> None:
             lambda model: setattr(model, "average", model.average * 0.9),
             "the tensor Net.average is replaced by another tensor in every step",
         ),
-        (replace_a_buffer, "the buffer inner.1.running_mean is replaced by another tensor in every step"),
+        (
+            replace_a_buffer,
+            "the buffer inner.1.running_mean is replaced by another tensor in every step",
+        ),
     ],
 )
 def test_what_changes_on_the_host_is_named(change: Callable[[Net], Any], reason: str) -> None:
@@ -101,16 +124,27 @@ def test_hooks_are_named() -> None:
     assert reason(lambda model, optimizer: None) is None
     end = "has a hook, which a replayed step would not call"
     assert reason(lambda model, _: model.register_forward_hook(lambda *_: None)) == f"Net {end}"
-    assert reason(lambda model, _: model.inner[0].register_full_backward_hook(lambda *_: None)) == f"inner.0 {end}"
-    assert reason(lambda _, optimizer: optimizer.register_step_post_hook(lambda *_: None)) == f"the optimizer {end}"
+    assert (
+        reason(lambda model, _: model.inner[0].register_full_backward_hook(lambda *_: None))
+        == f"inner.0 {end}"
+    )
+    assert (
+        reason(lambda _, optimizer: optimizer.register_step_post_hook(lambda *_: None))
+        == f"the optimizer {end}"
+    )
     gradient = reason(lambda model, _: model.inner[0].weight.register_hook(lambda grad: None))
     assert gradient == f"the gradient of inner.0.weight {end}"
     accumulated = reason(
-        lambda model, _: model.inner[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+        lambda model, _: model.inner[0].bias.register_post_accumulate_grad_hook(
+            lambda parameter: None
+        )
     )
     assert accumulated == f"the gradient of inner.0.bias {end}"
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert reason(lambda *_: None) == "there is a hook on all modules, which a replayed step would not call"
+    assert (
+        reason(lambda *_: None)
+        == "there is a hook on all modules, which a replayed step would not call"
+    )
     handle.remove()
 
 

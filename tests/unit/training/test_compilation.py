@@ -1,14 +1,27 @@
-"""What is said of compilations: ranks whose results differ, a cache that only some had, a function compiled again."""
+"""What is said of compilations: ranks whose results differ, a cache that only some had, a function
+compiled again."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from drumline.training.steps.compilation import describe_cache, describe_recompilations, find_difference
+from drumline.training.steps.compilation import (
+    describe_cache,
+    describe_recompilations,
+    find_difference,
+)
 
 
 def made(host: str = "node-a", **changes: Any) -> dict[str, Any]:
-    usual = {"graphs": 1, "breaks": 0, "guards": 41, "hits": 2, "misses": 0, "seconds": 1.5, "host": host}
+    usual = {
+        "graphs": 1,
+        "breaks": 0,
+        "guards": 41,
+        "hits": 2,
+        "misses": 0,
+        "seconds": 1.5,
+        "host": host,
+    }
     return {**usual, **changes}
 
 

@@ -16,7 +16,13 @@ from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions, WorkerTimes
 from drumline.metrics.display import PlainDisplay
 from drumline.training.between_steps import data_advice
-from drumline.training.between_steps.data_advice import DataAdvice, LoadingFacts, _load, _sizes, advice
+from drumline.training.between_steps.data_advice import (
+    DataAdvice,
+    LoadingFacts,
+    _load,
+    _sizes,
+    advice,
+)
 from tests.jobs import Points
 
 CHEAPER = (
@@ -30,16 +36,26 @@ UNEVEN = "a larger --data.prefetch_factor: workers are idle while a batch is lat
 @pytest.mark.parametrize(
     ("facts", "share", "expected"),
     [
-        # As many workers as would keep up; no more than there are cores, but where they wait for storage.
+        # As many workers as would keep up; no more than there are cores, but where they wait for
+        # storage.
         (LoadingFacts(cores=16, workers=0), 0.75, ["--data.workers 3", STORED]),
         (LoadingFacts(cores=16, workers=0), 0.2, ["--data.workers 1", STORED]),
         (LoadingFacts(cores=2, workers=0), 1.0, ["--data.workers 1", STORED]),
         (LoadingFacts(cores=16, workers=4, worker_load=0.97), 0.5, ["--data.workers 8", STORED]),
         (LoadingFacts(cores=4, workers=3, worker_load=0.03), 0.9, ["--data.workers 12", UNEVEN]),
         (LoadingFacts(cores=4, workers=12, worker_load=0.03), 0.9, [UNEVEN, STORED]),
-        # Where no number of workers is enough, cheaper samples come first; 15 workers instead of 14 are no advice.
-        (LoadingFacts(cores=16, workers=0, float_sample="602 kB of float32"), 0.5, ["--data.workers 1", CHEAPER]),
-        (LoadingFacts(cores=16, workers=0, float_sample="602 kB of float32"), 0.99, [CHEAPER, "--data.workers 15"]),
+        # Where no number of workers is enough, cheaper samples come first; 15 workers instead of 14
+        # are no advice.
+        (
+            LoadingFacts(cores=16, workers=0, float_sample="602 kB of float32"),
+            0.5,
+            ["--data.workers 1", CHEAPER],
+        ),
+        (
+            LoadingFacts(cores=16, workers=0, float_sample="602 kB of float32"),
+            0.99,
+            [CHEAPER, "--data.workers 15"],
+        ),
         (
             LoadingFacts(cores=16, workers=14, worker_load=1.0, float_sample="602 kB of float32"),
             0.94,
@@ -48,18 +64,26 @@ UNEVEN = "a larger --data.prefetch_factor: workers are idle while a batch is lat
         (
             LoadingFacts(cores=16, workers=0, fits="1.2 GB"),
             0.5,
-            ["--data.resident: the 1.2 GB of this dataset fit into the GPU's memory", "--data.workers 1"],
+            [
+                "--data.resident: the 1.2 GB of this dataset fit into the GPU's memory",
+                "--data.workers 1",
+            ],
         ),
         (
             LoadingFacts(cores=8, workers=4, worker_load=0.8, restarts_for_epochs=True),
             0.4,
-            ["leave --no-data.persistent_workers out: workers are started again for every epoch", "--data.workers 7"],
+            [
+                "leave --no-data.persistent_workers out: workers are started again for every epoch",
+                "--data.workers 7",
+            ],
         ),
         (LoadingFacts(cores=16, workers=0, is_stream=True), 0.9, ["--data.workers 1", STORED]),
         (LoadingFacts(cores=16, workers=1, worker_load=0.9, is_stream=True), 0.9, [STORED]),
     ],
 )
-def test_the_most_useful_one_or_two_come_first(facts: LoadingFacts, share: float, expected: list[str]) -> None:
+def test_the_most_useful_one_or_two_come_first(
+    facts: LoadingFacts, share: float, expected: list[str]
+) -> None:
     _, *found = advice(facts, share=share, seconds=12.3).split("\n  - ")
     assert found == expected
 
@@ -69,7 +93,9 @@ def test_it_begins_with_what_was_measured() -> None:
     assert advice(facts, share=0.94, seconds=12.3).startswith(
         "waited for data 94% of the last 12 s; it has 14 workers (each uses 97% of a core) and 16 cores; try:\n  - "
     )
-    assert "it has 0 workers and 1 core; try:\n" in advice(LoadingFacts(cores=1, workers=0), share=0.94, seconds=12.3)
+    assert "it has 0 workers and 1 core; try:\n" in advice(
+        LoadingFacts(cores=1, workers=0), share=0.94, seconds=12.3
+    )
 
 
 def test_the_load_is_that_of_the_interval() -> None:
@@ -88,7 +114,9 @@ class Laps:
         self.throughput = SimpleNamespace(seconds=0.0)
         sharding = Sharding(batch_size=4, rank=0, world_size=1)
         options = LoadingOptions()
-        loader = IndexedLoader(Points(8), sharding=sharding, device=torch.device("cpu"), seed=0, options=options)
+        loader = IndexedLoader(
+            Points(8), sharding=sharding, device=torch.device("cpu"), seed=0, options=options
+        )
         ddp = SimpleNamespace(device=torch.device("cpu"), local_world_size=2, host="gpu-01")
         self.job = SimpleNamespace(loader=loader, ddp=ddp)
         data = SimpleNamespace(resident=False, persistent_workers=True)
@@ -114,13 +142,24 @@ def test_it_is_given_once_when_the_share_stays_high(monkeypatch: pytest.MonkeyPa
     run = Laps()
     assert [run.add(share) for share in (0.9, 0.5, 0.5, 0.8, 0.9, 0.9)] == [0, 0, 0, 1, 1, 1]
     first, second, *_ = run.notes[0].splitlines()
-    assert first == "rank 0 on gpu-01 waited for data 60% of the last 12 s; it has 0 workers and 3 cores; try:"
+    assert (
+        first
+        == "rank 0 on gpu-01 waited for data 60% of the last 12 s; it has 0 workers and 3 cores; try:"
+    )
     assert second == "  - --data.workers 2"
 
 
 def test_the_first_interval_and_a_short_wait_do_not_count() -> None:
     run = Laps()
-    assert [run.add(share) for share in (0.9, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9)] == [0, 0, 0, 0, 0, 0, 1]
+    assert [run.add(share) for share in (0.9, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9)] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_a_device_that_has_work_left_is_not_idle() -> None:

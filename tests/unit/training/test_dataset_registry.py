@@ -48,11 +48,15 @@ def test_every_built_in_dataset_is_in_the_help() -> None:
 
 
 def test_an_unknown_name_is_reported_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match=re.escape("there is no dataset 'digit'; did you mean 'digits'?")):
+    with pytest.raises(
+        UsageError, match=re.escape("there is no dataset 'digit'; did you mean 'digits'?")
+    ):
         build_dataset("digit", **SETTINGS)
 
 
-def test_the_users_own_class_gets_the_settings_it_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_class_gets_the_settings_it_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_data_of_a_test.py").write_text(
         "class Own:\n"
         "    def __init__(self, split, context=9, more='kept'):\n"
@@ -64,7 +68,8 @@ def test_the_users_own_class_gets_the_settings_it_accepts(tmp_path: Path, monkey
     spec = f"{tmp_path / 'own_data_of_a_test.py'}"
     assert build_dataset(f"{spec}:Own", **SETTINGS).given == ("train", 4, "kept")
     with pytest.raises(
-        UsageError, match=r"the dataset .*:Greedy needs tokenizer, which neither the dataset nor the settings provide"
+        UsageError,
+        match=r"the dataset .*:Greedy needs tokenizer, which neither the dataset nor the settings provide",
     ):
         build_dataset(f"{spec}:Greedy", **SETTINGS)
     del sys.modules["own_data_of_a_test"]

@@ -51,7 +51,10 @@ def test_our_own_errors_explain_themselves_and_where() -> None:
 
 def test_a_wrong_command_is_wrong_everywhere() -> None:
     before_the_first_step = Place(host="node-b", rank=3)
-    assert described(UsageError("no such task"), before_the_first_step) == "drumline: error: no such task\n"
+    assert (
+        described(UsageError("no such task"), before_the_first_step)
+        == "drumline: error: no such task\n"
+    )
     assert "[rank 3 on node-b, step 12]" in described(UsageError("Loss.total has a shape"))
 
 
@@ -115,12 +118,17 @@ def test_an_error_without_a_line_of_the_user_is_shown_whole() -> None:
             "--train.micro_batch_size 16, half of the 32 samples that a rank now computes at once; the global batch "
             "stays as it is (drumline find-batch measures what fits)",
         ),
-        ({"accumulate": 4}, "--train.micro_batch_size 4 in place of --train.accumulate, half of the 8 samples"),
+        (
+            {"accumulate": 4},
+            "--train.micro_batch_size 4 in place of --train.accumulate, half of the 8 samples",
+        ),
         ({"micro_batch_size": 5}, "--train.micro_batch_size 2, half of the 5 samples"),
         ({"micro_batch_size": 1}, "--train.precision bf16, --dist.mode fsdp or a smaller model"),
     ],
 )
-def test_out_of_memory_names_the_micro_batch_that_would_fit(settings: dict[str, int], next_step: str) -> None:
+def test_out_of_memory_names_the_micro_batch_that_would_fit(
+    settings: dict[str, int], next_step: str
+) -> None:
     config = Config(train=TrainConfig(batch_size=64, **settings))
     job: Any = SimpleNamespace(
         ddp=manager(2),
@@ -128,13 +136,15 @@ def test_out_of_memory_names_the_micro_batch_that_would_fit(settings: dict[str, 
         loader=SimpleNamespace(sharding=Sharding(batch_size=64, rank=1, world_size=2, **settings)),
     )
     text = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of which some is free"
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 "
+        "GiB of which some is free"
     )
     with pytest.raises(TrainingError) as caught, explain_out_of_memory(config, job.ddp, job):
         raise torch.OutOfMemoryError(text)
     what, instead = caught.value.lines()
     assert re.fullmatch(
-        r"out of memory at test_failure_report\.py:\d+: CUDA out of memory\. Tried to allocate 2\.00 GiB", what
+        r"out of memory at test_failure_report\.py:\d+: CUDA out of memory\. Tried to allocate 2\.00 GiB",
+        what,
     )
     assert next_step in instead
     assert failure_kind(caught.value) is FailureKind.OUT_OF_MEMORY
@@ -146,19 +156,28 @@ def test_out_of_memory_in_an_evaluation_names_its_batch() -> None:
 
     job: Any = SimpleNamespace(ddp=manager(2))
     sentence = re.escape("try: --train.eval_batch_size 128, half of what it is")
-    with pytest.raises(TrainingError, match=sentence), explain_out_of_memory(Config(), job.ddp, job):
+    with (
+        pytest.raises(TrainingError, match=sentence),
+        explain_out_of_memory(Config(), job.ddp, job),
+    ):
         evaluate()
 
 
 @pytest.mark.parametrize(
     ("mode", "world_size", "next_step"),
     [
-        ("ddp", 4, "--dist.mode fsdp, which shards the model and the optimizer's state over the ranks (drumline plan"),
+        (
+            "ddp",
+            4,
+            "--dist.mode fsdp, which shards the model and the optimizer's state over the ranks (drumline plan",
+        ),
         ("ddp", 1, "--dist.mode fsdp on several GPUs, which"),
         ("fsdp", 4, "--dist.offload_optimizer, more GPUs or a smaller model"),
     ],
 )
-def test_out_of_memory_for_the_model_itself_names_a_mode(mode: Any, world_size: int, next_step: str) -> None:
+def test_out_of_memory_for_the_model_itself_names_a_mode(
+    mode: Any, world_size: int, next_step: str
+) -> None:
     def _update() -> None:  # as the part of a step that makes the optimizer's state
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
@@ -178,7 +197,8 @@ def test_out_of_memory_for_the_model_itself_names_a_mode(mode: Any, world_size: 
 def test_out_of_memory_in_a_step_names_a_mode_where_the_model_takes_most(
     width: int, next_step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of AdamW has left four tensors for each parameter: 64 kB, or 16 kB, of the 100 kB that a GPU had given."""
+    """A step of AdamW has left four tensors for each parameter: 64 kB, or 16 kB, of the 100 kB that
+    a GPU had given."""
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 100_000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 110_000))
     model = nn.Linear(width, width, bias=False)
@@ -200,7 +220,9 @@ def test_out_of_memory_in_a_step_names_a_mode_where_the_model_takes_most(
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
     first, *frames = described(SystemExit(0)).splitlines()
-    assert first == ("drumline: error: sys.exit(0) was called before the end of the run [rank 3 on node-b, step 12]")
+    assert first == (
+        "drumline: error: sys.exit(0) was called before the end of the run [rank 3 on node-b, step 12]"
+    )
     assert frames[0] == "  Traceback (most recent call last):"
 
 
@@ -212,7 +234,9 @@ def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
         (errno.EROFS, "the file system is read-only", "mount the disk of /data for writing"),
     ],
 )
-def test_storage_that_refuses_is_explained_without_a_traceback(number: int, what: str, next_step: str) -> None:
+def test_storage_that_refuses_is_explained_without_a_traceback(
+    number: int, what: str, next_step: str
+) -> None:
     assert described(OSError(number, os.strerror(number), "/data/x.bin")) == (
         f"drumline: error: {what}: /data/x.bin [rank 3 on node-b, step 12]\n"
         f"  try: {next_step}, then rerun the same command\n"
@@ -259,15 +283,21 @@ def test_a_restart_is_worth_it_where_the_next_start_may_come_further() -> None:
     for error in (raised(from_storage), PermissionError(errno.EACCES, "x")):
         assert not can_restart(error, has_checkpoint=True), "no restart frees a disk"
     assert can_restart(FileNotFoundError(errno.ENOENT, "x"), has_checkpoint=True)
-    assert not can_restart(NonFiniteError("NaN"), has_checkpoint=True), "the same steps lead to the same NaN"
-    assert can_restart(TrialError("out of memory"), has_checkpoint=False), "it does not try these steps again"
+    assert not can_restart(NonFiniteError("NaN"), has_checkpoint=True), (
+        "the same steps lead to the same NaN"
+    )
+    assert can_restart(TrialError("out of memory"), has_checkpoint=False), (
+        "it does not try these steps again"
+    )
 
 
 def test_an_error_that_another_process_may_have_caused_is_not_the_ranks_own() -> None:
     backward = raised(lambda: torch.ones(1).backward())
     for error in (
         dist.DistNetworkError("the client socket has failed to connect"),
-        RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:999"),
+        RuntimeError(
+            "[/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:999"
+        ),
         backward,
     ):
         assert not is_own(error)

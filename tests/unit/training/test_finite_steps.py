@@ -31,7 +31,9 @@ def fixture(
     return model, optimizer, finite, meter
 
 
-def take_step(model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float, added: float = 0.0) -> None:
+def take_step(
+    model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float, added: float = 0.0
+) -> None:
     finite.begin()
     total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum() + added
     finite.spread(total * 0.25, total).backward()  # type: ignore[no-untyped-call]
@@ -44,7 +46,8 @@ def take_step(model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, facto
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("kind", [SGD, AdamW])
 def test_a_skipped_step_leaves_no_trace(kind: type[Optimizer], waits: bool) -> None:
-    """Not in weights, buffers, momentum, the optimizer's count of steps or the logged sums: also as the first step."""
+    """Not in weights, buffers, momentum, the optimizer's count of steps or the logged sums: also as
+    the first step."""
     states = []
     for factors in ([math.nan, 1.0, math.inf, 2.0], [1.0, 2.0]):
         model, optimizer, finite, meter = fixture(kind, "skip", waits=waits)
@@ -76,10 +79,16 @@ def test_stop_freezes_the_weights_from_the_first_bad_step_on(waits: bool) -> Non
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
-def test_on_a_gpu_only_skip_waits_for_the_device_where_the_optimizer_is_not_fused(on_nan: Any) -> None:
+def test_on_a_gpu_only_skip_waits_for_the_device_where_the_optimizer_is_not_fused(
+    on_nan: Any,
+) -> None:
     model, optimizer, finite, _ = fixture(SGD, on_nan, waits=True, fused=False)
     take_step(model, optimizer, finite, math.nan)
-    assert finite.keeps_weights == bool(torch.isfinite(next(model.parameters())).all()) == (on_nan == "skip")
+    assert (
+        finite.keeps_weights
+        == bool(torch.isfinite(next(model.parameters())).all())
+        == (on_nan == "skip")
+    )
 
 
 def test_the_largest_number_of_tensors_of_any_type() -> None:

@@ -66,7 +66,9 @@ def test_residual_branches_start_smaller_the_deeper_the_model() -> None:
 
     for index in range(8):
         for branch in ("attention.out", "mlp_out"):
-            assert spread[f"blocks.{index}.{branch}.weight"] == pytest.approx(0.02 / math.sqrt(16), rel=0.1)
+            assert spread[f"blocks.{index}.{branch}.weight"] == pytest.approx(
+                0.02 / math.sqrt(16), rel=0.1
+            )
         assert spread[f"blocks.{index}.mlp_in.weight"] == pytest.approx(0.02, rel=0.1)
     assert spread["token_embedding.weight"] == pytest.approx(0.02, rel=0.1)
 
@@ -80,7 +82,9 @@ def test_an_untrained_model_knows_nothing() -> None:
 
 def test_it_learns_a_sequence() -> None:
     model = small()
-    text = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]).unsqueeze(0)  # what follows 1 and 5 depends on the place
+    text = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5]).unsqueeze(
+        0
+    )  # what follows 1 and 5 depends on the place
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
     for _ in range(60):

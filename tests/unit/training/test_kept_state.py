@@ -1,4 +1,5 @@
-"""How the ranks of the next group of nodes find out who has what; and what is refused before the first step."""
+"""How the ranks of the next group of nodes find out who has what; and what is refused before the
+first step."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from drumline.base.errors import TrainingError, UsageError
 from drumline.checkpoint import store
 from drumline.rank.rendezvous.node_group import LiveNode, NodeGroup
 from drumline.training.job.job import Job, Progress
-from drumline.training.kept_state import KeptState, Meeting, check_continues, check_newest, report_regrouped
+from drumline.training.kept_state import (
+    KeptState,
+    Meeting,
+    check_continues,
+    check_newest,
+    report_regrouped,
+)
 from drumline.training.run_context import RunContext
 
 
@@ -39,8 +46,14 @@ def test_a_replica_of_several_ranks_is_whole() -> None:
     meeting.check_replica((4, 5))
     with pytest.raises(TrainingError) as refused:
         meeting.check_replica((2, 3))
-    assert refused.value.what == "rank 2 and rank 3 train one replica, and have left it at the steps 10 and 11"
-    assert refused.value.next_step == "nothing: their launcher starts them again, and they join the other nodes"
+    assert (
+        refused.value.what
+        == "rank 2 and rank 3 train one replica, and have left it at the steps 10 and 11"
+    )
+    assert (
+        refused.value.next_step
+        == "nothing: their launcher starts them again, and they join the other nodes"
+    )
 
 
 def test_shards_come_from_the_rank_with_the_same_ones() -> None:
@@ -53,20 +66,32 @@ def test_a_step_that_no_node_has_whole_is_lost() -> None:
     meeting = Meeting([at(8), at(7), at(7), at(7)], num_shards=2)
     with pytest.raises(TrainingError, match="shard 1 of step 8 is lost: no node has it") as refused:
         meeting.source_of(3)
-    assert refused.value.next_step == "nothing: the launchers restart all ranks from the newest checkpoint"
+    assert (
+        refused.value.next_step
+        == "nothing: the launchers restart all ranks from the newest checkpoint"
+    )
 
 
-def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(tmp_path: Path) -> None:
+def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(
+    tmp_path: Path,
+) -> None:
     """Its process was stopped, and they have saved, and ended."""
     check_newest(tmp_path, Meeting([at(8)], num_shards=1))
     store.write(tmp_path, 20, tensors={}, documents={"progress": {"step": 20}}, metrics={})
     check_newest(tmp_path, Meeting([at(20)], num_shards=1))
-    with pytest.raises(TrainingError, match=r"the run is at step 20 in .*, and this node at step 13: the ") as refused:
+    with pytest.raises(
+        TrainingError, match=r"the run is at step 20 in .*, and this node at step 13: the "
+    ) as refused:
         check_newest(tmp_path, Meeting([at(13)], num_shards=1))
-    assert refused.value.next_step == "nothing: its launcher starts it again, and it resumes from there"
+    assert (
+        refused.value.next_step
+        == "nothing: its launcher starts it again, and it resumes from there"
+    )
     for file in tmp_path.glob("*/progress.json"):
         file.write_text("{}")
-    check_newest(tmp_path, Meeting([at(13)], num_shards=1))  # it is corrupt, and was so when the run resumed
+    check_newest(
+        tmp_path, Meeting([at(13)], num_shards=1)
+    )  # it is corrupt, and was so when the run resumed
 
 
 def test_a_group_that_trains_holds_no_second_copy() -> None:
@@ -78,7 +103,9 @@ def test_a_group_that_trains_holds_no_second_copy() -> None:
 
 
 def job_of(num_shards: int | None, local_ranks: int, stream: object = None) -> Job:
-    sharded = None if num_shards is None else SimpleNamespace(plan=SimpleNamespace(num_shards=num_shards))
+    sharded = (
+        None if num_shards is None else SimpleNamespace(plan=SimpleNamespace(num_shards=num_shards))
+    )
     ddp = SimpleNamespace(local_world_size=local_ranks)
     loader = SimpleNamespace(stream_state=lambda: stream)
     return cast(Job, SimpleNamespace(sharded=sharded, ddp=ddp, loader=loader))
@@ -89,11 +116,15 @@ def test_what_cannot_continue_is_refused() -> None:
     check_continues(job_of(2, 2))
     with pytest.raises(UsageError) as refused:
         check_continues(job_of(4, 2))
-    assert "needs a whole model on each node, and 4 ranks hold one, with 2 on a node" in str(refused.value)
+    assert "needs a whole model on each node, and 4 ranks hold one, with 2 on a node" in str(
+        refused.value
+    )
     assert "set --dist.shard_ranks 2" in str(refused.value.next_step)
     with pytest.raises(UsageError) as refused:
         check_continues(job_of(None, 1, stream={"at": 3}))
-    assert "the training data is a stream with a state of its own on each rank" in str(refused.value)
+    assert "the training data is a stream with a state of its own on each rank" in str(
+        refused.value
+    )
     assert "use data with indices" in str(refused.value.next_step)
 
 
@@ -104,14 +135,20 @@ def test_what_cannot_continue_is_refused() -> None:
         ([1, 2], [], "node 1 (b) and node 2 (c) were lost by step 7; the others continue"),
         ([], [2], "node 2 (c) joined after step 7, from the memory of the others"),
         ([], [], "the same nodes continue after step 7: a connection between them was lost"),
-        ([1], [1], "node 1 (b) was lost and joined again after step 7, from the memory of the others"),
+        (
+            [1],
+            [1],
+            "node 1 (b) was lost and joined again after step 7, from the memory of the others",
+        ),
     ],
 )
 def test_one_sentence_for_what_has_changed(lost: list[int], joined: list[int], text: str) -> None:
     every = [LiveNode(number, "abc"[number], "127.0.0.1", 1, str(number)) for number in range(3)]
     names = [tuple(str(every[number]) for number in some) for some in (lost, joined)]
     events: list[dict[str, Any]] = []
-    reporter = SimpleNamespace(report=lambda kind, **fields: events.append({"kind": kind, **fields}))
+    reporter = SimpleNamespace(
+        report=lambda kind, **fields: events.append({"kind": kind, **fields})
+    )
     context = cast(RunContext, SimpleNamespace(progress=SimpleNamespace(step=8), reporter=reporter))
     report_regrouped(context, NodeGroup(1, (every[0],), *names), None)
     assert events == [

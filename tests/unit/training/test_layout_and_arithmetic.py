@@ -1,4 +1,5 @@
-"""What a run on a GPU gets by itself: channels last, fused optimizers, and the arithmetic that was asked for."""
+"""What a run on a GPU gets by itself: channels last, fused optimizers, and the arithmetic that was
+asked for."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ def test_models_that_convolve_images_gain_from_channels_last() -> None:
 
 @pytest.mark.parametrize(
     ("memory_format", "device", "expected"),
-    [("auto", CUDA, True), ("auto", CPU, False), ("contiguous", CUDA, False), ("channels_last", CPU, True)],
+    [
+        ("auto", CUDA, True),
+        ("auto", CPU, False),
+        ("contiguous", CUDA, False),
+        ("channels_last", CPU, True),
+    ],
 )
 def test_the_layout_follows_the_model_and_the_device_unless_it_is_given(
     memory_format: str, device: torch.device, expected: bool

@@ -36,7 +36,9 @@ def test_cosine_is_half_way_in_the_middle() -> None:
 
 
 def test_step_drops_by_its_factor() -> None:
-    assert factors("step", 6, step_every=2, step_factor=0.1) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert factors("step", 6, step_every=2, step_factor=0.1) == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
 
 
 def test_warm_up_delays_the_shape() -> None:
@@ -44,7 +46,9 @@ def test_warm_up_delays_the_shape() -> None:
 
 
 def test_past_the_end_the_rate_stays() -> None:
-    assert rate_factor(OptimConfig(schedule="cosine", final_lr_ratio=0.1), 99, total_steps=10) == pytest.approx(0.1)
+    assert rate_factor(
+        OptimConfig(schedule="cosine", final_lr_ratio=0.1), 99, total_steps=10
+    ) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
@@ -55,8 +59,12 @@ def test_a_growing_batch_scales_the_rate(rule: str, rate: float) -> None:
 def test_every_group_has_its_own_rate_times_the_factor_of_the_step() -> None:
     first = nn.Linear(4, 6)
     second = nn.Linear(2, 2)
-    optimizer = SGD([{"params": first.parameters(), "lr": 0.5}, {"params": second.parameters(), "lr": 0.01}])
-    rates = LearningRates(optimizer, OptimConfig(schedule="linear"), lambda step, total: None if step else 3.0)
+    optimizer = SGD(
+        [{"params": first.parameters(), "lr": 0.5}, {"params": second.parameters(), "lr": 0.01}]
+    )
+    rates = LearningRates(
+        optimizer, OptimConfig(schedule="linear"), lambda step, total: None if step else 3.0
+    )
     assert rates.peak == 0.5
     rates.set(0, 4)
     assert [group["lr"] for group in optimizer.param_groups] == [1.5, 0.03]
@@ -68,7 +76,9 @@ def test_every_group_has_its_own_rate_times_the_factor_of_the_step() -> None:
 def test_the_rate_in_the_log_is_of_the_group_with_the_highest_peak_like_the_header() -> None:
     first = nn.Linear(4, 6)
     second = nn.Linear(2, 2)
-    optimizer = SGD([{"params": first.parameters(), "lr": 0.01}, {"params": second.parameters(), "lr": 0.5}])
+    optimizer = SGD(
+        [{"params": first.parameters(), "lr": 0.01}, {"params": second.parameters(), "lr": 0.5}]
+    )
     rates = LearningRates(optimizer, OptimConfig(schedule="linear"))
     rates.set(2, 4)
     assert (rates.peak, rates.highest()) == (0.5, 0.25)
@@ -76,6 +86,11 @@ def test_the_rate_in_the_log_is_of_the_group_with_the_highest_peak_like_the_head
 
 @pytest.mark.parametrize("factor", [-0.1, float("nan"), "1", torch.tensor(1.0)])
 def test_a_schedule_that_gives_no_factor_is_refused(factor: Any) -> None:
-    rates = LearningRates(SGD(nn.Linear(2, 2).parameters(), lr=0.5), OptimConfig(), lambda step, total: factor)
-    with pytest.raises(UsageError, match=re.escape(f"schedule(3, 9) returned {factor!r}, not a factor of 0 or more")):
+    rates = LearningRates(
+        SGD(nn.Linear(2, 2).parameters(), lr=0.5), OptimConfig(), lambda step, total: factor
+    )
+    with pytest.raises(
+        UsageError,
+        match=re.escape(f"schedule(3, 9) returned {factor!r}, not a factor of 0 or more"),
+    ):
         rates.set(3, 9)

@@ -1,4 +1,5 @@
-"""Data from a bucket on the ranks of one machine: one copies, the others wait, each time that it is asked for."""
+"""Data from a bucket on the ranks of one machine: one copies, the others wait, each time that it is
+asked for."""
 
 from __future__ import annotations
 
@@ -35,14 +36,24 @@ class Rank:
 
 def test_ranks_wait_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --dist.mode auto there are two: one for the choice of the mode, one for the run."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    server = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
     heartbeat = SimpleNamespace(mark=lambda phase: None)
     ranks: list[Any] = [
-        Rank(number, SimpleNamespace(heartbeat=heartbeat, store=SealedStore(base, "secret", "drumline")))
-        for number, base in enumerate([server, dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))])
+        Rank(
+            number,
+            SimpleNamespace(heartbeat=heartbeat, store=SealedStore(base, "secret", "drumline")),
+        )
+        for number, base in enumerate(
+            [server, dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))]
+        )
     ]
     config = Config()
-    config = replace(config, data=replace(config.data, dir=f"file://{tmp_path}/data", cache=str(tmp_path / "cache")))
+    config = replace(
+        config,
+        data=replace(config.data, dir=f"file://{tmp_path}/data", cache=str(tmp_path / "cache")),
+    )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "points").write_text("1")
     returned = threading.Event()

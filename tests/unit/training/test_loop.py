@@ -70,7 +70,9 @@ def make_actions(context: RunContext) -> list[Action]:
     )
 
 
-def run_names(monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, per_epoch: int) -> list[list[str]]:
+def run_names(
+    monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, per_epoch: int
+) -> list[list[str]]:
     """The names of the actions that run after each step."""
     context = make_context(config, steps)
     actions = make_actions(context)
@@ -79,11 +81,16 @@ def run_names(monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, pe
         monkeypatch.setattr(action, "run", lambda _, action=action: names.append(action.name))
     # It runs once.
     first = actions[0]
-    monkeypatch.setattr(first, "run", lambda _: (names.append("first_step"), setattr(first, "_is_due", False)))
+    monkeypatch.setattr(
+        first, "run", lambda _: (names.append("first_step"), setattr(first, "_is_due", False))
+    )
     loop = Loop(context, SimpleNamespace(), Ledger(), actions)  # type: ignore[arg-type]
     found = []
     for step in range(1, steps + 1):
-        context.progress.step, context.progress.cursor = step, Cursor(step // per_epoch, step % per_epoch)
+        context.progress.step, context.progress.cursor = (
+            step,
+            Cursor(step // per_epoch, step % per_epoch),
+        )
         loop.run_actions()
         found.append(names[:])
         names.clear()
@@ -110,14 +117,22 @@ class AtTheEnd(Hook):
 
 
 def test_hooks_that_define_after_step_come_first_in_their_order() -> None:
-    context = make_context(CONFIG, 10, SimpleNamespace(hooks=[EveryThird(), AtTheEnd(), EveryStep()]))
+    context = make_context(
+        CONFIG, 10, SimpleNamespace(hooks=[EveryThird(), AtTheEnd(), EveryStep()])
+    )
     first, *after_step = make_actions(context)[:3]
     assert first.name == "first_step"
-    assert [action.name for action in after_step] == ["EveryThird.after_step", "EveryStep.after_step"]
+    assert [action.name for action in after_step] == [
+        "EveryThird.after_step",
+        "EveryStep.after_step",
+    ]
     assert [action.name for action in make_actions(context)[3:]] == ORDER[1:]
     for hook in context.hooks.hooks:
         hook.every_steps = 2  # too late: the loop knows when to ask
-    assert [[step for step in range(1, 8) if action.due(step)] for action in after_step] == [[3, 6], [*range(1, 8)]]
+    assert [[step for step in range(1, 8) if action.due(step)] for action in after_step] == [
+        [3, 6],
+        [*range(1, 8)],
+    ]
 
 
 def test_a_run_that_is_stopped_ends_as_at_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +153,9 @@ def test_a_run_that_is_stopped_ends_as_at_its_last_step(monkeypatch: pytest.Monk
     assert names == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
 
 
-def test_each_action_runs_when_it_is_due_and_all_of_them_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_action_runs_when_it_is_due_and_all_of_them_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = run_names(monkeypatch, CONFIG, steps=17, per_epoch=5)
     due = {step: names for step, names in enumerate(found, 1) if names}
     assert due == {

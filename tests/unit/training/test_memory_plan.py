@@ -1,4 +1,5 @@
-"""The memory plan: exact where bytes can be counted by hand, and as many as a real run holds where they cannot."""
+"""The memory plan: exact where bytes can be counted by hand, and as many as a real run holds where
+they cannot."""
 
 from __future__ import annotations
 
@@ -66,7 +67,12 @@ class Text(Task):
     def model(self) -> nn.Module:
         recomputes = self.config.model.activation_checkpointing
         return GPT(
-            vocab_size=VOCABULARY, context=CONTEXT, layers=3, heads=2, width=64, activation_checkpointing=recomputes
+            vocab_size=VOCABULARY,
+            context=CONTEXT,
+            layers=3,
+            heads=2,
+            width=64,
+            activation_checkpointing=recomputes,
         )
 
     def train_data(self) -> TensorDataset:
@@ -75,10 +81,14 @@ class Text(Task):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         scores = model(batch[0])
-        return Loss(functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction="sum"))
+        return Loss(
+            functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction="sum")
+        )
 
 
-def plan(config: Config, task: type[Task] = Perceptron, worlds: tuple[int, ...] = (1,), per_node: int = 8) -> Any:
+def plan(
+    config: Config, task: type[Task] = Perceptron, worlds: tuple[int, ...] = (1,), per_node: int = 8
+) -> Any:
     found = plan_memory(config, task(config), worlds=worlds, ranks_per_node=per_node)
     return {(one.mode, one.world_size): one for one in found.ranks}
 
@@ -109,12 +119,15 @@ def test_what_a_forward_pass_holds_is_what_can_be_counted_by_hand() -> None:
     hidden = ROWS * 512 * 4
     outputs = ROWS * 128 * 4
     scalar = 512
-    # Not the first layer's output and not the squares; the loss, and the 1 that the backward pass begins with.
+    # Not the first layer's output and not the squares; the loss, and the 1 that the backward pass
+    # begins with.
     assert kept(step) == inputs + hidden + outputs + 2 * scalar
     assert step.batch_bytes == inputs
     # All but the first layer's weight, whose gradient is the last operation.
     assert max(moment.gradients for moment in step.moments[:-1]) == PARAMETERS - 512 * 256 * 4
-    assert step.moments[-1] == MemoryMoment("optimizer", in_blocks=False, live=0, gradients=PARAMETERS)
+    assert step.moments[-1] == MemoryMoment(
+        "optimizer", in_blocks=False, live=0, gradients=PARAMETERS
+    )
 
 
 class Dropped(Perceptron):
@@ -125,7 +138,10 @@ class Dropped(Perceptron):
 def test_dropout_keeps_a_byte_for_each_element() -> None:
     config = settings("sgd")
     with_relu = FakeJob(config, Perceptron(config)).trace([torch.zeros(ROWS, 256)])
-    assert kept(FakeJob(config, Dropped(config)).trace([torch.zeros(ROWS, 256)])) == kept(with_relu) + ROWS * 512
+    assert (
+        kept(FakeJob(config, Dropped(config)).trace([torch.zeros(ROWS, 256)]))
+        == kept(with_relu) + ROWS * 512
+    )
 
 
 def kept(step: StepMemory) -> int:
@@ -156,7 +172,9 @@ def test_activations_of_a_gpt_are_those_of_a_real_pass() -> None:
     config = settings()
     task = Text(config)
     batch = [tensor[:8] for tensor in task.train_data().tensors]
-    assert kept(FakeJob(config, task).trace(batch)) == pytest.approx(real_bytes(config, task, batch), rel=0.01)
+    assert kept(FakeJob(config, task).trace(batch)) == pytest.approx(
+        real_bytes(config, task, batch), rel=0.01
+    )
 
 
 def test_precision_and_recomputation_change_the_activations() -> None:
@@ -210,7 +228,9 @@ def test_what_recomputation_saves_is_shown() -> None:
     assert saved is not None
     assert saved.blocks == "6 x Layers"
     assert saved.total == found.ranks[0].total
-    assert saved.total_without == plan(settings(batch_size=256), Stacked)["ddp", 1].total > saved.total
+    assert (
+        saved.total_without == plan(settings(batch_size=256), Stacked)["ddp", 1].total > saved.total
+    )
     assert saved.saving > 0.5
     (line,) = recompute_lines(found)
     sizes = f"{memory_size(saved.total)} on 1 rank, {memory_size(saved.total_without)} without"
@@ -233,7 +253,9 @@ def test_without_recomputation_only_one_model_is_built_and_no_data_is_read() -> 
     config = settings(batch_size=256)
     model = replace(config.model, activation_checkpointing=True)
     config = replace(config, model=model, dist=DistConfig(shard_dtype="bf16"))
-    assert plan_memory(config, Recorded(config), worlds=(2,), ranks_per_node=8).recompute is not None
+    assert (
+        plan_memory(config, Recorded(config), worlds=(2,), ranks_per_node=8).recompute is not None
+    )
     assert models.count(True) == 2, "in fp32 for ddp, gathered in bf16 for the others"
     assert models.count(False) == 1
     assert datasets == [True]
@@ -321,7 +343,9 @@ def test_a_batch_that_cannot_be_split_is_reported_for_that_number_of_ranks() -> 
     config = settings(batch_size=2)
     found = plan_memory(config, Perceptron(config), worlds=(2, 4), ranks_per_node=8)
     assert {one.world_size for one in found.ranks} == {2}
-    assert found.impossible == {4: "a global batch of 2 cannot be split over 4 ranks: each needs a sample"}
+    assert found.impossible == {
+        4: "a global batch of 2 cannot be split over 4 ranks: each needs a sample"
+    }
 
 
 class Reads(Perceptron):
@@ -331,7 +355,10 @@ class Reads(Perceptron):
 
 
 def test_a_loss_that_needs_values_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"Reads cannot be planned: aten.nonzero.default needs the values of a tensor"):
+    with pytest.raises(
+        UsageError,
+        match=r"Reads cannot be planned: aten.nonzero.default needs the values of a tensor",
+    ):
         plan(settings(), Reads)
     with pytest.raises(UsageError, match="the elastic mode is not planned"):
         plan(settings(exact="elastic"))
@@ -350,7 +377,13 @@ def test_an_optimizer_with_temporary_lists_counts_them() -> None:
 
 
 def rank(mode: str, gib: float, world_size: int = 2) -> RankMemory:
-    sizes = {"parameters": int(gib * GIB), "gradients": 0, "optimizer": 0, "activations": 0, "communication": 0}
+    sizes = {
+        "parameters": int(gib * GIB),
+        "gradients": 0,
+        "optimizer": 0,
+        "activations": 0,
+        "communication": 0,
+    }
     return RankMemory(mode=mode, world_size=world_size, micro_batch_size=1, **sizes)
 
 
@@ -368,7 +401,10 @@ def test_the_cheapest_mode_that_fits_is_chosen() -> None:
 
 
 def test_gpus_are_named_or_given_by_their_memory() -> None:
-    assert gpu_memory(["H100", "24"]) == {"h100": int(GPUS["h100"].memory_gib * GIB), "24 GiB": 24 * GIB}
+    assert gpu_memory(["H100", "24"]) == {
+        "h100": int(GPUS["h100"].memory_gib * GIB),
+        "24 GiB": 24 * GIB,
+    }
     with pytest.raises(UsageError, match=r"--gpu h10: there is no such GPU; did you mean 'h100'\?"):
         gpu_memory(["h10"])
 
@@ -379,10 +415,14 @@ def test_sharded_settings_change_what_is_gathered_and_held() -> None:
     half = plan(replace(config, dist=DistConfig(shard_dtype="bf16")), Text, worlds=(2,))["fsdp", 2]
     assert (half.parameters, half.optimizer) == (plain.parameters, plain.optimizer)
     assert half.communication == pytest.approx(plain.communication / 2, rel=0.01)
-    away = plan(replace(config, dist=DistConfig(offload_optimizer=True)), Text, worlds=(2,))["fsdp", 2]
+    away = plan(replace(config, dist=DistConfig(offload_optimizer=True)), Text, worlds=(2,))[
+        "fsdp", 2
+    ]
     assert away.parameters == 0
     assert away.optimizer < plain.optimizer // 10  # counts of steps
-    least = plan(replace(config, dist=DistConfig(wrap=("CausalAttention",))), Text, worlds=(2,))["fsdp", 2]
+    least = plan(replace(config, dist=DistConfig(wrap=("CausalAttention",))), Text, worlds=(2,))[
+        "fsdp", 2
+    ]
     matrices = 4 * 64 * 64 * 4
     # The rest of the model is always gathered; at this peak no attention is.
     assert plain.communication - least.communication == 3 * matrices

@@ -16,7 +16,9 @@ from drumline.base.errors import TrainingError, UsageError
 from drumline.training.between_steps.evaluation import numbers
 from drumline.training.job.task_metrics import compute_metrics, make_metrics, update_metrics
 
-ALONE: Any = SimpleNamespace(world_size=1, rank=0, device=torch.device("cpu"), is_main_process=lambda: True)
+ALONE: Any = SimpleNamespace(
+    world_size=1, rank=0, device=torch.device("cpu"), is_main_process=lambda: True
+)
 ONE_OF_TWO: Any = SimpleNamespace(world_size=2, rank=0, device=torch.device("cpu"))
 
 
@@ -26,8 +28,8 @@ def task_with(**metrics: Any) -> Any:
 
 @functools.cache
 def whole_state() -> Any:
-    """A class of metrics that torchmetrics refuses to merge. To load torchmetrics takes seconds, in every process that
-    collects tests."""
+    """A class of metrics that torchmetrics refuses to merge. To load torchmetrics takes seconds, in
+    every process that collects tests."""
     from torchmetrics import Metric
 
     class WholeState(Metric):
@@ -56,7 +58,9 @@ def test_what_cannot_be_merged_is_refused_on_several_ranks_alone() -> None:
     metric = whole_state()()
     metric.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     assert make_metrics(task_with(whole=metric), ALONE) == {"whole": metric}
-    with pytest.raises(UsageError, match=r"the metric 'whole' cannot be merged over ranks: ``merge_state`` is not"):
+    with pytest.raises(
+        UsageError, match=r"the metric 'whole' cannot be merged over ranks: ``merge_state`` is not"
+    ):
         make_metrics(task_with(whole=metric), ONE_OF_TWO)
 
 
@@ -73,7 +77,9 @@ def own_merge(metric: Any, state: Any) -> None:
         ("sum", None),
     ],
 )
-def test_what_torchmetrics_would_merge_wrongly_is_refused(reduction: str | None, problem: str | None) -> None:
+def test_what_torchmetrics_would_merge_wrongly_is_refused(
+    reduction: str | None, problem: str | None
+) -> None:
     part_state = type("PartState", (whole_state(),), {"full_state_update": False})
     with_own_merge = type("OwnMerge", (part_state,), {"merge_state": own_merge})
     for kind in (part_state, with_own_merge):
@@ -82,7 +88,9 @@ def test_what_torchmetrics_would_merge_wrongly_is_refused(reduction: str | None,
         if problem is None or kind is with_own_merge:
             make_metrics(task_with(part=metric), ONE_OF_TWO)
             continue
-        with pytest.raises(UsageError, match=f"the metric 'part' cannot be merged over ranks: {problem}"):
+        with pytest.raises(
+            UsageError, match=f"the metric 'part' cannot be merged over ranks: {problem}"
+        ):
             make_metrics(task_with(part=metric), ONE_OF_TWO)
 
 
@@ -105,7 +113,10 @@ def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> Non
     members = {"first": SumMetric(), "second": SumMetric()}
     found = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
     update_metrics(found, torch.tensor([1.0, 2.0]))
-    assert compute_metrics(found, ALONE, is_updated=True) == {"both/my-first": 3.0, "both/my-second": 3.0}
+    assert compute_metrics(found, ALONE, is_updated=True) == {
+        "both/my-first": 3.0,
+        "both/my-second": 3.0,
+    }
     both: Any = found["both"]
     assert both.compute_groups == {}
     with pytest.raises(UsageError, match="the metric 'both/whole' cannot be merged over ranks"):
@@ -133,7 +144,11 @@ class Recorder:
 
 def test_outputs_are_given_as_they_are_returned() -> None:
     recorder = Recorder()
-    for outputs, expected in (((1, 2), ((1, 2), {})), ({"preds": 1}, ((), {"preds": 1})), (3, ((3,), {}))):
+    for outputs, expected in (
+        ((1, 2), ((1, 2), {})),
+        ({"preds": 1}, ((), {"preds": 1})),
+        (3, ((3,), {})),
+    ):
         update_metrics({"x": recorder}, outputs)
         assert recorder.value == expected
     update_metrics({}, None)

@@ -35,7 +35,9 @@ def test_widths_and_blocks_decide_the_layers() -> None:
     blocks = [block for block in model.blocks if isinstance(block, BasicBlock)]
 
     assert [block.second.out_channels for block in blocks] == [4, 4, 4, 6, 6, 6]
-    assert [isinstance(block.shortcut, nn.Identity) for block in blocks] == [True] * 3 + [False] + [True] * 2
+    assert [isinstance(block.shortcut, nn.Identity) for block in blocks] == [True] * 3 + [False] + [
+        True
+    ] * 2
 
 
 def test_a_block_starts_as_its_shortcut() -> None:
@@ -57,7 +59,9 @@ def test_dropout_acts_in_training_only() -> None:
 def test_it_learns_to_tell_patterns_apart() -> None:
     torch.manual_seed(0)
     rows = torch.tensor([1.0, -1.0]).repeat(4).view(8, 1)
-    patterns = torch.stack([rows.expand(8, 8), rows.T.expand(8, 8), rows * rows.T, torch.zeros(8, 8)])
+    patterns = torch.stack(
+        [rows.expand(8, 8), rows.T.expand(8, 8), rows * rows.T, torch.zeros(8, 8)]
+    )
     labels = torch.arange(48) % 4
     images = (patterns[labels] + 0.5 * torch.randn(48, 8, 8)).unsqueeze(1)
     model = MiniResNet(in_channels=1, num_classes=4, widths=(8, 16))

@@ -31,7 +31,9 @@ def test_a_rank_0_that_has_lost_another_does_not_wait_for_its_download(
 
     monkeypatch.setattr(mirroring, "POLL_S", 0.2)
     monkeypatch.setattr(mirroring, "broadcast_json", lost)
-    request: Any = SimpleNamespace(config=SimpleNamespace(checkpoint=SimpleNamespace(mirror=bucket.url)))
+    request: Any = SimpleNamespace(
+        config=SimpleNamespace(checkpoint=SimpleNamespace(mirror=bucket.url))
+    )
     ddp: Any = SimpleNamespace(is_main_process=lambda: True, device=torch.device("cpu"))
     with Proxy(bucket.server, lambda method, path: gate.wait(60) and None) as proxy:
         use_endpoint(monkeypatch, proxy.url)

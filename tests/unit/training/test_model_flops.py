@@ -1,4 +1,5 @@
-"""The FLOPs of models: the same as torch's own counter finds, without what a backward pass repeats."""
+"""The FLOPs of models: the same as torch's own counter finds, without what a backward pass
+repeats."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def count(loss: Callable[[], Tensor], model: nn.Module) -> ModelFlops:
 
 
 def torchs_count(loss: Callable[[], Tensor]) -> int:
-    """With attention in plain matrix products: torch's counter ignores the CPU's kernel, and adds what a GPU's kernels
-    compute again."""
+    """With attention in plain matrix products: torch's counter ignores the CPU's kernel, and adds
+    what a GPU's kernels compute again."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss().backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
@@ -46,14 +47,21 @@ def language_model(*, recompute: bool = False) -> nn.Module:
     [
         (convolutional(), torch.randn(2, 3, 8, 8)),
         (language_model(), torch.randint(0, 11, (2, 9))),
-        (nn.Sequential(nn.ConvTranspose2d(3, 5, 3, stride=2), nn.Conv2d(5, 4, 3)), torch.randn(2, 3, 5, 6)),
+        (
+            nn.Sequential(nn.ConvTranspose2d(3, 5, 3, stride=2), nn.Conv2d(5, 4, 3)),
+            torch.randn(2, 3, 5, 6),
+        ),
         (nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)),
     ],
     ids=["resnet", "gpt", "transposed convolution", "attention"],
 )
 def test_the_count_is_that_of_torchs_own_counter(model: nn.Module, batch: Tensor) -> None:
     def loss() -> Tensor:
-        outputs = model(batch, batch, batch)[0] if isinstance(model, nn.MultiheadAttention) else model(batch)
+        outputs = (
+            model(batch, batch, batch)[0]
+            if isinstance(model, nn.MultiheadAttention)
+            else model(batch)
+        )
         return outputs.float().sum()  # type: ignore[no-any-return]
 
     assert count(loss, model).total == torchs_count(loss) > 0
@@ -65,7 +73,9 @@ def test_what_is_computed_again_for_the_backward_pass_does_not_count() -> None:
     recomputing = language_model(recompute=True)
     once = count(lambda: plain(tokens).sum(), plain)
     assert count(lambda: recomputing(tokens).sum(), recomputing) == once
-    assert torchs_count(lambda: recomputing(tokens).sum()) > once.total, "torch's counter has it twice"
+    assert torchs_count(lambda: recomputing(tokens).sum()) > once.total, (
+        "torch's counter has it twice"
+    )
 
 
 def test_a_frozen_part_counts_without_gradients_and_inside_inference_mode() -> None:

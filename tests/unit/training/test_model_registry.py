@@ -12,7 +12,9 @@ from drumline.base.errors import UsageError
 from drumline.config.schema import ModelConfig
 from drumline.training.models import GPT, MiniResNet, build_model, model_registry, register_model
 
-SETTINGS = {name: value for name, value in vars(ModelConfig()).items() if name not in ("name", "options")}
+SETTINGS = {
+    name: value for name, value in vars(ModelConfig()).items() if name not in ("name", "options")
+}
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +27,17 @@ def _registrations_end_with_the_test() -> Iterator[None]:
 
 def test_built_ins_take_facts_from_the_data_and_settings_from_the_config() -> None:
     resnet = build_model(
-        "mini_resnet", facts={"in_channels": 2, "num_classes": 5}, settings={**SETTINGS, "blocks": 2}, options={}
+        "mini_resnet",
+        facts={"in_channels": 2, "num_classes": 5},
+        settings={**SETTINGS, "blocks": 2},
+        options={},
     )
-    gpt = build_model("gpt", facts={"vocab_size": 17}, settings={**SETTINGS, "layers": 3, "context": 9}, options={})
+    gpt = build_model(
+        "gpt",
+        facts={"vocab_size": 17},
+        settings={**SETTINGS, "layers": 3, "context": 9},
+        options={},
+    )
 
     assert isinstance(resnet, MiniResNet)
     assert (resnet.in_channels, resnet.head.out_features, len(resnet.blocks)) == (2, 5, 6)
@@ -40,7 +50,9 @@ def test_a_registered_builder_is_found_and_gets_what_it_names() -> None:
     def one_layer(in_channels: int, hidden: int = 3) -> nn.Module:
         return nn.Linear(in_channels, hidden)
 
-    model = build_model("one_layer", facts={"in_channels": 4}, settings=SETTINGS, options={"hidden": 6})
+    model = build_model(
+        "one_layer", facts={"in_channels": 4}, settings=SETTINGS, options={"hidden": 6}
+    )
 
     assert isinstance(model, nn.Linear)
     assert model.weight.shape == (6, 4)
@@ -51,7 +63,9 @@ def test_options_win_over_facts_and_facts_over_settings() -> None:
     def layer(width: int, heads: int) -> nn.Module:
         return nn.Linear(width, heads)
 
-    model = build_model("layer", facts={"width": 2}, settings={"width": 1, "heads": 1}, options={"heads": 3})
+    model = build_model(
+        "layer", facts={"width": 2}, settings={"width": 1, "heads": 1}, options={"heads": 3}
+    )
 
     assert isinstance(model, nn.Linear)
     assert model.weight.shape == (3, 2)
@@ -65,14 +79,18 @@ def test_a_model_of_the_users_own_file(tmp_path: Path) -> None:
         "    def __init__(self, num_classes, hidden=2):\n"
         "        super().__init__(hidden, num_classes)\n"
     )
-    model = build_model(f"{file}:Net", facts={"num_classes": 3}, settings=SETTINGS, options={"hidden": 5})
+    model = build_model(
+        f"{file}:Net", facts={"num_classes": 3}, settings=SETTINGS, options={"hidden": 5}
+    )
 
     assert isinstance(model, nn.Linear)
     assert model.weight.shape == (3, 5)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="no model 'mini_resnt'; did you mean 'mini_resnet'") as caught:
+    with pytest.raises(
+        UsageError, match="no model 'mini_resnt'; did you mean 'mini_resnet'"
+    ) as caught:
         build_model("mini_resnt", facts={}, settings={}, options={})
 
     assert "path/to/file.py:ClassName" in str(caught.value)
@@ -85,16 +103,21 @@ def test_an_option_the_model_does_not_take_is_refused() -> None:
 
 def test_a_fact_that_the_data_lacks_is_named() -> None:
     with pytest.raises(UsageError, match="model 'gpt' needs vocab_size"):
-        build_model("gpt", facts={"in_channels": 1, "num_classes": 10}, settings=SETTINGS, options={})
+        build_model(
+            "gpt", facts={"in_channels": 1, "num_classes": 10}, settings=SETTINGS, options={}
+        )
 
 
 def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'collections:Counter' is a Counter, not a torch\.nn\.Module"):
+    with pytest.raises(
+        UsageError, match=r"'collections:Counter' is a Counter, not a torch\.nn\.Module"
+    ):
         build_model("collections:Counter", facts={}, settings={}, options={})
 
 
 def test_a_name_is_given_once() -> None:
     with pytest.raises(
-        UsageError, match=r"two models are called 'gpt': drumline\.training\.models\.gpt\.GPT and torch"
+        UsageError,
+        match=r"two models are called 'gpt': drumline\.training\.models\.gpt\.GPT and torch",
     ):
         register_model("gpt")(nn.Linear)

@@ -20,8 +20,17 @@ SLOW = "rank 3 on node-b takes 5.1x as long as its peers in forward"
 STALL = "stall: rank 1 on node-a has been in data for 4 s. Try: wait"
 
 
-def notice(kind: str, message: str, rank: int | None = 3, host: str = "node-b", what: str = SLOW) -> str:
-    record = {"kind": kind, "time": 1.0, "rank": rank, "host": host, "message": message, "what": what}
+def notice(
+    kind: str, message: str, rank: int | None = 3, host: str = "node-b", what: str = SLOW
+) -> str:
+    record = {
+        "kind": kind,
+        "time": 1.0,
+        "rank": rank,
+        "host": host,
+        "message": message,
+        "what": what,
+    }
     return json.dumps(record)
 
 
@@ -39,7 +48,9 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
         "[1]",
         '{"kind": "stall"}',
         notice("later", "of another version"),
-        notice("recovery", "straggler: rank 3 on node-b is as fast as the others again, after 41 s"),
+        notice(
+            "recovery", "straggler: rank 3 on node-b is as fast as the others again, after 41 s"
+        ),
     ):
         lines.append(text)
     with (tmp_path / NOTICES).open("a") as file:
@@ -72,14 +83,20 @@ def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.M
         if self.progress.step in (3, 5):
             with (watch / NOTICES).open("a") as file:
                 kind, message = (
-                    ("straggler", f"straggler: {SLOW}. Try: look") if self.progress.step == 3 else ("stall", STALL)
+                    ("straggler", f"straggler: {SLOW}. Try: look")
+                    if self.progress.step == 3
+                    else ("stall", STALL)
                 )
                 file.write(notice(kind, message) + "\n")
 
     monkeypatch.setattr(Loop, "take_step", noticed)
     train_here(make_config(steps=8), Classify, run)
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
-    told = [(event["kind"], event["step"]) for event in events if event["kind"] in ("straggler", "stall")]
+    told = [
+        (event["kind"], event["step"])
+        for event in events
+        if event["kind"] in ("straggler", "stall")
+    ]
     assert told == [("straggler", 4), ("stall", 6)]
     assert events[-1]["stragglers"] == [SLOW]
     log = (run / "logs" / "rank-00000.log").read_text()

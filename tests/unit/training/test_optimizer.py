@@ -23,7 +23,9 @@ from drumline.training.job.optimizer import (
 
 def network() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2, bias=False))
+    return nn.Sequential(
+        nn.Embedding(7, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2, bias=False)
+    )
 
 
 def shapes(optimizer: Optimizer) -> list[list[tuple[int, ...]]]:
@@ -61,12 +63,27 @@ def test_one_of_the_users_own_gets_one_group_where_it_takes_no_decay() -> None:
         ({"name": "torch.optim.NAdm"}, "torch.optim has no class 'NAdm'; did you mean 'NAdam'?"),
         ({"name": "torch.nn.Linear"}, "torch.nn.Linear is not a torch optimizer"),
         ({"name": "nowhere.Lion"}, "there is no module 'nowhere' on the Python path"),
-        ({"options": {"momentun": 0.5}}, "the optimizer sgd takes no option 'momentun'; did you mean 'momentum'?"),
-        ({"options": {"lr": 0.5}}, "--optim.options.lr is not an option\n  try: give it as --optim.lr"),
+        (
+            {"options": {"momentun": 0.5}},
+            "the optimizer sgd takes no option 'momentun'; did you mean 'momentum'?",
+        ),
+        (
+            {"options": {"lr": 0.5}},
+            "--optim.options.lr is not an option\n  try: give it as --optim.lr",
+        ),
         ({"options": {"dampening": "x"}}, "the optimizer sgd does not accept its settings: "),
-        ({"name": "muon", "options": {"ns_step": 3}}, "the optimizer muon takes no option 'ns_step'; did you mean"),
-        ({"name": "muon", "options": {"momentum": -1.0}}, "the optimizer muon does not accept its settings: momentum"),
-        ({"name": "torch.optim.SGD", "options": {"momentum": -1.0}}, "Invalid momentum value: -1.0"),
+        (
+            {"name": "muon", "options": {"ns_step": 3}},
+            "the optimizer muon takes no option 'ns_step'; did you mean",
+        ),
+        (
+            {"name": "muon", "options": {"momentum": -1.0}},
+            "the optimizer muon does not accept its settings: momentum",
+        ),
+        (
+            {"name": "torch.optim.SGD", "options": {"momentum": -1.0}},
+            "Invalid momentum value: -1.0",
+        ),
         ({"name": "torch.optim.LBFGS"}, "LBFGS.step() needs a closure"),
     ],
 )
@@ -80,7 +97,9 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     assert shapes(optimizer) == [[(6, 4), (2, 6)], [(7, 4)], [(6,), (6,), (6,)]]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
     assert optimizer.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
-    with pytest.raises(UsageError, match="LayerNorm has no matrix for muon, which trains 2-D weights"):
+    with pytest.raises(
+        UsageError, match="LayerNorm has no matrix for muon, which trains 2-D weights"
+    ):
         make_optimizer(nn.LayerNorm(3), OptimConfig(name="muon"), lr=0.2)
 
 
@@ -92,7 +111,12 @@ def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> Non
     embedding, matrix, *flat, last = theirs.parameters()
     separate: list[Optimizer] = [
         Muon([matrix, last], lr=0.2, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"),
-        AdamW([{"params": [embedding], "weight_decay": 0.3}, {"params": flat}], 0.2, betas=(0.8, 0.9), weight_decay=0),
+        AdamW(
+            [{"params": [embedding], "weight_decay": 0.3}, {"params": flat}],
+            0.2,
+            betas=(0.8, 0.9),
+            weight_decay=0,
+        ),
     ]
     for number in range(4):
         if number == 2:  # as a resumed run does
@@ -123,7 +147,9 @@ def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> Non
         (lambda p: Adagrad(p, lr=0.1), False, "Adagrad reads its rate on the host"),
     ],
 )
-def test_what_can_be_captured_reads_its_rate_on_the_device(kind: Any, skips: bool, reason: str | None) -> None:
+def test_what_can_be_captured_reads_its_rate_on_the_device(
+    kind: Any, skips: bool, reason: str | None
+) -> None:
     optimizer = kind(network().parameters())
     assert find_uncapturable(optimizer, skips=skips) == reason
     (group,) = optimizer.param_groups
@@ -169,9 +195,18 @@ def test_an_own_optimizer_must_train_the_whole_model() -> None:
     assert check_own_optimizer(kept, model, maker="X.optimizer()") is kept
     wrong: list[tuple[Any, str]] = [
         ([kept], "X.optimizer() returned a list, not a torch.optim.Optimizer"),
-        (SGD(other.parameters(), lr=0.1), "X.optimizer() holds a parameter that the model does not have"),
-        (SGD([next(model.parameters())], lr=0.1), "X.optimizer() leaves out parameters that get gradients: 1.weight, "),
-        (WithoutRate(model.parameters()), "WithoutRate has a parameter group without lr, which the schedule sets"),
+        (
+            SGD(other.parameters(), lr=0.1),
+            "X.optimizer() holds a parameter that the model does not have",
+        ),
+        (
+            SGD([next(model.parameters())], lr=0.1),
+            "X.optimizer() leaves out parameters that get gradients: 1.weight, ",
+        ),
+        (
+            WithoutRate(model.parameters()),
+            "WithoutRate has a parameter group without lr, which the schedule sets",
+        ),
         (LBFGS(model.parameters()), "LBFGS.step() needs a closure that computes the loss again"),
     ]
     for optimizer, sentence in wrong:
@@ -189,7 +224,9 @@ def test_a_closure_that_may_be_left_out_is_no_hindrance() -> None:
 
 def test_what_an_optimizer_changes_in_its_groups_is_state() -> None:
     first, second = nn.Linear(2, 2).parameters()
-    optimizer = SGD([{"params": [first]}, {"params": [second], "weight_sum": 0.0}], lr=0.1, momentum=0.9)
+    optimizer = SGD(
+        [{"params": [first]}, {"params": [second], "weight_sum": 0.0}], lr=0.1, momentum=0.9
+    )
     for group in optimizer.param_groups:
         group["seen"] = [1, 2]
     built = group_settings(optimizer)

@@ -101,7 +101,9 @@ def test_a_node_that_is_asked_alone_leaves_and_all_that_are_asked_stop_together(
     some[2]._receive(signal.SIGTERM)
     for one in some:
         one._tick()
-    assert (ended, [one.is_asked for one in some]) == ([], [False] * 3), "the others may be asked, too"
+    assert (ended, [one.is_asked for one in some]) == ([], [False] * 3), (
+        "the others may be asked, too"
+    )
     some[2]._node_asked_at -= preemption.ALL_NODES_S
     for one in some:
         one._tick()
@@ -149,8 +151,15 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def with_a_lost_store() -> Any:
     """A node of two; the other one had the store, and is lost."""
     one: Any = Preemption()
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    in_a_group(one, SealedStore(open_tcp_store("127.0.0.1", server.port, timeout_s=30), None), rank=1, num_nodes=2)
+    server = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+    )
+    in_a_group(
+        one,
+        SealedStore(open_tcp_store("127.0.0.1", server.port, timeout_s=30), None),
+        rank=1,
+        num_nodes=2,
+    )
     del server
     return one
 
@@ -165,7 +174,9 @@ def test_the_last_node_that_is_asked_while_nodes_change_saves_in_the_next_group(
     one._receive(signal.SIGTERM)
     one._with_store(one._tick)
     assert (ended, one.is_asked, one.is_between_groups) == ([], False, True)
-    in_a_group(one, SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None), rank=0, num_nodes=1)
+    in_a_group(
+        one, SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None), rank=0, num_nodes=1
+    )
     one._tick()
     assert (ended, one.is_asked) == ([], True)
     assert (one.cause["signal"], one.cause["rank"]) == ("SIGTERM", 0)

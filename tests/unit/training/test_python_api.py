@@ -1,4 +1,5 @@
-"""drumline.train and drumline.load: how a class is named for the ranks, what is refused, what a failure raises."""
+"""drumline.train and drumline.load: how a class is named for the ranks, what is refused, what a
+failure raises."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from types import ModuleType
 import pytest
 
 import drumline
-from drumline.base.errors import DrumlineError, HangError, Place, PreflightError, TrainingError, UsageError
+from drumline.base.errors import (
+    DrumlineError,
+    HangError,
+    Place,
+    PreflightError,
+    TrainingError,
+    UsageError,
+)
 from drumline.base.rank_environment import ERROR_FILE, ErrorRecord, read_error, write_error
 from drumline.training.python_api import error_of, read_result, run_command, spec_of
 from drumline.training.tasks.built_in import ImageClassification
@@ -55,11 +63,16 @@ def test_a_class_that_no_other_process_can_import_is_refused(main: ModuleType) -
         "try: put it in a file: begin its cell, imports included, with `%%writefile my_task.py`, and call "
         "drumline.train('my_task.py:Mine')",
     ]
-    with pytest.raises(UsageError, match=r"Nested\.Inner is defined inside a function or a class, and ranks are other"):
+    with pytest.raises(
+        UsageError,
+        match=r"Nested\.Inner is defined inside a function or a class, and ranks are other",
+    ):
         spec_of(Nested.Inner)
 
 
-def test_a_rank_that_imports_the_calling_script_does_not_train_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_imports_the_calling_script_does_not_train_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(ERROR_FILE, "error.json")
     with pytest.raises(UsageError, match=r'put the call under `if __name__ == "__main__":`'):
         drumline.train("digits")
@@ -77,7 +90,9 @@ def test_wrong_settings_are_raised_with_all_problems(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:
-        drumline.train("digits", lr=0.1, procs=0, **{"model.widths": (8, -1), "model.options": {"a b": True}})
+        drumline.train(
+            "digits", lr=0.1, procs=0, **{"model.widths": (8, -1), "model.options": {"a b": True}}
+        )
     assert raised.value.lines()[:-1] == [
         "4 problems in the configuration:",
         "- --procs: 0 must be at least 1",
@@ -92,7 +107,9 @@ def test_wrong_settings_are_raised_with_all_problems(
 def test_a_failure_comes_back_as_the_rank_reported_it(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     place = Place(host="gpu-02", rank=3, step=1841)
-    write_error({ERROR_FILE: str(file)}, ErrorRecord("ValueError: label 7", None, place, "Traceback: ..."))
+    write_error(
+        {ERROR_FILE: str(file)}, ErrorRecord("ValueError: label 7", None, place, "Traceback: ...")
+    )
     assert read_error(file) == ErrorRecord("ValueError: label 7", None, place, "Traceback: ...")
     error = error_of(1, file, tmp_path)
     assert isinstance(error, TrainingError)
@@ -108,8 +125,13 @@ def test_a_failure_that_nobody_could_report(tmp_path: Path) -> None:
     killed = error_of(-9, nothing, Path("runs/a"))
     preempted = error_of(75, nothing, Path("runs/a"))
     assert isinstance(killed, DrumlineError)
-    assert killed.lines() == ["the run in runs/a ended early (killed by SIGKILL)", "try: read runs/a/logs"]
-    assert str(preempted).startswith("the run in runs/a was preempted, and has saved\n  try: call drumline.train again")
+    assert killed.lines() == [
+        "the run in runs/a ended early (killed by SIGKILL)",
+        "try: read runs/a/logs",
+    ]
+    assert str(preempted).startswith(
+        "the run in runs/a was preempted, and has saved\n  try: call drumline.train again"
+    )
     assert isinstance(error_of(130, nothing, Path("runs/a")), KeyboardInterrupt)
 
 
@@ -117,7 +139,9 @@ def test_the_result_is_read_from_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     end = {"kind": "end", "best_step": 7, "metrics": {"loss": "nan"}}
     lines = [{"kind": "start"}, {**end, "best_step": 3}, end]
-    (tmp_path / "events" / "rank-00000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (tmp_path / "events" / "rank-00000.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines)
+    )
     result = read_result(tmp_path)
     assert result.best_checkpoint == tmp_path / "checkpoints" / "step-00000007"
     assert result.metrics["loss"] != result.metrics["loss"]

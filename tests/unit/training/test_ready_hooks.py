@@ -21,11 +21,15 @@ from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, 
 
 
 def make_run(model: nn.Module | None = None, **settings: Any) -> Run:
-    model = model or nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
+    model = model or nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2)
+    )
     given: dict[str, Any] = {
         "task": None,
         "model": model,
-        "_optimizer": torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1),
+        "_optimizer": torch.optim.SGD(
+            [one for one in model.parameters() if one.requires_grad], lr=0.1
+        ),
         "config": Config(),
         "total_steps": 10,
         "rank": 0,
@@ -53,7 +57,9 @@ def test_the_average_has_every_tensor_of_a_checkpoint_once() -> None:
     ema = EMA(0.5)
     run = make_run(model)
     ema.start(run)
-    assert {name: one.dtype for name, one in ema.average.items()} == {"embedding.weight": torch.float32}
+    assert {name: one.dtype for name, one in ema.average.items()} == {
+        "embedding.weight": torch.float32
+    }
     before = model.embedding.weight.detach().float().clone()
     with torch.no_grad():
         model.embedding.weight.add_(1.0)
@@ -76,7 +82,9 @@ def test_an_evaluation_has_the_average_and_training_goes_on_with_the_weights() -
     ema.before_evaluation(run)
     assert all(torch.equal(one, ema.average[name]) for name, one in run.model.state_dict().items())
     assert not torch.equal(run.model.state_dict()["0.weight"], trained["0.weight"])
-    assert torch.equal(run.model.state_dict()["1.num_batches_tracked"], trained["1.num_batches_tracked"])
+    assert torch.equal(
+        run.model.state_dict()["1.num_batches_tracked"], trained["1.num_batches_tracked"]
+    )
     ema.after_evaluation(run)
     assert all(torch.equal(one, trained[name]) for name, one in run.model.state_dict().items())
 
@@ -84,7 +92,9 @@ def test_an_evaluation_has_the_average_and_training_goes_on_with_the_weights() -
 def test_a_resumed_average_lies_in_memory_like_the_weights() -> None:
     model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     ema = EMA(0.5)
-    ema.load_state_dict({"average": {name: one.contiguous() for name, one in model.state_dict().items()}})
+    ema.load_state_dict(
+        {"average": {name: one.contiguous() for name, one in model.state_dict().items()}}
+    )
     ema.start(make_run(model))
     assert ema.average["weight"].stride() == model.weight.stride()
     assert torch.equal(ema.average["weight"], model.weight)
@@ -99,7 +109,9 @@ def test_an_average_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, math.nan])
 def test_a_decay_is_below_one(decay: float) -> None:
-    with pytest.raises(UsageError, match=f"EMA's decay is {decay}\n  try: use a number from 0 up to"):
+    with pytest.raises(
+        UsageError, match=f"EMA's decay is {decay}\n  try: use a number from 0 up to"
+    ):
         EMA(decay)
 
 
@@ -139,7 +151,9 @@ def test_it_stops_when_nothing_has_improved(
         ("loss", "loss", False, 2),
     ],
 )
-def test_the_task_knows_whether_higher_is_better(metric: str, best: str, higher: bool, expected: int | None) -> None:
+def test_the_task_knows_whether_higher_is_better(
+    metric: str, best: str, higher: bool, expected: int | None
+) -> None:
     hook = EarlyStopping(metric, 1)
     hook.start(make_run(task=SimpleNamespace(best_metric=best, higher_is_better=higher)))
     assert stops_after(hook, [0.5, 0.6, 0.7]) == expected
@@ -147,14 +161,18 @@ def test_the_task_knows_whether_higher_is_better(metric: str, best: str, higher:
 
 def test_which_values_are_better_must_be_known() -> None:
     run = make_run(task=SimpleNamespace(best_metric="loss", higher_is_better=False))
-    with pytest.raises(UsageError, match="a higher f1 is better is not known\n  try: give EarlyStopping higher_is"):
+    with pytest.raises(
+        UsageError, match="a higher f1 is better is not known\n  try: give EarlyStopping higher_is"
+    ):
         EarlyStopping("f1").start(run)
     EarlyStopping("f1", higher_is_better=False).start(run)
 
 
 def test_without_evaluations_it_warns(caplog: pytest.LogCaptureFixture) -> None:
     for rank in (0, 1):
-        EarlyStopping(higher_is_better=False).start(make_run(rank=rank, has_eval_data=False, task=Task(Config())))
+        EarlyStopping(higher_is_better=False).start(
+            make_run(rank=rank, has_eval_data=False, task=Task(Config()))
+        )
     assert [record.getMessage() for record in caplog.records] == [
         "EarlyStopping never stops this run: there is no eval_data(), so nothing is evaluated"
     ]
@@ -180,7 +198,10 @@ def test_a_resumed_one_counts_on() -> None:
 def test_a_metric_that_is_not_reported_is_named() -> None:
     run = make_run()
     run.metrics = {"loss": 1.0, "accuracy": 0.5, "confusion": [[1, 0], [0, 1]]}
-    for metric, known in (("acuracy", "did you mean 'accuracy'?"), ("confusion", "known: accuracy, loss")):
+    for metric, known in (
+        ("acuracy", "did you mean 'accuracy'?"),
+        ("confusion", "known: accuracy, loss"),
+    ):
         with pytest.raises(UsageError) as caught:
             EarlyStopping(metric).after_evaluation(run)
         assert caught.value.what == f"the evaluation does not report {metric!r}: {known}"
@@ -210,21 +231,31 @@ def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> Non
             "the ranks would wait for the gradients of frozen parameters",
         ),
         (
-            {"world_size": 2, "config": Config(dist=DistConfig(find_unused_parameters=True, static_graph=True))},
+            {
+                "world_size": 2,
+                "config": Config(dist=DistConfig(find_unused_parameters=True, static_graph=True)),
+            },
             "a static graph cannot change at a step",
         ),
     ],
 )
-def test_a_step_that_fixes_what_has_gradients_is_refused(settings: dict[str, Any], what: str) -> None:
+def test_a_step_that_fixes_what_has_gradients_is_refused(
+    settings: dict[str, Any], what: str
+) -> None:
     with pytest.raises(UsageError, match=rf"{what}\n  try: "):
         Unfreeze("0.", at_step=4).start(make_run(**settings))
 
 
 def test_what_cannot_be_unfrozen_is_named() -> None:
-    with pytest.raises(UsageError, match=r"no parameter's name begins with '0\.wait': did you mean '0\.weight'\?"):
+    with pytest.raises(
+        UsageError, match=r"no parameter's name begins with '0\.wait': did you mean '0\.weight'\?"
+    ):
         Unfreeze("1.", "0.wait", at_step=4).start(make_run())
     model = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
-    with pytest.raises(UsageError, match=r"0\.weight is not in the optimizer, so it cannot be unfrozen\n  try: leave"):
+    with pytest.raises(
+        UsageError,
+        match=r"0\.weight is not in the optimizer, so it cannot be unfrozen\n  try: leave",
+    ):
         Unfreeze("0.", at_step=4).start(make_run(model))
 
 
@@ -243,10 +274,14 @@ def test_samples_are_logged_and_nothing_of_the_training_changes() -> None:
     modes = [module.training for module in run.model.modules()]
     state = torch.get_rng_state()
     weights = {name: one.clone() for name, one in run.model.state_dict().items()}
-    hook = LogSamples(torch.ones(2, 3), show=lambda outputs: [f"{one.argmax()} {one.dtype}" for one in outputs])
+    hook = LogSamples(
+        torch.ones(2, 3), show=lambda outputs: [f"{one.argmax()} {one.dtype}" for one in outputs]
+    )
     hook.after_evaluation(run)
     assert [fields["name"] for fields in logged] == ["samples/0", "samples/1"]
-    assert all(fields["type"] == "text" and fields["value"].endswith("bfloat16") for fields in logged)
+    assert all(
+        fields["type"] == "text" and fields["value"].endswith("bfloat16") for fields in logged
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in run.model.modules()] == modes
     assert all(torch.equal(one, weights[name]) for name, one in run.model.state_dict().items())
@@ -268,5 +303,7 @@ def test_a_run_that_only_evaluates_writes_nothing_and_has_no_optimizer(tmp_path:
     run = make_run(folder=tmp_path, _report=None, _optimizer=None)
     run.log("picture", torch.zeros(2, 2))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UsageError, match=r"is evaluated without an optimizer\n  try: keep what before_evaluation"):
+    with pytest.raises(
+        UsageError, match=r"is evaluated without an optimizer\n  try: keep what before_evaluation"
+    ):
         _ = run.optimizer

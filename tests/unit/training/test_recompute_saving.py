@@ -16,7 +16,9 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         output: Tensor = inputs + self.mlp(self.norm(inputs))
@@ -24,13 +26,18 @@ class Block(nn.Module):
 
 
 def saving(num_blocks: int, wrap: tuple[str, ...] = ()) -> float:
-    model = nn.Sequential(nn.Linear(4, WIDTH), *(Block() for _ in range(num_blocks)), nn.Linear(WIDTH, 2))
+    model = nn.Sequential(
+        nn.Linear(4, WIDTH), *(Block() for _ in range(num_blocks)), nn.Linear(WIDTH, 2)
+    )
     inputs = torch.randn(32, 4)
-    return recompute_saving(model, list(find_blocks(model, wrap).values()), lambda: model(inputs).sum())
+    return recompute_saving(
+        model, list(find_blocks(model, wrap).values()), lambda: model(inputs).sum()
+    )
 
 
 def test_blocks_save_all_activations_but_those_of_one_block() -> None:
-    # Each block keeps its norm's output and statistics, 4 * WIDTH before and after GELU; its input stays.
+    # Each block keeps its norm's output and statistics, 4 * WIDTH before and after GELU; its input
+    # stays.
     assert saving(8) == pytest.approx(7 / 8, abs=0.1)
     assert saving(2) == pytest.approx(1 / 2, abs=0.1)
 

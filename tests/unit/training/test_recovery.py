@@ -30,11 +30,26 @@ class Run:
     def launch(self) -> str:
         return str(json.loads(self.folder.launch_file.read_text())["launch"])
 
-    def diagnose(self, step: int | None, alarm: str = "hang", action: str = "restart", **diagnosis: Any) -> None:
+    def diagnose(
+        self, step: int | None, alarm: str = "hang", action: str = "restart", **diagnosis: Any
+    ) -> None:
         self.count += 1
-        about = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **diagnosis}
+        about = {
+            "cause": "killed",
+            "rank": 1,
+            "host": "b",
+            "step": step,
+            "what": "gone",
+            **diagnosis,
+        }
         about |= {"next_step": "look", "is_certain": True, "since_s": 2.5}
-        record = {"launch": self.launch(), "alarm": alarm, "sentence": "", "action": action, "time": 107.5}
+        record = {
+            "launch": self.launch(),
+            "alarm": alarm,
+            "sentence": "",
+            "action": action,
+            "time": 107.5,
+        }
         file = self.folder.diagnoses / f"{self.count:04d}-killed.json"
         file.write_text(json.dumps({**record, "diagnosis": about}))
 
@@ -51,9 +66,18 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
     run.diagnose(57, alarm="failure")
     refusal, failure = run.start()
     assert refusal is None
-    assert failure == {"cause": "killed", "rank": 1, "host": "b", "step": 57, "failed_at": 105.0, "diagnosed_at": 107.5}
+    assert failure == {
+        "cause": "killed",
+        "rank": 1,
+        "host": "b",
+        "step": 57,
+        "failed_at": 105.0,
+        "diagnosed_at": 107.5,
+    }
     run.diagnose(60, rank=2)
-    run.diagnose(57, rank=3)  # after a cut each side has a alarm for it; it was one start that ended
+    run.diagnose(
+        57, rank=3
+    )  # after a cut each side has a alarm for it; it was one start that ended
     assert run.start()[1]["rank"] == 2
     run.diagnose(57, cause="unreachable", rank=None, what="b does not answer")
     run.diagnose(57, what="the other side of it")
@@ -121,11 +145,22 @@ def test_a_launch_file_that_was_lost_or_incomplete_is_a_new_launch(run: Run) -> 
     ],
 )  # fmt: skip
 def test_the_time_from_fault_to_step_is_reported(
-    monkeypatch: pytest.MonkeyPatch, fault_step: int | None, rank: int | None, cause: str, words: str
+    monkeypatch: pytest.MonkeyPatch,
+    fault_step: int | None,
+    rank: int | None,
+    cause: str,
+    words: str,
 ) -> None:
     events: list[Event] = []
     monkeypatch.setattr(resume.time, "time", lambda: 112.0)
-    failure = {"cause": cause, "rank": rank, "host": "b", "step": fault_step, "failed_at": 100.0, "diagnosed_at": 103.0}
+    failure = {
+        "cause": cause,
+        "rank": rank,
+        "host": "b",
+        "step": fault_step,
+        "failed_at": 100.0,
+        "diagnosed_at": 103.0,
+    }
     with Reporter([events.append], rank=0, host="a") as reporter:
         report_recovery(failure, reporter, step=51)
     (event,) = events

@@ -11,7 +11,13 @@ from torch import nn
 from torch.optim import SGD
 
 from drumline.data.loader import MicroBatch, Step
-from drumline.training.steps.graph import STEPS_BEFORE, STEPS_OF_A_SHAPE, GraphStep, Shape, ShapesSeen
+from drumline.training.steps.graph import (
+    STEPS_BEFORE,
+    STEPS_OF_A_SHAPE,
+    GraphStep,
+    Shape,
+    ShapesSeen,
+)
 
 
 def test_a_shape_runs_then_is_observed_once_and_then_captured() -> None:
@@ -23,7 +29,8 @@ def test_a_shape_runs_then_is_observed_once_and_then_captured() -> None:
 
 
 def test_no_shape_is_captured_that_was_not_observed() -> None:
-    """As where the short batch at the end of an epoch is the step at which the usual one would be watched."""
+    """As where the short batch at the end of an epoch is the step at which the usual one would be
+    watched."""
     seen = ShapesSeen()
     for _ in range(STEPS_BEFORE - 1):
         assert seen.next_stage("full") == "run"
@@ -46,11 +53,20 @@ def test_a_module_hook_that_was_registered_after_the_start_is_not_skipped(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     model = nn.Linear(1, 1)
     taken: list[Any] = []
-    parts = {"heartbeat": None, "applied": model, "model": model, "optimizer": SGD(model.parameters(), lr=0.1)}
+    parts = {
+        "heartbeat": None,
+        "applied": model,
+        "model": model,
+        "optimizer": SGD(model.parameters(), lr=0.1),
+    }
     job: Any = SimpleNamespace(
         ddp=SimpleNamespace(device=torch.device("cpu")), meter=None, group_settings=[{}], **parts
     )
-    inner = type("Inner", (), {"grad_norm": None, "__call__": lambda self, step: taken.append([*step.micro_batches])})()
+    inner = type(
+        "Inner",
+        (),
+        {"grad_norm": None, "__call__": lambda self, step: taken.append([*step.micro_batches])},
+    )()
     graph_step = GraphStep(inner, job, note=lambda message: None)
     model.register_forward_hook(lambda *_: None)
     micro_batches = [MicroBatch(torch.zeros(1, 1), 1, True, 0, True)]
@@ -59,4 +75,6 @@ def test_a_module_hook_that_was_registered_after_the_start_is_not_skipped(
     assert graph_step._capture(Shape(step, micro_batches), step, micro_batches) is None
     assert taken == [micro_batches]
     (record,) = caplog.records
-    assert record.getMessage().endswith("because Linear has a hook, which a replayed step would not call")
+    assert record.getMessage().endswith(
+        "because Linear has a hook, which a replayed step would not call"
+    )

@@ -1,4 +1,5 @@
-"""Signals over a pipe: heard, not acted on, put back; and those of a forked child are not taken for the parent's."""
+"""Signals over a pipe: heard, not acted on, put back; and those of a forked child are not taken for
+the parent's."""
 
 from __future__ import annotations
 

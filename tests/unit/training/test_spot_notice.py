@@ -1,4 +1,5 @@
-"""Notices of reclaim: a file, a real web server that answers as clouds do, and a function of the user's own."""
+"""Notices of reclaim: a file, a real web server that answers as clouds do, and a function of the
+user's own."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Metadata(BaseHTTPRequestHandler):
     server: Any
 
     def do_PUT(self) -> None:
-        self.server.asked.append(("PUT", self.path, self.headers["X-aws-ec2-metadata-token-ttl-seconds"]))
+        self.server.asked.append(
+            ("PUT", self.path, self.headers["X-aws-ec2-metadata-token-ttl-seconds"])
+        )
         self._answer(200 if self.server.gives_tokens else 403, TOKEN)
 
     def do_GET(self) -> None:
@@ -74,19 +77,33 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")  # not asked: nobody is there
+    monkeypatch.setenv(
+        "http_proxy", f"http://127.0.0.1:{free_port()}"
+    )  # not asked: nobody is there
     with metadata() as server:
         probe, every_s = make_probe(f"{server.url}/notice?a=b")
         assert every_s == 5
-        for nothing in [(404, "not found"), (200, ""), (200, " \n"), (302, "login"), (500, "oops"), (204, "")]:
+        for nothing in [
+            (404, "not found"),
+            (200, ""),
+            (200, " \n"),
+            (302, "login"),
+            (500, "oops"),
+            (204, ""),
+        ]:
             server.says = nothing
             assert probe() is None, nothing
         assert all(path == "/notice?a=b" for _, path, _ in server.asked)
-        server.says = (200, '{"action": "terminate",\n "time": "2026-11-15T12:00:00Z"}\x1b[2J' + "x" * 9000)
+        server.says = (
+            200,
+            '{"action": "terminate",\n "time": "2026-11-15T12:00:00Z"}\x1b[2J' + "x" * 9000,
+        )
         words = probe()
         address = f"a notice at http://127.0.0.1:{server.server_port}/notice?a=b: "
         assert words is not None
-        assert words.startswith(address + '{"action": "terminate", "time": "2026-11-15T12:00:00Z"} [2Jxx')
+        assert words.startswith(
+            address + '{"action": "terminate", "time": "2026-11-15T12:00:00Z"} [2Jxx'
+        )
         assert words.endswith("x...")
         assert len(words) < 300
     assert probe() is None  # refused, now that it is closed
@@ -102,7 +119,8 @@ def test_a_slow_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_token_is_fetched_first_and_again_when_it_is_refused() -> None:
     with metadata(gives_tokens=True) as server:
         probe = WebNotice(
-            f"{server.url}/latest/meta-data/spot/instance-action", token_url=server.url + spot_notice.TOKEN_PATH
+            f"{server.url}/latest/meta-data/spot/instance-action",
+            token_url=server.url + spot_notice.TOKEN_PATH,
         )
         assert probe() is None
         assert server.asked == [
@@ -112,7 +130,9 @@ def test_a_token_is_fetched_first_and_again_when_it_is_refused() -> None:
         server.says = (200, "terminate")
         probe._token = "old"
         assert probe() is None
-        assert probe() == f"a notice at {server.url}/latest/meta-data/spot/instance-action: terminate"
+        assert (
+            probe() == f"a notice at {server.url}/latest/meta-data/spot/instance-action: terminate"
+        )
         assert [method for method, *_ in server.asked] == ["PUT", "GET", "GET", "PUT", "GET"]
         server.gives_tokens = False
         probe._token = ""
@@ -132,4 +152,6 @@ def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [probe(), probe(), probe()] == [None, None, f"{spec}: reclaimed at noon"]
     with pytest.raises(UsageError) as raised:
         make_probe(f"{tmp_path}/my_reclaim_probe.py:asks")
-    assert str(raised.value).endswith("my_reclaim_probe.py has no function 'asks'; did you mean 'ask'?")
+    assert str(raised.value).endswith(
+        "my_reclaim_probe.py has no function 'asks'; did you mean 'ask'?"
+    )

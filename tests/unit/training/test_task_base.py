@@ -17,8 +17,12 @@ class Empty(Task):
     """Nothing is defined."""
 
 
-@pytest.mark.parametrize(("method", "arguments"), [("model", ()), ("train_data", ()), ("loss", (nn.Identity(), None))])
-def test_what_was_forgotten_is_named_with_its_class(method: str, arguments: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("model", ()), ("train_data", ()), ("loss", (nn.Identity(), None))]
+)
+def test_what_was_forgotten_is_named_with_its_class(
+    method: str, arguments: tuple[Any, ...]
+) -> None:
     with pytest.raises(UsageError, match=rf"Empty does not define {method}\(\)") as caught:
         getattr(Empty(Config()), method)(*arguments)
 
@@ -30,10 +34,20 @@ def test_the_rest_has_defaults() -> None:
 
     assert task.eval_data() is None
     assert task.report({"loss": 1.0}) == {"loss": 1.0}
-    assert (task.optimizer(nn.Identity()), task.schedule(0, 9), task.metrics(), task.training) == (None, None, {}, True)
+    assert (task.optimizer(nn.Identity()), task.schedule(0, 9), task.metrics(), task.training) == (
+        None,
+        None,
+        {},
+        True,
+    )
     batch = [torch.ones(1)]
     assert task.on_device(batch) is batch
-    assert (task.best_metric, task.higher_is_better, task.collate, task.defaults) == ("loss", False, None, {})
+    assert (task.best_metric, task.higher_is_better, task.collate, task.defaults) == (
+        "loss",
+        False,
+        None,
+        {},
+    )
 
 
 def test_a_prediction_is_the_models_output_for_the_inputs() -> None:
@@ -60,11 +74,16 @@ def test_a_loss_of_sums_is_taken() -> None:
     [
         ({"total": torch.ones(4)}, "total"),
         ({"total": torch.tensor(1.0), "weight": torch.ones(4)}, "weight"),
-        ({"total": torch.tensor(1.0), "metrics": {"accuracy": torch.ones(4)}}, r"metrics\['accuracy'\]"),
+        (
+            {"total": torch.tensor(1.0), "metrics": {"accuracy": torch.ones(4)}},
+            r"metrics\['accuracy'\]",
+        ),
     ],
 )
 def test_one_number_per_sample_is_no_sum(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(UsageError, match=rf"Loss\.{name} has the shape \[4\].*the sum over the batch") as caught:
+    with pytest.raises(
+        UsageError, match=rf"Loss\.{name} has the shape \[4\].*the sum over the batch"
+    ) as caught:
         Loss(**fields)
 
     assert 'reduction="sum"' in str(caught.value)
@@ -74,7 +93,10 @@ def test_one_number_per_sample_is_no_sum(fields: dict[str, Any], name: str) -> N
     ("fields", "name"),
     [
         ({"total": 1.5}, "total is a float"),
-        ({"total": torch.tensor(1.0), "metrics": {"accuracy": 3}}, r"metrics\['accuracy'\] is a int"),
+        (
+            {"total": torch.tensor(1.0), "metrics": {"accuracy": 3}},
+            r"metrics\['accuracy'\] is a int",
+        ),
     ],
 )
 def test_a_number_that_left_the_device_is_refused(fields: dict[str, Any], name: str) -> None:

@@ -1,4 +1,5 @@
-"""The hooks of a task: which are accepted, what a checkpoint keeps of them, and whose error it was."""
+"""The hooks of a task: which are accepted, what a checkpoint keeps of them, and whose error it
+was."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def test_a_task_without_hooks_has_none() -> None:
     ],
 )
 def test_what_is_no_hook_is_refused(given: Any, what: str) -> None:
-    with pytest.raises(UsageError, match=rf"Task.hooks\(\) {what}\n  try: return a list of hook objects"):
+    with pytest.raises(
+        UsageError, match=rf"Task.hooks\(\) {what}\n  try: return a list of hook objects"
+    ):
         hooks_of([given])
 
 
@@ -96,7 +99,9 @@ def test_what_is_no_hook_is_refused(given: Any, what: str) -> None:
 def test_an_interval_is_a_number_of_steps(every: Any) -> None:
     hook = Counts()
     hook.every_steps = every
-    with pytest.raises(UsageError, match=rf"Counts.every_steps is {every}\n  try: use a number of steps from 1 on"):
+    with pytest.raises(
+        UsageError, match=rf"Counts.every_steps is {every}\n  try: use a number of steps from 1 on"
+    ):
         hooks_of([hook])
 
 
@@ -111,11 +116,15 @@ def test_states_go_to_hooks_of_the_same_class_in_order(caplog: pytest.LogCapture
     assert isinstance(second, Counts)
     assert (first.count, second.count) == (1, 2)
     assert torch.equal(second.weight, torch.full((2,), 2.0))
-    assert second.weight is not saved.tensors["hooks"]["2/of/weight/0"], "a copy: it may be mapped from the file"
+    assert second.weight is not saved.tensors["hooks"]["2/of/weight/0"], (
+        "a copy: it may be mapped from the file"
+    )
     assert not caplog.records
 
 
-def test_hooks_that_came_or_went_since_the_checkpoint_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_that_came_or_went_since_the_checkpoint_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     saved = some(Counts(1), Counts(2)).capture()
     some(Counts()).restore(saved)
     some(Forgets(), Counts()).restore(Snapshot({}, {}))
@@ -125,7 +134,9 @@ def test_hooks_that_came_or_went_since_the_checkpoint_are_named(caplog: pytest.L
     ]
 
 
-@pytest.mark.parametrize("document", [[{"name": "Counts"}], [7], 7, [{"name": "Counts", "state": {"tensor": "x"}}]])
+@pytest.mark.parametrize(
+    "document", [[{"name": "Counts"}], [7], 7, [{"name": "Counts", "state": {"tensor": "x"}}]]
+)
 def test_a_damaged_document_is_an_error_of_the_checkpoint(document: Any) -> None:
     with pytest.raises(CheckpointError, match="the checkpoint's hooks is not what Drumline saves"):
         some(Counts()).restore(Snapshot({}, {"hooks": document}))
@@ -136,10 +147,13 @@ def test_an_error_names_the_hook() -> None:
     with pytest.raises(KeyError) as caught:
         hooks.call("after_step", **NOW)
     assert caught.value.__notes__ == ["in the hook Raises.after_step()"]
-    with pytest.raises(UsageError, match=r"the hook Raises.start\(\): there is no batch\n  try: give one"):
+    with pytest.raises(
+        UsageError, match=r"the hook Raises.start\(\): there is no batch\n  try: give one"
+    ):
         hooks.call("start", **NOW)
     with pytest.raises(
-        CheckpointError, match=r"the hook Raises.state_dict\(\): 1/model cannot be saved: it is a Linea"
+        CheckpointError,
+        match=r"the hook Raises.state_dict\(\): 1/model cannot be saved: it is a Linea",
     ):
         hooks.capture()
 
@@ -169,12 +183,15 @@ def test_the_task_logs_in_hooks_only() -> None:
     hooks.call("after_step", **NOW)
     assert events == [("logged", {"step": 3, "name": "size", "type": "scalar", "value": 3})]
     with pytest.raises(
-        UsageError, match=r"Task.log\(\) was called outside a hook\n  try: in loss\(\) and on_device\(\)"
+        UsageError,
+        match=r"Task.log\(\) was called outside a hook\n  try: in loss\(\) and on_device\(\)",
     ):
         hooks.run.task.log("size", 3)
 
 
-def test_an_image_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     hooks = some(Counts())
     (tmp_path / "media").write_text("")
     hooks.run.folder = tmp_path

@@ -20,7 +20,9 @@ def test_built_in_names_are_those_of_the_presets() -> None:
 
 def test_a_task_of_the_users_own_file(tmp_path: Path) -> None:
     file = tmp_path / "own_loaded_task.py"
-    file.write_text("from drumline import Task\nclass Mine(Task):\n    defaults = {'optim.lr': 0.5}\n")
+    file.write_text(
+        "from drumline import Task\nclass Mine(Task):\n    defaults = {'optim.lr': 0.5}\n"
+    )
 
     found = load_task(f"{file}:Mine")
 
@@ -72,7 +74,10 @@ def test_a_task_that_cannot_be_made_from_the_settings_is_refused(tmp_path: Path)
         "  try: write `def __init__(self, config):` with `super().__init__(config)` as its first line, or leave "
         "__init__ out"
     )
-    with pytest.raises(UsageError, match=r"^More\.__init__\(self, config, width\) cannot be called as More\(config\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"^More\.__init__\(self, config, width\) cannot be called as More\(config\)",
+    ):
         load_task(f"{file}:More")
     assert load_task(f"{file}:Right").__name__ == "Right"
     assert load_task(f"{file}:Passes").__name__ == "Passes"

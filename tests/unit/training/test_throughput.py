@@ -58,8 +58,15 @@ def test_what_is_not_known_is_none(clock: Clock) -> None:
     throughput.count(10)
     clock.now += 1.0
     speed = throughput.lap(waited_s=0.0)
-    assert (speed.tokens_per_s, speed.tflop_per_s, speed.mfu, speed.communication_share) == (None, None, None, None)
-    throughput.model_flops = ModelFlops(total=10**12, num_samples=1, num_tokens=None, arithmetic="float32")
+    assert (speed.tokens_per_s, speed.tflop_per_s, speed.mfu, speed.communication_share) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    throughput.model_flops = ModelFlops(
+        total=10**12, num_samples=1, num_tokens=None, arithmetic="float32"
+    )
     assert Throughput().steady().tflop_per_s is None, "no step was taken"
     speed = throughput.steady()
     assert (speed.tflop_per_s, speed.mfu) == (10.0, None)
@@ -67,7 +74,9 @@ def test_what_is_not_known_is_none(clock: Clock) -> None:
 
 def test_flops_and_mfu_follow_from_the_tokens(clock: Clock) -> None:
     throughput = Throughput()
-    throughput.model_flops = ModelFlops(total=3 * 10**12, num_samples=2, num_tokens=6, arithmetic="bfloat16")
+    throughput.model_flops = ModelFlops(
+        total=3 * 10**12, num_samples=2, num_tokens=6, arithmetic="bfloat16"
+    )
     throughput.peak_tflop_per_s = 200.0
     throughput.start()
     for tokens, flops in ((100, 25.0), (300, 50.0)):
@@ -79,7 +88,9 @@ def test_flops_and_mfu_follow_from_the_tokens(clock: Clock) -> None:
     assert (whole.tokens_per_s, whole.tflop_per_s, whole.mfu) == (75.0, 37.5, 0.1875)
 
 
-def test_exposed_communication_is_a_share_of_the_time_in_which_it_was_measured(clock: Clock) -> None:
+def test_exposed_communication_is_a_share_of_the_time_in_which_it_was_measured(
+    clock: Clock,
+) -> None:
     throughput = Throughput()
     throughput.start()
     shares = []
@@ -103,7 +114,8 @@ def test_a_measured_step_that_took_longer_than_the_others_has_its_own_share(cloc
 
 
 def test_the_parts_of_the_time_are_disjoint(clock: Clock) -> None:
-    """Waiting for data and exposed communication, in every lap and over all: never more than the time."""
+    """Waiting for data and exposed communication, in every lap and over all: never more than the
+    time."""
     numbers = random.Random(34)
     throughput = Throughput()
     throughput.start()
@@ -116,7 +128,9 @@ def test_the_parts_of_the_time_are_disjoint(clock: Clock) -> None:
         lap_s = numbers.uniform(0.001, 3.0)
         waited_s += lap_s * numbers.choice([0.0, 1.0, numbers.random()])
         clock.now += lap_s
-        measured = DdpStepTimes(numbers.choice([0.0, 1e-4, 0.5, 60.0]), numbers.choice([0.0, 1e-3, 1.0]))
+        measured = DdpStepTimes(
+            numbers.choice([0.0, 1e-4, 0.5, 60.0]), numbers.choice([0.0, 1e-3, 1.0])
+        )
         speed = throughput.lap(waited_s=waited_s, measured=numbers.choice([measured, None]))
         total = throughput.steady()
         for part in (speed, total):
@@ -127,7 +141,9 @@ def test_the_parts_of_the_time_are_disjoint(clock: Clock) -> None:
 
 def test_the_steady_speed_has_no_first_step_and_nothing_that_was_compiled(clock: Clock) -> None:
     throughput = Throughput()
-    throughput.model_flops = ModelFlops(total=10**12, num_samples=1, num_tokens=10, arithmetic="float32")
+    throughput.model_flops = ModelFlops(
+        total=10**12, num_samples=1, num_tokens=10, arithmetic="float32"
+    )
     clock.now += 3.0
     throughput.start()
     throughput.count(10)
@@ -138,11 +154,15 @@ def test_the_steady_speed_has_no_first_step_and_nothing_that_was_compiled(clock:
     throughput.count(10)
     clock.now += 1.0
     speed = throughput.lap(waited_s=90.5, tokens=200.0, **start)
-    assert speed.samples_per_s == pytest.approx(20 / 98), "a log line has what happened since the line before"
+    assert speed.samples_per_s == pytest.approx(20 / 98), (
+        "a log line has what happened since the line before"
+    )
     assert throughput.seconds_for(7) == pytest.approx(7.0)
     throughput.count(10)
     clock.now += 50.0
-    assert throughput.lap(waited_s=90.5, tokens=300.0, has_compiled=True, **start).samples_per_s == pytest.approx(0.2)
+    assert throughput.lap(
+        waited_s=90.5, tokens=300.0, has_compiled=True, **start
+    ).samples_per_s == pytest.approx(0.2)
     throughput.count(10)
     clock.now += 1.0
     throughput.lap(waited_s=90.5, tokens=500.0, **start)
@@ -165,7 +185,11 @@ def test_a_gpu_that_ranks_share_counts_once() -> None:
     def rank(host: str, gpu: str | None, device: str = "NVIDIA H200") -> dict[str, str | None]:
         return {"host": host, "gpu": gpu, "device": device}
 
-    assert total_peak([rank("a", "1"), rank("a", "1"), rank("b", "1")], "bfloat16") == pytest.approx(2 * 989.4)
-    assert total_peak([rank("a", "1"), rank("a", "2", "NVIDIA A10")], "bfloat16") == pytest.approx(1114.4)
+    assert total_peak(
+        [rank("a", "1"), rank("a", "1"), rank("b", "1")], "bfloat16"
+    ) == pytest.approx(2 * 989.4)
+    assert total_peak([rank("a", "1"), rank("a", "2", "NVIDIA A10")], "bfloat16") == pytest.approx(
+        1114.4
+    )
     assert total_peak([rank("a", "1"), rank("a", "2", "unheard of")], "bfloat16") is None
     assert total_peak([rank("a", None, "aarch64")], "float32") is None

@@ -40,7 +40,13 @@ def test_a_tensor_is_its_bits_its_type_and_its_shape() -> None:
     same = hash_tensor(numbers.clone())
     assert hash_tensor(numbers) == same
     assert hash_tensor(numbers.reshape(2, 3).t().contiguous().t().reshape(-1)) == same
-    others = [numbers.reshape(2, 3), numbers.double(), numbers.view(torch.int32), -numbers, numbers[:5]]
+    others = [
+        numbers.reshape(2, 3),
+        numbers.double(),
+        numbers.view(torch.int32),
+        -numbers,
+        numbers[:5],
+    ]
     assert len({same, *map(hash_tensor, others)}) == len(others) + 1
     assert hash_tensor(torch.tensor(float("nan"))) == hash_tensor(torch.tensor(float("nan")))
     assert hash_tensor(torch.eye(2).to_sparse()) == hash_tensor(torch.eye(2).to_sparse())
@@ -72,9 +78,21 @@ def test_a_sample_is_the_same_in_any_batch_of_its_kind(make: Any) -> None:
 
 
 def test_what_is_not_of_a_sample_is_hashed_once() -> None:
-    batch = {"x": rows(1, 2), "epoch": 3, "weights": torch.ones(5), "names": {"b", "a"}, "none": None}
+    batch = {
+        "x": rows(1, 2),
+        "epoch": 3,
+        "weights": torch.ones(5),
+        "names": {"b", "a"},
+        "none": None,
+    }
     samples, rest = hash_samples(batch, 2)
-    for name, other in {"epoch": 4, "weights": torch.zeros(5), "names": {"a"}, "none": Plain(), "more": 1}.items():
+    for name, other in {
+        "epoch": 4,
+        "weights": torch.zeros(5),
+        "names": {"a"},
+        "none": Plain(),
+        "more": 1,
+    }.items():
         changed = hash_samples({**batch, name: other}, 2)
         assert changed[0] == samples, name
         assert changed[1] != rest, name

@@ -67,7 +67,9 @@ def test_each_is_named_once_with_what_to_use_instead() -> None:
         "FromElsewhere.configure_optimizers() is never called: write optimizer(model), which returns one, or choose it "
         "by --optim.name"
     )
-    assert sentences[1].endswith("write loss(model, batch), which training and evaluation both call")
+    assert sentences[1].endswith(
+        "write loss(model, batch), which training and evaluation both call"
+    )
     assert "write train_data()" in sentences[3]
     assert "write eval_data()" in sentences[4]
     assert sentences[5].endswith("write a drumline.Hook and list it in hooks() (docs/hooks.md)")

@@ -1,4 +1,5 @@
-"""Weights from elsewhere are found, compared with the model by name, shape and type, and never unpickled."""
+"""Weights from elsewhere are found, compared with the model by name, shape and type, and never
+unpickled."""
 
 from __future__ import annotations
 
@@ -86,7 +87,11 @@ def test_names_of_a_ddp_model_fit() -> None:
 
 def test_a_file_a_link_to_it_and_folders_are_read(tmp_path: Path) -> None:
     """Hugging Face's cache has links to files with other names."""
-    found = {name: tensor.clone() for name, tensor in Tied().state_dict().items() if name != "head.weight"}
+    found = {
+        name: tensor.clone()
+        for name, tensor in Tied().state_dict().items()
+        if name != "head.weight"
+    }
     file = tmp_path / "blob"
     save_file(found, file)
     folder = tmp_path / "snapshot"
@@ -101,32 +106,50 @@ def test_a_file_a_link_to_it_and_folders_are_read(tmp_path: Path) -> None:
 def save_in_shards(folder: Path, found: dict[str, Tensor], files: list[str]) -> None:
     weight_map = {name: files[number % len(files)] for number, name in enumerate(found)}
     for file in files:
-        save_file({name: found[name] for name in found if weight_map[name] == file}, folder / Path(file).name)
+        save_file(
+            {name: found[name] for name in found if weight_map[name] == file},
+            folder / Path(file).name,
+        )
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     found = without("head.weight")
-    save_in_shards(tmp_path, found, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+    save_in_shards(
+        tmp_path, found, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    )
     tensors = read_weights(tmp_path).tensors
     assert tensors.keys() == found.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in tensors.items())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"model-00002-of-00002\.safetensors cannot be read: No such file"):
+    with pytest.raises(
+        UsageError, match=r"model-00002-of-00002\.safetensors cannot be read: No such file"
+    ):
         read_weights(tmp_path)
 
 
 @pytest.mark.parametrize(
     "index",
-    [b"[]", b'{"weight_map": 3}', b"{", b'{"weight_map": {"a": "../a.safetensors"}}', b'{"weight_map": {"a": 1}}'],
+    [
+        b"[]",
+        b'{"weight_map": 3}',
+        b"{",
+        b'{"weight_map": {"a": "../a.safetensors"}}',
+        b'{"weight_map": {"a": 1}}',
+    ],
 )
-def test_an_index_that_is_none_or_leads_out_of_its_folder_is_refused(tmp_path: Path, index: bytes) -> None:
+def test_an_index_that_is_none_or_leads_out_of_its_folder_is_refused(
+    tmp_path: Path, index: bytes
+) -> None:
     save_file(without("head.weight"), tmp_path / "a.safetensors")
     folder = tmp_path / "inner"
     folder.mkdir()
     (folder / "model.safetensors.index.json").write_bytes(index)
-    with pytest.raises(UsageError, match=r"is not an index of safetensors files: .*\n  try: give a \.safetensors file"):
+    with pytest.raises(
+        UsageError,
+        match=r"is not an index of safetensors files: .*\n  try: give a \.safetensors file",
+    ):
         read_weights(folder)
 
 
@@ -139,16 +162,25 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there is no file or folder .*nowhere \(looked in .*\)\n  try: give a"):
+    with pytest.raises(
+        UsageError, match=r"there is no file or folder .*nowhere \(looked in .*\)\n  try: give a"
+    ):
         read_weights(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"has no model\.safetensors, no model\.safetensors\.index\.json and no check"):
+    with pytest.raises(
+        UsageError,
+        match=r"has no model\.safetensors, no model\.safetensors\.index\.json and no check",
+    ):
         read_weights(tmp_path)
     os.mkfifo(tmp_path / "pipe.safetensors")
-    with pytest.raises(UsageError, match="there is no file or folder"):  # and it does not wait for a writer
+    with pytest.raises(
+        UsageError, match="there is no file or folder"
+    ):  # and it does not wait for a writer
         read_weights(tmp_path / "pipe.safetensors")
 
 
-@pytest.mark.parametrize("name", ["my $(weights).pt", "pytorch_model.bin", "disguised.safetensors", "legacy.pth"])
+@pytest.mark.parametrize(
+    "name", ["my $(weights).pt", "pytorch_model.bin", "disguised.safetensors", "legacy.pth"]
+)
 def test_a_pickle_is_refused_and_the_command_in_the_message_converts_it(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +188,9 @@ def test_a_pickle_is_refused_and_the_command_in_the_message_converts_it(
     torch.save(Tied().state_dict(), name, _use_new_zipfile_serialization=name != "legacy.pth")
     with pytest.raises(UsageError) as refused:
         read_weights(Path(name))
-    assert refused.value.what.startswith(f"{name} is a pickle, which may run code when it is loaded")
+    assert refused.value.what.startswith(
+        f"{name} is a pickle, which may run code when it is loaded"
+    )
     assert refused.value.next_step is not None
     if name == "pytorch_model.bin":  # also in a folder that has nothing else
         with pytest.raises(UsageError, match=r"pytorch_model\.bin is a pickle"):
@@ -168,5 +202,7 @@ def test_a_pickle_is_refused_and_the_command_in_the_message_converts_it(
         exec(arguments[0])
         assert refused.value.next_step.endswith(" 'my $(weights).pt' 'my $(weights).safetensors'")
         assert load_file("my $(weights).safetensors").keys() == Tied().state_dict().keys()
-        with pytest.raises(UsageError, match=r"try: name the file: .*my \$\(weights\)\.safetensors"):
+        with pytest.raises(
+            UsageError, match=r"try: name the file: .*my \$\(weights\)\.safetensors"
+        ):
             read_weights(tmp_path)

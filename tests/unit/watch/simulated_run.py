@@ -1,4 +1,5 @@
-"""A run on paper: ranks that step together, wait for each other in backward, and leave beats; no process, no time."""
+"""A run on paper: ranks that step together, wait for each other in backward, and leave beats; no
+process, no time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Work = Callable[[int, int, Phase], float]
 
 @dataclass
 class SimulatedRun:
-    """`hosts`: of every rank. A collective is in backward and, every `log_every` steps, between steps."""
+    """`hosts`: of every rank. A collective is in backward and, every `log_every` steps, between
+    steps."""
 
     hosts: Sequence[str]
     work: Work
@@ -33,7 +35,12 @@ class SimulatedRun:
         self.marks = [[(0.0, Phase.START, 0)] for _ in self.hosts]
         clocks = [3.0 for _ in self.hosts]
         for step in range(self.num_steps):
-            for phase in (Phase.DATA, *[Phase.COMPILE][: self.compiles], Phase.FORWARD, Phase.BACKWARD):
+            for phase in (
+                Phase.DATA,
+                *[Phase.COMPILE][: self.compiles],
+                Phase.FORWARD,
+                Phase.BACKWARD,
+            ):
                 self._work(clocks, step, phase)
             self._wait(clocks, step, self.waits_in)
             self._work(clocks, step, Phase.OPTIMIZER)
@@ -57,7 +64,9 @@ class SimulatedRun:
             seen = {host: max(0.0, now - lag_s(host)) for host in hosts}
             ranks = [self._facts(rank, seen[host]) for rank, host in enumerate(self.hosts)]
             nodes = [
-                NodeState(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
+                NodeState(
+                    node=node, host=host, ranks=tuple(one for one in ranks if one.host == host)
+                )
                 for node, host in enumerate(hosts)
             ]
             yield now, ClusterState(me=0, nodes=tuple(nodes))

@@ -1,4 +1,5 @@
-"""Of what kind an error is, by its type, its errno, or what torch, gloo, NCCL and the kernel write."""
+"""Of what kind an error is, by its type, its errno, or what torch, gloo, NCCL and the kernel
+write."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def full_disk() -> CheckpointError:
         # A dataset's own connection, and the second line of a text.
         (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), FailureKind.OTHER),
         (RuntimeError("mine\nConnection reset by peer"), FailureKind.OTHER),
-        (RuntimeError("[gloo/transport/tcp/pair.cc] op.preamble.length <= op.nbytes. 8 vs 4"), FailureKind.MISMATCH),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc] op.preamble.length <= op.nbytes. 8 vs 4"),
+            FailureKind.MISMATCH,
+        ),
         (RuntimeError("Detected mismatch between collectives on ranks"), FailureKind.MISMATCH),
         (OSError(errno.ENOSPC, "any text"), FailureKind.DISK_FULL),
         (OSError(errno.EDQUOT, "any text"), FailureKind.DISK_FULL),
@@ -43,7 +47,10 @@ def full_disk() -> CheckpointError:
         (OutOfMemoryError("Tried to allocate 2 GiB"), FailureKind.OUT_OF_MEMORY),
         (RuntimeError("CUDA error: out of memory"), FailureKind.OUT_OF_MEMORY),
         (MemoryError(), FailureKind.OUT_OF_MEMORY),
-        (RuntimeError("DataLoader worker (pid 812) is killed by signal: Killed."), FailureKind.WORKER_DIED),
+        (
+            RuntimeError("DataLoader worker (pid 812) is killed by signal: Killed."),
+            FailureKind.WORKER_DIED,
+        ),
         (ValueError("bad label 17"), FailureKind.OTHER),
     ],
 )

@@ -1,4 +1,5 @@
-"""The record of a rank's beats, as another process finds it: written, half written, or not ours at all."""
+"""The record of a rank's beats, as another process finds it: written, half written, or not ours at
+all."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def beat_of(path: Path) -> heartbeat.Heartbeat:
 
 def test_a_record_has_its_page_before_it_is_mapped(tmp_path: Path) -> None:
     heartbeat._make_file(tmp_path / "rank-00003.heartbeat").close()
-    assert (tmp_path / "rank-00003.heartbeat").stat().st_blocks > 0, "in a full /dev/shm a hole ends the rank by SIGBUS"
+    assert (tmp_path / "rank-00003.heartbeat").stat().st_blocks > 0, (
+        "in a full /dev/shm a hole ends the rank by SIGBUS"
+    )
 
 
 def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
@@ -43,7 +46,13 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     writer.next_micro()
     writer.next_micro()
     now = beat_of(path)
-    assert (now.num_marks, now.step, now.phase, now.micro, now.collective) == (3, 812, Phase.BACKWARD, 2, 4410)
+    assert (now.num_marks, now.step, now.phase, now.micro, now.collective) == (
+        3,
+        812,
+        Phase.BACKWARD,
+        2,
+        4410,
+    )
     writer.begin_step(813)
     assert (beat_of(path).step, beat_of(path).micro) == (813, 0)
     assert (now.num_moves, now.moved_ns, writer.num_marks) == (0, 0, 3)
@@ -61,7 +70,12 @@ def test_marks_of_the_compiler_show_their_phase_and_are_not_counted(tmp_path: Pa
     writer.mark(Phase.USER)
     writer.mark(Phase.COMPILE, 0)
     time.sleep(0.01)
-    assert (writer.phase, writer.step, beat_of(path).phase, beat_of(path).num_marks) == (12, 7, Phase.COMPILE, 1)
+    assert (writer.phase, writer.step, beat_of(path).phase, beat_of(path).num_marks) == (
+        12,
+        7,
+        Phase.COMPILE,
+        1,
+    )
     writer.mark(Phase.USER, 0)
     assert (beat_of(path).phase, beat_of(path).num_marks) == (Phase.USER, 1)
     assert beat_of(path).spent_ns[Phase.COMPILE] >= 0.01e9
@@ -80,8 +94,8 @@ def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path:
     ended = time.monotonic_ns()
     beat = beat_of(path)
     assert len(beat.spent_ns) == len(Phase)
-    # By the clock, not by 0.02 s: on a busy machine this process may be paused in any phase, for longer than that. A
-    # microsecond for what adding floats loses.
+    # By the clock, not by 0.02 s: on a busy machine this process may be paused in any phase, for
+    # longer than that. A microsecond for what adding floats loses.
     assert beat.spent_ns[Phase.FORWARD] >= marked - slept - 1000
     assert 0 < beat.spent_ns[Phase.DATA] <= slept - begun + 1000
     assert beat.spent_ns[Phase.SAVE] == beat.spent_ns[Phase.OPTIMIZER] == 0
@@ -104,7 +118,10 @@ def test_the_last_error_is_kept(tmp_path: Path, said: str, read: str) -> None:
     writer.fail(said)
     writer.mark(Phase.LEFT)
     writer.fail("an error in cleaning up")
-    assert (beat_of(tmp_path / "heartbeat").phase, beat_of(tmp_path / "heartbeat").failure) == (Phase.FAILED, read)
+    assert (beat_of(tmp_path / "heartbeat").phase, beat_of(tmp_path / "heartbeat").failure) == (
+        Phase.FAILED,
+        read,
+    )
 
 
 def test_what_is_no_record_is_none(tmp_path: Path) -> None:
@@ -153,7 +170,9 @@ while True:
 
 def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
-    with subprocess.Popen([sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)], stdout=subprocess.PIPE) as rank:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITES_WITHOUT_A_PAUSE, str(path)], stdout=subprocess.PIPE
+    ) as rank:
         try:
             assert rank.stdout is not None
             rank.stdout.readline()
@@ -165,7 +184,13 @@ def test_a_reader_is_never_misled_by_a_rank_that_marks_without_a_pause(tmp_path:
         assert after.num_marks >= before.num_marks
         assert after.step >= before.step
     assert beats[-1].num_marks > 1000
-    assert {beat.phase for beat in beats} <= {Phase.START, Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    assert {beat.phase for beat in beats} <= {
+        Phase.START,
+        Phase.DATA,
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+    }
     assert now - beats[-1].since_ns < 5e9
 
 

@@ -71,6 +71,8 @@ def test_what_ddp_ignores_may_differ_across_ranks() -> None:
 
 def test_one_process_has_nothing_to_compare() -> None:
     model = small_model()
-    sentinel = ReplicaComparison(model, torch.optim.SGD(model.parameters()), host="node", device=torch.device("cpu"))
+    sentinel = ReplicaComparison(
+        model, torch.optim.SGD(model.parameters()), host="node", device=torch.device("cpu")
+    )
     sentinel.check(1)
     assert sentinel.last_agreed is None

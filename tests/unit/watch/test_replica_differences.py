@@ -15,7 +15,8 @@ def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> l
         {
             "host": f"node-{rank}",
             "tensors": {
-                f"t{number}": [(kinds or {}).get(rank, "float32 [3]"), value] for number, value in enumerate(values)
+                f"t{number}": [(kinds or {}).get(rank, "float32 [3]"), value]
+                for number, value in enumerate(values)
             },
         }
         for rank, values in enumerate(hashes)
@@ -25,7 +26,11 @@ def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> l
 @pytest.mark.parametrize(
     ("hashes", "last_agreed", "sentence"),
     [
-        ([(1, 2), (1, 9), (1, 2)], 5, "rank 1 (node-1) differs from the other 2 ranks in t1; all agreed at step 5"),
+        (
+            [(1, 2), (1, 9), (1, 2)],
+            5,
+            "rank 1 (node-1) differs from the other 2 ranks in t1; all agreed at step 5",
+        ),
         (
             [(8, 9, 7, 1), (1, 2, 3, 1), (1, 2, 3, 1), (1, 2, 3, 1)],
             None,
@@ -51,7 +56,9 @@ def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> l
         ),
     ],
 )
-def test_the_sentence(hashes: list[tuple[int, ...]], last_agreed: int | None, sentence: str) -> None:
+def test_the_sentence(
+    hashes: list[tuple[int, ...]], last_agreed: int | None, sentence: str
+) -> None:
     found = find_difference(holdings(*hashes)).sentence(7, last_agreed)
     assert found == f"the replicas differ at step 7: {sentence}"
 
@@ -73,7 +80,9 @@ def test_many_ranks_are_not_all_named() -> None:
         ([(1, 1), (9, 1), (1, 9), (1, 1)], 0, [1, 2]),
     ],
 )
-def test_the_minority_is_suspected(hashes: list[tuple[int, ...]], source: int, suspects: list[int]) -> None:
+def test_the_minority_is_suspected(
+    hashes: list[tuple[int, ...]], source: int, suspects: list[int]
+) -> None:
     difference = find_difference(holdings(*hashes))
     assert difference.source == source
     assert difference.suspects == suspects

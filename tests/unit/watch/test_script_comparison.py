@@ -24,15 +24,22 @@ def report(rank: int, **more: Any) -> ScriptReport:
 
 def sentences(reports: list[ScriptReport], comparison: ScriptComparison | None = None) -> list[str]:
     """As of reports that have gone over the wire."""
-    sent = {rank: from_json(ScriptReport, json.loads(json.dumps(asdict(one)))) for rank, one in enumerate(reports)}
+    sent = {
+        rank: from_json(ScriptReport, json.loads(json.dumps(asdict(one))))
+        for rank, one in enumerate(reports)
+    }
     return [found.message for found in (comparison or ScriptComparison(len(reports))).update(sent)]
 
 
 def hashes(value: int, **settings: Any) -> ModuleHashes:
-    return ModuleHashes(tensors={"w": ("float32 [2]", 7), "b": ("float32 [1]", value)}, settings=settings)
+    return ModuleHashes(
+        tensors={"w": ("float32 [2]", 7), "b": ("float32 [1]", value)}, settings=settings
+    )
 
 
-def module(steps: Mapping[int, ModuleHashes], ranks: tuple[int, ...] = (0, 1)) -> dict[str, ModuleReport]:
+def module(
+    steps: Mapping[int, ModuleHashes], ranks: tuple[int, ...] = (0, 1)
+) -> dict[str, ModuleReport]:
     return {"0": ModuleReport(name="Net", ranks=ranks, hashes=steps)}
 
 
@@ -113,7 +120,9 @@ def test_facts_are_one_warning() -> None:
         }  # fmt: skip
 
     comparison = ScriptComparison(4)
-    assert sentences([report(rank) for rank in range(4)], comparison) == [], "nobody has a group yet"
+    assert sentences([report(rank) for rank in range(4)], comparison) == [], (
+        "nobody has a group yet"
+    )
     everyone = [report(rank, facts=facts(rank)) for rank in range(4)]
     assert sentences(everyone[:3], comparison) == [], "one is missing"
     assert sentences(everyone, comparison) == [
@@ -128,11 +137,17 @@ def test_facts_are_one_warning() -> None:
     assert sentences(everyone, comparison) == [], "once"
 
 
-@pytest.mark.parametrize("name", ["--api-key", "--wandb_token", "--password", "--aws-secret-access-key"])
+@pytest.mark.parametrize(
+    "name", ["--api-key", "--wandb_token", "--password", "--aws-secret-access-key"]
+)
 def test_a_secret_is_compared_and_never_shown(name: str) -> None:
     reports = []
     for rank, value in enumerate(["hunter2", "hunter2", "hunter3", "hunter2"]):
-        reports.append(report(rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}))
+        reports.append(
+            report(
+                rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}
+            )
+        )
     assert "hunter" not in json.dumps([asdict(one) for one in reports])
     assert sentences(reports) == [
         f"warning: ranks differ in the argument {name}: ranks 0, 1, 3 (a and b): hidden value 1; "
@@ -160,13 +175,18 @@ def test_what_is_no_secret_is_shown(name: str) -> None:
 )
 def test_loaders(loaders: list[tuple[int | None, int | None] | None], what: str | None) -> None:
     reports = [
-        report(rank, loaders={"train.py:42": LoaderReport(batches=one[0], samples=one[1])} if one else {})
+        report(
+            rank,
+            loaders={"train.py:42": LoaderReport(batches=one[0], samples=one[1])} if one else {},
+        )
         for rank, one in enumerate(loaders)
     ]
     found = sentences(reports)
     assert len(found) == (what is not None)
     if what:
-        assert found[0].startswith(f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): ")
+        assert found[0].startswith(
+            f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): "
+        )
         assert " Try: give every rank the same dataset" in found[0]
 
 
@@ -174,7 +194,9 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
     comparison = ScriptComparison(2)
 
     def look(*steps: dict[int, ModuleHashes]) -> list[str]:
-        return sentences([report(rank, modules=module(one)) for rank, one in enumerate(steps)], comparison)
+        return sentences(
+            [report(rank, modules=module(one)) for rank, one in enumerate(steps)], comparison
+        )
 
     assert look({0: hashes(1)}, {0: hashes(1)}) == []
     assert look({0: hashes(1), 1: hashes(2)}, {0: hashes(1)}) == [], "rank 1 is not there yet"
@@ -189,6 +211,8 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
 
 
 def test_a_module_of_some_ranks_is_compared_among_them() -> None:
-    reports = [report(0), report(1)] + [report(rank, modules=module({1: hashes(rank)}, (2, 3))) for rank in (2, 3)]
+    reports = [report(0), report(1)] + [
+        report(rank, modules=module({1: hashes(rank)}, (2, 3))) for rank in (2, 3)
+    ]
     [found] = sentences(reports)
     assert "rank 2 (b) and rank 3 (b) differ in b" in found

@@ -1,4 +1,5 @@
-"""The status of a run: what is written, what is read back, and how it reads on four ranks and on 256."""
+"""The status of a run: what is written, what is read back, and how it reads on four ranks and on
+256."""
 
 from __future__ import annotations
 
@@ -14,12 +15,24 @@ from drumline.watch.cluster_state import ClusterState, LostNode, NodeState, Rank
 from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
-from drumline.watch.status_file import STATUS_FILE, Notice, StepRates, read_status_file, status_record
+from drumline.watch.status_file import (
+    STATUS_FILE,
+    Notice,
+    StepRates,
+    read_status_file,
+    status_record,
+)
 from drumline.watch.status_table import RowLevel, all_rows, fitting_rows, summary_line
 
 
 def rank(number: int, host: str = "node-a", **facts: Any) -> RankState:
-    usual: dict[str, Any] = {"step": 812, "phase": Phase.FORWARD, "age_s": 0.04, "cpu": 1.0, "state": "R"}
+    usual: dict[str, Any] = {
+        "step": 812,
+        "phase": Phase.FORWARD,
+        "age_s": 0.04,
+        "cpu": 1.0,
+        "state": "R",
+    }
     return RankState(rank=number, host=host, pid=100 + number, **{**usual, **facts})
 
 
@@ -34,18 +47,31 @@ def picture(*ranks: RankState, lost: tuple[LostNode, ...] = ()) -> ClusterState:
 
 def status(*ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any) -> dict[str, Any]:
     size = len(ranks) + sum(len(one.ranks) for one in lost)
-    return status_record(picture(*ranks, lost=lost), now=1000.0, world_size=size, hang_s=60, **options)
+    return status_record(
+        picture(*ranks, lost=lost), now=1000.0, world_size=size, hang_s=60, **options
+    )
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
     gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     notices = [Notice("stall", f"stall: {number}") for number in range(7)]
-    record = status(rank(0), rank(1, failure="ValueError: no"), lost=(gone,), rates={0: 3.14159}, notices=notices)
+    record = status(
+        rank(0),
+        rank(1, failure="ValueError: no"),
+        lost=(gone,),
+        rates={0: 3.14159},
+        notices=notices,
+    )
     file = tmp_path / "status.json"
     assert read_status_file(file) is None
     file.write_text(json.dumps(record))
     assert read_status_file(file) == record
-    assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == ("node-a", 4, 60, False)
+    assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == (
+        "node-a",
+        4,
+        60,
+        False,
+    )
     assert record["notices"] == [asdict(notice) for notice in notices[2:]]
     assert record["ranks"][0] == {
         "rank": 0, "host": "node-a", "step": 812, "phase": "forward", "age_s": 0.04, "rate": 3.142, "state": "R",
@@ -66,7 +92,9 @@ def test_rates_are_of_the_last_seconds_and_of_this_process() -> None:
     rates = StepRates(10.0)
     assert rates.update(picture(rank(0, step=0)), 0.0) == {}
     for second in range(1, 31):
-        found = rates.update(picture(rank(0, step=second * 4 if second < 15 else 60 + second)), float(second))
+        found = rates.update(
+            picture(rank(0, step=second * 4 if second < 15 else 60 + second)), float(second)
+        )
     assert found[0] == pytest.approx(1.0)
     again = replace(rank(0, step=0), pid=7)
     assert rates.update(picture(again, rank(1)), 31.0) == {}
@@ -81,14 +109,26 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
         ({}, "trains", RowLevel.GOOD),
         ({"phase": Phase.START, "age_s": 90.0}, "starts", RowLevel.GOOD),
         ({"phase": Phase.COMPILE, "age_s": 1.0}, "compiles, 3 ranks waiting", RowLevel.GOOD),
-        ({"phase": Phase.COMPILE, "age_s": 90.0, "cpu": 0.0}, "compiles, 3 ranks waiting", RowLevel.GOOD),
+        (
+            {"phase": Phase.COMPILE, "age_s": 90.0, "cpu": 0.0},
+            "compiles, 3 ranks waiting",
+            RowLevel.GOOD,
+        ),
         ({**WAITS, "phase": Phase.COMPILED}, "waits for others", RowLevel.GOOD),
         ({"phase": Phase.EVALUATION}, "evaluates", RowLevel.GOOD),
         ({"phase": Phase.SAVE}, "saves", RowLevel.GOOD),
-        ({"phase": Phase.SAVE, "age_s": 9.0, "cpu": 0.0}, "saves, 3 ranks waiting", RowLevel.SUSPECT),
+        (
+            {"phase": Phase.SAVE, "age_s": 9.0, "cpu": 0.0},
+            "saves, 3 ranks waiting",
+            RowLevel.SUSPECT,
+        ),
         (WAITS, "waits for others", RowLevel.GOOD),
         ({"phase": Phase.DATA, "age_s": 5.0}, "loads data, 3 ranks waiting", RowLevel.SUSPECT),
-        ({"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0}, "blocked in data, 3 ranks waiting", RowLevel.SUSPECT),
+        (
+            {"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0},
+            "blocked in data, 3 ranks waiting",
+            RowLevel.SUSPECT,
+        ),
         ({"age_s": 5.0}, "computes, 3 ranks waiting", RowLevel.SUSPECT),
         (
             {"age_s": 5.0, "state": "D", "cpu": 0.0},
@@ -113,7 +153,9 @@ def test_what_a_rank_does_in_words(facts: dict[str, Any], words: str, level: Row
 
 
 def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> None:
-    assert {row.state for row in all_rows(status(*(rank(n, phase=Phase.LEFT) for n in range(3))))} == {"done"}
+    assert {
+        row.state for row in all_rows(status(*(rank(n, phase=Phase.LEFT) for n in range(3))))
+    } == {"done"}
     busy = {"phase": Phase.COMPILE, "age_s": 90.0}
     assert {row.state for row in all_rows(status(rank(0, **busy), rank(1, **busy)))} == {"compiles"}
     compiles = all_rows(status(rank(0, age_s=30.0), rank(1, age_s=30.0)))
@@ -122,18 +164,32 @@ def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> 
 
 def test_a_lost_host_comes_first() -> None:
     gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
-    record = status(rank(0, age_s=120.0), rank(1, step=813, age_s=1.5), lost=(gone,), rates={0: 3.14159, 1: 0.123})
+    record = status(
+        rank(0, age_s=120.0),
+        rank(1, step=813, age_s=1.5),
+        lost=(gone,),
+        rates={0: 3.14159, 1: 0.123},
+    )
     first, *others = all_rows(record)
-    assert (first.host, first.rank, first.state) == ("node-b", "2-3", "no heartbeat for 5 s: no answer")
+    assert (first.host, first.rank, first.state) == (
+        "node-b",
+        "2-3",
+        "no heartbeat for 5 s: no answer",
+    )
     assert [(row.age, row.rate) for row in others] == [("2 min 00 s", "3.1"), ("1.5 s", "0.12")]
-    assert summary_line(record) == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 needs attention"
+    assert (
+        summary_line(record) == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 needs attention"
+    )
     assert summary_line(status(rank(0, step=0))) == "step 0: 1 rank on 1 host"
 
 
 @pytest.mark.parametrize("room", [1, 2, 5, 12, 40, 256, 300])
 @pytest.mark.parametrize("odd", [0, 1, 100])
 def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
-    ranks = [rank(n, f"node-{n // 8:02d}", state="T" if n % 255 and n <= odd else "R") for n in range(256)]
+    ranks = [
+        rank(n, f"node-{n // 8:02d}", state="T" if n % 255 and n <= odd else "R")
+        for n in range(256)
+    ]
     rows = fitting_rows(status(*ranks, rates=dict.fromkeys(range(256), 2.0)), max_rows=room)
     assert 0 < len(rows) <= room
     if odd:
@@ -142,7 +198,12 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
     if room == 40 and odd == 1:
         assert len(rows) == 33
         assert (rows[0].rank, rows[1].rank, rows[2].rank) == ("1", "7 ranks", "8 ranks")
-        assert (rows[2].host, rows[2].step, rows[2].rate, rows[2].state) == ("node-01", "812", "2.0", "trains")
+        assert (rows[2].host, rows[2].step, rows[2].rate, rows[2].state) == (
+            "node-01",
+            "812",
+            "2.0",
+            "trains",
+        )
     if room == 12 and odd == 0:
         assert rows[-1].host == "21 hosts"
         assert rows[-1].state == "trains"
@@ -150,12 +211,20 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
         assert rows[-1].state.endswith(" differ")
 
 
-def test_two_leaders_write_the_status_at_the_same_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_leaders_write_the_status_at_the_same_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """As in a network partition, or when the sidecar of the start before still runs."""
 
     def reporter(host: str) -> SidecarReporter:
         options = SidecarOptions(
-            folder=str(tmp_path), owns_folder=False, node=0, host=host, ranks=(0,), world_size=2, run=str(tmp_path)
+            folder=str(tmp_path),
+            owns_folder=False,
+            node=0,
+            host=host,
+            ranks=(0,),
+            world_size=2,
+            run=str(tmp_path),
         )
         return SidecarReporter(options)
 

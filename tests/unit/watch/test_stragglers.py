@@ -15,12 +15,20 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.stragglers import SlowPhases, Straggler, Stragglers
 from tests.unit.watch.simulated_run import SimulatedRun
 
-USUAL = {Phase.DATA: 0.002, Phase.FORWARD: 0.02, Phase.BACKWARD: 0.04, Phase.OPTIMIZER: 0.005, Phase.BETWEEN: 0.001}
+USUAL = {
+    Phase.DATA: 0.002,
+    Phase.FORWARD: 0.02,
+    Phase.BACKWARD: 0.04,
+    Phase.OPTIMIZER: 0.005,
+    Phase.BETWEEN: 0.001,
+}
 FOUR = ("node-a", "node-a", "node-b", "node-b")
 Times = Callable[[int, int, Phase], float]
 
 
-def told(times: Times, *, hosts: Sequence[str] = FOUR, steps: int = 150, **options: object) -> list[Straggler]:
+def told(
+    times: Times, *, hosts: Sequence[str] = FOUR, steps: int = 150, **options: object
+) -> list[Straggler]:
     """All that is said of a run whose ranks take so many times as long as usual."""
 
     def work(rank: int, step: int, phase: Phase) -> float:
@@ -32,7 +40,9 @@ def told(times: Times, *, hosts: Sequence[str] = FOUR, steps: int = 150, **optio
 
 
 def slow(who: int, factor: float, *phases: Phase) -> Times:
-    return lambda rank, step, phase: factor if rank == who and (not phases or phase in phases) else 1.0
+    return lambda rank, step, phase: (
+        factor if rank == who and (not phases or phase in phases) else 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +51,12 @@ def slow(who: int, factor: float, *phases: Phase) -> Times:
         (slow(3, 5), 3, "forward", 5),  # and its backward, of which nobody can tell
         (slow(0, 5, Phase.FORWARD), 0, "forward", 5),
         (slow(2, 30, Phase.DATA), 2, "data", 30),
-        (slow(1, 60, Phase.BETWEEN), 1, "host code between steps", 7),  # peers wait there too, at a log line
+        (
+            slow(1, 60, Phase.BETWEEN),
+            1,
+            "host code between steps",
+            7,
+        ),  # peers wait there too, at a log line
         (slow(1, 10, Phase.OPTIMIZER), 1, "optimizer", 10),
         (slow(2, 9, Phase.OPTIMIZER, Phase.FORWARD), 2, "forward", 9),
     ],
@@ -51,7 +66,9 @@ def test_the_slow_one_is_named_once_with_its_phase(
     times: Times, rank: int, phase: str, factor: float, hosts: Sequence[str]
 ) -> None:
     on_two = len(hosts) == 2
-    moved: Times = (lambda one, step, phase: times(rank if one == 1 else -1, step, phase)) if on_two else times
+    moved: Times = (
+        (lambda one, step, phase: times(rank if one == 1 else -1, step, phase)) if on_two else times
+    )
     (straggler,) = told(moved, hosts=hosts)
     assert straggler.rank == (1 if on_two else rank)
     assert straggler.host == hosts[straggler.rank or 0]
@@ -70,19 +87,25 @@ def test_the_logs_collective_every_step_does_not_turn_it_round() -> None:
 
 @pytest.mark.parametrize("waits_in", [Phase.FORWARD, Phase.BETWEEN])
 @pytest.mark.parametrize("hosts", [FOUR, ("a", "b")])
-def test_on_cuda_a_wait_that_shows_elsewhere_is_not_taken_for_work(waits_in: Phase, hosts: Sequence[str]) -> None:
+def test_on_cuda_a_wait_that_shows_elsewhere_is_not_taken_for_work(
+    waits_in: Phase, hosts: Sequence[str]
+) -> None:
     (straggler,) = told(slow(1, 50, Phase.DATA), hosts=hosts, waits_in=waits_in)
     assert (straggler.rank, straggler.phase) == (1, "data")
 
 
 @pytest.mark.parametrize("waits_in", [Phase.BACKWARD, Phase.OPTIMIZER])
-def test_a_rank_that_compiles_in_every_step_is_not_slow_nor_those_that_wait_for_it(waits_in: Phase) -> None:
+def test_a_rank_that_compiles_in_every_step_is_not_slow_nor_those_that_wait_for_it(
+    waits_in: Phase,
+) -> None:
     def work(rank: int, step: int, phase: Phase) -> float:
         return 0.5 * (rank == 1) if phase is Phase.COMPILE else USUAL[phase]
 
     run = SimulatedRun(("a", "b"), work, 150, compiles=True, waits_in=waits_in)
     stragglers = Stragglers(2.0)
-    assert [one for now, picture in run.pictures() for one in stragglers.observe(picture, now)] == []
+    assert [
+        one for now, picture in run.pictures() for one in stragglers.observe(picture, now)
+    ] == []
 
 
 def test_a_host_is_named_when_all_its_ranks_are_slow() -> None:
@@ -93,7 +116,9 @@ def test_a_host_is_named_when_all_its_ranks_are_slow() -> None:
         "which costs the run 0.06 s per step. Try: check what else runs on node-b"
     )
     many = [f"node-{number // 8}" for number in range(32)]
-    (straggler,) = told(lambda rank, step, phase: 3.0 if 8 <= rank < 16 else 1.0, hosts=many, steps=60)
+    (straggler,) = told(
+        lambda rank, step, phase: 3.0 if 8 <= rank < 16 else 1.0, hosts=many, steps=60
+    )
     assert (straggler.host, straggler.rank) == ("node-1", None)
 
 
@@ -113,9 +138,17 @@ def test_it_is_over_after_a_while_and_may_begin_again() -> None:
     first, end, second = told(twice, steps=500)
     assert [first.rank, end.rank, second.rank] == [3, 3, 3]
     assert [first.is_over, end.is_over, second.is_over] == [False, True, False]
-    assert end.sentence.startswith("straggler: rank 3 on node-b is as fast as the others again, after ")
-    (host_over,) = [one for one in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400) if one.is_over]
-    assert host_over.sentence.startswith("straggler: all ranks on node-b are as fast as the others again")
+    assert end.sentence.startswith(
+        "straggler: rank 3 on node-b is as fast as the others again, after "
+    )
+    (host_over,) = [
+        one
+        for one in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400)
+        if one.is_over
+    ]
+    assert host_over.sentence.startswith(
+        "straggler: all ranks on node-b are as fast as the others again"
+    )
 
 
 def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
@@ -127,11 +160,15 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
 
         slow_one = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100)
         stragglers = Stragglers(2.0)
-        found = [one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.observe(it, now)]
+        found = [
+            one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.observe(it, now)
+        ]
         assert [(one.rank, one.is_over) for one in found] == [(3, False)]
         nobody = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150)
         stragglers = Stragglers(2.0)
-        assert [one for now, it in nobody.pictures(lag_s=late) for one in stragglers.observe(it, now)] == []
+        assert [
+            one for now, it in nobody.pictures(lag_s=late) for one in stragglers.observe(it, now)
+        ] == []
 
 
 def test_it_is_named_within_seconds() -> None:
@@ -147,8 +184,14 @@ def test_it_is_named_within_seconds() -> None:
     [
         (lambda r, s, p: 1.0, {}),
         (lambda r, s, p: 1.9 if r == 1 else 1.0, {}),  # below the factor
-        (lambda r, s, p: 2.5 if r == 1 and p is Phase.DATA else 1.0, {"steps": 100}),  # a small part of a step
-        (lambda r, s, p: 900.0 if r == 1 and s == 60 and p is Phase.DATA else 1.0, {}),  # one slow step
+        (
+            lambda r, s, p: 2.5 if r == 1 and p is Phase.DATA else 1.0,
+            {"steps": 100},
+        ),  # a small part of a step
+        (
+            lambda r, s, p: 900.0 if r == 1 and s == 60 and p is Phase.DATA else 1.0,
+            {},
+        ),  # one slow step
         (lambda r, s, p: 100.0 if r == 1 and s < 5 else 1.0, {}),  # the first ones
         (lambda r, s, p: 6.0 if s % 4 == r else 1.0, {}),  # all in turn
         (lambda r, s, p: 1.0, {"save_every": 7}),
@@ -159,7 +202,9 @@ def test_nobody_is_named_for_nothing(times: Times, options: dict[str, int]) -> N
 
 
 @settings(derandomize=True)
-@example(seed=1325, noise=0.07084109439990632, ranks=5)  # five slow steps of one rank within three seconds
+@example(
+    seed=1325, noise=0.07084109439990632, ranks=5
+)  # five slow steps of one rank within three seconds
 @example(seed=1898, noise=0.15697211157185303, ranks=2)
 @given(seed=st.integers(0, 2**32), noise=st.floats(0, 1.5), ranks=st.integers(2, 6))
 def test_a_loaded_machine_makes_no_stragglers(seed: int, noise: float, ranks: int) -> None:
@@ -188,7 +233,9 @@ def test_a_restarted_job_is_followed_from_its_start() -> None:
     assert [one for picture in pictures[:half] for one in stragglers.observe(picture, 0)] == []
     fewer = replace(pictures[half], nodes=pictures[half].nodes[:1])  # a host is not heard
     assert stragglers.observe(fewer, 0) == []
-    assert len([one for picture in pictures for one in stragglers.observe(restarted(picture), 0)]) == 1
+    assert (
+        len([one for picture in pictures for one in stragglers.observe(restarted(picture), 0)]) == 1
+    )
 
 
 def test_the_sentence() -> None:
@@ -199,8 +246,13 @@ def test_the_sentence() -> None:
         "drumline doctor compares hosts"
     )
     data = SlowPhases((Phase.DATA, Phase.BETWEEN), 0.5, 0.0004).straggler("b", 1).sentence
-    assert "takes over 100x as long as its peers in data and host code between steps (500 ms per step, peers" in data
+    assert (
+        "takes over 100x as long as its peers in data and host code between steps (500 ms per step, peers"
+        in data
+    )
     assert "peers 0.4 ms)" in data
     assert "DataLoader workers (data.workers)" in data
     host_code = SlowPhases((Phase.BETWEEN,), 0.5, 0.1).straggler("b", 1)
-    assert host_code.sentence.endswith("between steps that the others do not: logs, trackers, callbacks")
+    assert host_code.sentence.endswith(
+        "between steps that the others do not: logs, trackers, callbacks"
+    )

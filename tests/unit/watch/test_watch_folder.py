@@ -1,4 +1,5 @@
-"""What the agent leaves for the sidecar, and reads from it; that guards take the folder away is in tests/cli."""
+"""What the agent leaves for the sidecar, and reads from it; that guards take the folder away is in
+tests/cli."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ def test_each_start_has_a_folder_and_the_one_before_stays_a_while(watch: WatchFo
 def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     folder = watch.begin(0)
     assert folder is not None
-    for text in ("", "{", "[]", '{"alarm": "hang"}', json.dumps({"alarm": "stall", "action": "", "diagnosis": {}})):
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"alarm": "hang"}',
+        json.dumps({"alarm": "stall", "action": "", "diagnosis": {}}),
+    ):
         (folder / "diagnosis.json").write_text(text)
         assert watch.diagnosis() is None, text
     record = {"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS}
@@ -49,7 +56,9 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(record))
     found = watch.diagnosis()
-    assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands")
+    assert found == SidecarDiagnosis(
+        "hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands"
+    )
     assert (found.is_hang, found.is_final) == (True, True)
     told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
     told["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b", "is_ranks_error": True}
@@ -83,7 +92,9 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
         assert watch.wait_for_diagnosis(time.monotonic() + 3600) is not None
 
 
-def test_without_room_for_a_folder_ranks_get_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_room_for_a_folder_ranks_get_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Where /dev/shm is full, and where there is none.
     for name, value in (("NEEDED_BYTES", 1 << 60), ("MEMORY", tmp_path / "gone")):
@@ -95,7 +106,12 @@ def test_without_room_for_a_folder_ranks_get_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     watch = WatchFolder("j")
     watch.note_exit(0, 1)
-    assert (watch.root, watch.begin(0), watch.diagnosis(), watch.has_sidecar()) == (None, None, None, False)
+    assert (watch.root, watch.begin(0), watch.diagnosis(), watch.has_sidecar()) == (
+        None,
+        None,
+        None,
+        False,
+    )
 
 
 LEAVES = """
@@ -111,7 +127,9 @@ sys.stdin.read()
 """
 
 
-def test_what_a_killed_job_has_left_goes_with_the_next_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_killed_job_has_left_goes_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(watch_folder, "MEMORY", tmp_path)
     strange = tmp_path / "drumline-watch-of-another-version"
     strange.mkdir()

@@ -1,6 +1,8 @@
-"""Hashes of a run's code and data, so that hosts can be compared and a difference can name the file.
+"""Hashes of a run's code and data, so that hosts can be compared and a difference can name the
+file.
 
-Files are read in the same order on every host, so hosts are comparable even if one had to stop early.
+Files are read in the same order on every host, so hosts are comparable even if one had to stop
+early.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ UNREADABLE = -1
 TIME_LIMIT_S = 1.0
 CODE_ENDINGS = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".sh")
 SETTINGS_ENDINGS = (".toml", ".yaml", ".yml", ".json", ".jsonnet", ".cfg", ".ini")
-SKIPPED = {"__pycache__", "node_modules", "site-packages", "runs", "wandb", "mlruns", "lightning_logs"}
+SKIPPED = {
+    "__pycache__",
+    "node_modules",
+    "site-packages",
+    "runs",
+    "wandb",
+    "mlruns",
+    "lightning_logs",
+}
 MAX_CODE_FILES = 2_000
 MAX_CODE_BYTES = 1 << 20
 NUM_SAMPLES = 16
@@ -29,7 +39,8 @@ SAMPLE_BYTES = 64 << 10
 
 
 class FileEntry(NamedTuple):
-    """A file: its name below the folder, its path and its size; `UNREADABLE` for what cannot be read."""
+    """A file: its name below the folder, its path and its size; `UNREADABLE` for what cannot be
+    read."""
 
     name: str
     path: str
@@ -39,8 +50,8 @@ class FileEntry(NamedTuple):
 def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
     """A short hash of each source and settings file, and one of them all.
 
-    For a file over 1 MiB, only the first MiB and the size are hashed. `until` is the file where reading stopped, after
-    2,000 files or a second; None when it was complete."""
+    For a file over 1 MiB, only the first MiB and the size are hashed. `until` is the file where
+    reading stopped, after 2,000 files or a second; None when it was complete."""
     if not folder.is_dir():
         return {"folder": str(folder), "missing": True}
     skipped = {str(path.resolve()) for path in skip}
@@ -54,7 +65,13 @@ def code_facts(folder: Path, *, skip: Collection[Path] = ()) -> dict[str, Any]:
             until = entry.name
             break
         files[entry.name] = _code_hash(entry)
-    return {"folder": str(folder), "missing": False, "files": files, "until": until, "hash": hash_of_files(files)}
+    return {
+        "folder": str(folder),
+        "missing": False,
+        "files": files,
+        "until": until,
+        "hash": hash_of_files(files),
+    }
 
 
 def hash_of_files(files: dict[str, str]) -> str:
@@ -68,13 +85,15 @@ def hash_of_files(files: dict[str, str]) -> str:
 def data_facts(folder: Path) -> dict[str, Any]:
     """The number of files and bytes, a hash of all names and sizes, and the content of a few files.
 
-    Changes elsewhere in a file of the same size are not found. A folder that takes over a second is read partly;
-    `marks` are the hashes after 1, 2, 4, ... files, up to which two partial readings can be compared."""
+    Changes elsewhere in a file of the same size are not found. A folder that takes over a second is
+    read partly; `marks` are the hashes after 1, 2, 4, ... files, up to which two partial readings
+    can be compared."""
     if not folder.exists():
         return {"folder": str(folder), "missing": True}
     digest = hashlib.blake2b(digest_size=8)
     marks: dict[str, str] = {}
-    # The files whose names have the largest checksums: a host that lacks a file still has nearly the same sample.
+    # The files whose names have the largest checksums: a host that lacks a file still has nearly
+    # the same sample.
     samples: list[tuple[int, str, FileEntry]] = []
     files = 0
     size = 0
@@ -104,7 +123,9 @@ def data_facts(folder: Path) -> dict[str, Any]:
         "complete": complete,
         "hash": digest.hexdigest(),
         "marks": marks,
-        "samples": {name: _sample_hash(entry) for _, name, entry in sorted(samples, key=lambda one: one[1])},
+        "samples": {
+            name: _sample_hash(entry) for _, name, entry in sorted(samples, key=lambda one: one[1])
+        },
     }
 
 
@@ -114,7 +135,8 @@ def sort_key(name: str) -> list[str]:
 
 
 def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[FileEntry]:
-    """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is entered once."""
+    """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is
+    entered once."""
     root = folder.stat()
     seen = {(root.st_dev, root.st_ino)}
 

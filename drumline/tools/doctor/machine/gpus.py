@@ -1,4 +1,5 @@
-"""GPUs, driver and the processes on the GPUs, from nvidia-smi, with a time limit because the driver may hang.
+"""GPUs, driver and the processes on the GPUs, from nvidia-smi, with a time limit because the driver
+may hang.
 
 It lists all GPUs, regardless of CUDA_VISIBLE_DEVICES.
 """
@@ -27,7 +28,10 @@ class NvidiaSmi:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         program = shutil.which("nvidia-smi", path=environment.get("PATH"))
-        queries = (f"--query-gpu={','.join(GPU_FIELDS)}", f"--query-compute-apps={','.join(PROCESS_FIELDS)}")
+        queries = (
+            f"--query-gpu={','.join(GPU_FIELDS)}",
+            f"--query-compute-apps={','.join(PROCESS_FIELDS)}",
+        )
         self._processes = [
             subprocess.Popen(
                 [program, query, "--format=csv,noheader,nounits"],
@@ -45,7 +49,10 @@ class NvidiaSmi:
         """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
         known = _known_to_kernel()
         if not self._processes:
-            return {**known, "gpu_error": "nvidia-smi is not on the PATH" if known["driver"] else ""}
+            return {
+                **known,
+                "gpu_error": "nvidia-smi is not on the PATH" if known["driver"] else "",
+            }
         deadline = time.monotonic() + timeout_s
         gpus, processes = (_output(process, deadline) for process in self._processes)
         if gpus is None:
@@ -58,7 +65,8 @@ class NvidiaSmi:
 
 
 def _known_to_kernel() -> dict[str, Any]:
-    """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no processes."""
+    """In nvidia-smi's place, which without persistence mode may be too slow: no memory and no
+    processes."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
     files = sorted(DRIVER_FOLDER.glob("gpus/*/information"))
     known = [dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files]

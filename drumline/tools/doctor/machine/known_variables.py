@@ -1,4 +1,5 @@
-"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and which are set wrong."""
+"""The variables of NCCL, gloo, torch, CUDA and libfabric: what they do (`variables.toml`), and
+which are set wrong."""
 
 from __future__ import annotations
 
@@ -67,11 +68,17 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a known variable; did you mean {near}?"
                 yield "warning", what, f'export {near}="${name}"; unset {name}'
-    threads, sockets = (variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
+    threads, sockets = (
+        variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    )
     if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
         what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
         what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
-        yield "warning", what, VariableFix("NCCL_NSOCKS_PERTHREAD", str(max(1, MAX_SOCKETS // max(1, int(threads)))))
+        yield (
+            "warning",
+            what,
+            VariableFix("NCCL_NSOCKS_PERTHREAD", str(max(1, MAX_SOCKETS // max(1, int(threads))))),
+        )
 
 
 def _broken_rule(name: str, value: str) -> tuple[Level, str] | None:

@@ -1,4 +1,5 @@
-"""What is wrong with one machine, from its facts only, so that local and remote hosts get the same messages."""
+"""What is wrong with one machine, from its facts only, so that local and remote hosts get the same
+messages."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ MIN_TORCH = (2, 11)
 MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 BUSY_BYTES = GIB
 SHM = "/dev/shm"  # noqa: S108 - inspected, not written to
-# Docker's default of 64 MiB is too small for one batch of 256 images (147 MiB), and NCCL uses about 10 MiB for each
-# pair of GPUs: with GPUs it ends in a bus error. For a small job on CPUs 64 MiB are enough, but not half of it.
+# Docker's default of 64 MiB is too small for one batch of 256 images (147 MiB), and NCCL uses about
+# 10 MiB for each pair of GPUs: with GPUs it ends in a bus error. For a small job on CPUs 64 MiB are
+# enough, but not half of it.
 SHM_WITH_GPUS = 128 * MIB
 SHM_WITHOUT_GPUS = 32 * MIB
 # Four workers with two batches each.
@@ -59,13 +61,23 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
         ("code", partial(_folder, name="code")),
         ("data", partial(_folder, name="data")),
         ("host name", partial(_host_name, many_hosts=many_hosts)),
-        ("network", partial(_interface, library="gloo", variable=GLOO_VARIABLE, many_hosts=many_hosts)),
-        ("network", partial(_interface, library="NCCL", variable=NCCL_VARIABLE, many_hosts=many_hosts)),
+        (
+            "network",
+            partial(_interface, library="gloo", variable=GLOO_VARIABLE, many_hosts=many_hosts),
+        ),
+        (
+            "network",
+            partial(_interface, library="NCCL", variable=NCCL_VARIABLE, many_hosts=many_hosts),
+        ),
         ("processors", _processors),
         ("clock", _clock),
         ("variables", variable_faults),
     )
-    return [Finding.of_fault(name, facts["host"], fault) for name, check in checks for fault in check(facts)]
+    return [
+        Finding.of_fault(name, facts["host"], fault)
+        for name, check in checks
+        for fault in check(facts)
+    ]
 
 
 # Python, torch and GPUs
@@ -73,7 +85,11 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
 
 def _python(facts: Facts) -> Iterator[Fault]:
     if _numbers(facts["python"])[:2] < MIN_PYTHON:
-        yield "problem", f"Python {facts['python']} is older than 3.11", "use a newer Python (--python PATH)"
+        yield (
+            "problem",
+            f"Python {facts['python']} is older than 3.11",
+            "use a newer Python (--python PATH)",
+        )
 
 
 def _torch(facts: Facts) -> Iterator[Fault]:
@@ -108,7 +124,8 @@ def _driver(facts: Facts) -> Iterator[Fault]:
 
 
 def num_visible_gpus(facts: Facts) -> int:
-    """How many GPUs torch sees: CUDA reads the list up to the first entry it cannot use, without a warning."""
+    """How many GPUs torch sees: CUDA reads the list up to the first entry it cannot use, without a
+    warning."""
     value = facts.get("visible_gpus")
     gpus = facts.get("gpus", [])
     if facts.get("cuda") is None or value is None:
@@ -130,7 +147,11 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
         yield "problem", f"{setting} hides {num_gpus} from torch", fix
         return
     if twice := sorted({word for word in words if words.count(word) > 1}):
-        yield "problem", f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all", fix
+        yield (
+            "problem",
+            f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all",
+            fix,
+        )
     if (known := _num_known(words, gpus)) < len(words):
         seen = f"torch sees only the first {known}" if known else "torch sees none"
         what = f"{setting} lists {words[known]!r}, which is not one of the {num_gpus} of this host: {seen}"
@@ -161,7 +182,9 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         most = max(models.values(), key=len)
         fix = f"export {VISIBLE_GPUS}={','.join(most)}"
         yield "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
-    busy = [gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES]
+    busy = [
+        gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
+    ]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
         fix = "stop them if they are yours" + (f", or export {VISIBLE_GPUS}={free}" if free else "")
@@ -185,14 +208,22 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _shared_memory(facts: Facts) -> Iterator[Fault]:
     shm = facts["shm"]
     if shm is None:
-        yield "problem", f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors", SHM_FIX
+        yield (
+            "problem",
+            f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors",
+            SHM_FIX,
+        )
         return
     free = shm["free_bytes"]
     size = shm["bytes"]
     needed = SHM_WITH_GPUS if facts["gpus"] else SHM_WITHOUT_GPUS
     if free >= SHM_COMFORTABLE:
         return
-    end = f"less than the {memory_size(needed)} needed" if free < needed else "enough only for small batches"
+    end = (
+        f"less than the {memory_size(needed)} needed"
+        if free < needed
+        else "enough only for small batches"
+    )
     what = f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: "
     what += "DataLoader workers and NCCL crash there with a bus error"
     left_over = size > 2 * max(free, needed)
@@ -218,9 +249,17 @@ def _memory(facts: Facts) -> Iterator[Fault]:
     limit = memory["limit_bytes"]
     free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
     if free < MIN_MEMORY:
-        of = f"the container's limit of {memory_size(limit)}" if limit else memory_size(memory["bytes"])
+        of = (
+            f"the container's limit of {memory_size(limit)}"
+            if limit
+            else memory_size(memory["bytes"])
+        )
         what = f"{memory_size(free)} of memory is free, of {of}: a rank with DataLoader workers needs more"
-        yield "warning", what, "stop other processes, or give the container more memory (docker run --memory)"
+        yield (
+            "warning",
+            what,
+            "stop other processes, or give the container more memory (docker run --memory)",
+        )
 
 
 def _disk(facts: Facts) -> Iterator[Fault]:
@@ -268,14 +307,19 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
     address = outer["address"] if outer else "ADDRESS"
     if facts["name_error"]:
         what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
-        yield "problem" if many_hosts else "warning", what, f"add a line to /etc/hosts: {address} {host}"
+        yield (
+            "problem" if many_hosts else "warning",
+            what,
+            f"add a line to /etc/hosts: {address} {host}",
+        )
     elif many_hosts and all(one.startswith("127.") for one in facts["addresses"]):
         what = f"its host name resolves to {facts['addresses'][0]} on itself, which no other host can reach"
         yield "warning", what, f"map {host} to {address} in /etc/hosts"
 
 
 def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -> Iterator[Fault]:
-    """The interface that gloo or NCCL would use. For a job on this machine only, the loopback is fine."""
+    """The interface that gloo or NCCL would use. For a job on this machine only, the loopback is
+    fine."""
     value = facts["variables"].get(variable)
     outer = _outer_interface(facts)
     if library == "NCCL" and not facts["gpus"] and value is None:
@@ -286,7 +330,11 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
     if chosen not in usable:
         if value is not None:
             names = join_names(f"{name} {address}" for name, address in usable.items())
-            yield "problem", f"{variable}={value} names no interface of this host, which has {names}", fix
+            yield (
+                "problem",
+                f"{variable}={value} names no interface of this host, which has {names}",
+                fix,
+            )
         return
     if outer is None and not many_hosts:
         return  # a machine without a network
@@ -295,7 +343,9 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
         what = f"{library} would use the loopback ({chosen}; {reason}), which reaches no other host"
         yield "problem" if many_hosts else "note", what, fix
     elif chosen.startswith(BRIDGES):
-        what = f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
+        what = (
+            f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
+        )
         yield "problem" if many_hosts else "warning", what, fix
 
 
@@ -315,10 +365,20 @@ def _processors(facts: Facts) -> Iterator[Fault]:
     usable = min(cpus["usable"], cpus["quota"] or cpus["usable"])
     num_gpus = len(facts["gpus"])
     if usable <= 1 or usable < num_gpus:
-        of = f" of this host's {cpus['count']} processors" if usable < cpus["count"] else " processor"
+        of = (
+            f" of this host's {cpus['count']} processors"
+            if usable < cpus["count"]
+            else " processor"
+        )
         for_gpus = f" for {num_gpus} GPUs" if num_gpus else ""
-        what = f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
-        yield "warning", what, "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset"
+        what = (
+            f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
+        )
+        yield (
+            "warning",
+            what,
+            "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
+        )
     if threads is not None and (not threads.isdigit() or int(threads) > cpus["count"]):
         what = f"OMP_NUM_THREADS is {threads!r}, but there are {cpus['count']} processors"
         yield "warning", what, VariableFix("OMP_NUM_THREADS")
@@ -326,5 +386,7 @@ def _processors(facts: Facts) -> Iterator[Fault]:
 
 def _clock(facts: Facts) -> Iterator[Fault]:
     if facts["clock"]["synchronised"] is False:
-        what = "the clock is not synchronized (NTP): times in the logs of several hosts may not match"
+        what = (
+            "the clock is not synchronized (NTP): times in the logs of several hosts may not match"
+        )
         yield "note", what, "timedatectl set-ntp true"

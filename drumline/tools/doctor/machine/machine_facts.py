@@ -1,8 +1,8 @@
 """The facts of one machine as plain JSON, for `machine_checks.py` and `host_differences.py`.
 
-Nothing is changed. Slow parts run in parallel, each with a time limit. In a container the limits of the container are
-used if they are smaller than the machine's. Versions of packages are read from their files: importing torch would take
-seconds.
+Nothing is changed. Slow parts run in parallel, each with a time limit. In a container the limits of
+the container are used if they are smaller than the machine's. Versions of packages are read from
+their files: importing torch would take seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ NAME_TIMEOUT_S = 1.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - inspected, not written to
 TIME_ERROR = 5
 TIMEX_BYTES = 512
-NCCL_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib")
+NCCL_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/lib",
+)
 NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 # `cuda: Optional[str] = '13.0'`
 TEXT_CONSTANT = re.compile(r"""^(\w+)(?:\s*:[^=]*)?\s*=\s*['"]([^'"]*)['"]""", re.MULTILINE)
@@ -95,12 +100,17 @@ def _left(deadline: float) -> float:
 
 
 def _process_facts() -> dict[str, Any]:
-    """`memory` with the container's `limit_bytes`, if that is lower than the machine's memory; `cpus`, with the
-    container's `quota`; `shm`, or None; `open_files`, with the hard limit."""
-    meminfo = (line.partition(":") for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+    """`memory` with the container's `limit_bytes`, if that is lower than the machine's memory;
+    `cpus`, with the container's `quota`; `shm`, or None; `open_files`, with the hard limit."""
+    meminfo = (
+        line.partition(":")
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    )
     memory = {name: int(value.split()[0]) * 1024 for name, _, value in meminfo}
     total = memory["MemTotal"]
-    limit = min((int(text) for text in cgroup_values("memory.max") if text.isdigit()), default=total)
+    limit = min(
+        (int(text) for text in cgroup_values("memory.max") if text.isdigit()), default=total
+    )
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (None if one == resource.RLIM_INFINITY else one for one in limits)
     return {
@@ -109,7 +119,11 @@ def _process_facts() -> dict[str, Any]:
             "available_bytes": memory.get("MemAvailable"),
             "limit_bytes": limit if limit < total else None,
         },
-        "cpus": {"count": os.cpu_count() or 1, "usable": len(os.sched_getaffinity(0)), "quota": cpu_quota()},
+        "cpus": {
+            "count": os.cpu_count() or 1,
+            "usable": len(os.sched_getaffinity(0)),
+            "quota": cpu_quota(),
+        },
         "shm": _space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
         "open_files": {"soft": soft, "hard": hard},
     }
@@ -117,7 +131,10 @@ def _process_facts() -> dict[str, Any]:
 
 def _space(folder: Path) -> dict[str, int]:
     status = os.statvfs(folder)
-    return {"bytes": status.f_frsize * status.f_blocks, "free_bytes": status.f_frsize * status.f_bavail}
+    return {
+        "bytes": status.f_frsize * status.f_blocks,
+        "free_bytes": status.f_frsize * status.f_bavail,
+    }
 
 
 def _is_clock_synchronized() -> bool | None:
@@ -139,14 +156,20 @@ def installed_packages() -> dict[str, str]:
     versions: dict[str, str] = {}
     for folder in map(Path, sys.path):
         try:
-            files = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".dist-info", ".egg-info"))
+            files = sorted(
+                entry.name
+                for entry in folder.iterdir()
+                if entry.suffix in (".dist-info", ".egg-info")
+            )
         except OSError:
             continue
         for file in files:
             name, _, version = file.rpartition(".")[0].partition("-")
             version = re.sub(r"-py\d.*$", "", version)
             if not version:  # an editable install has only the name in its folder's name
-                noted = re.search(r"^Version: (.*)$", file_text(folder / file / "PKG-INFO"), re.MULTILINE)
+                noted = re.search(
+                    r"^Version: (.*)$", file_text(folder / file / "PKG-INFO"), re.MULTILINE
+                )
                 version = noted[1].strip() if noted else "?"
             versions.setdefault(re.sub(r"[_.]", "-", name.lower()), version)
     return dict(sorted(versions.items()))
@@ -164,8 +187,14 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
     values = dict(TEXT_CONSTANT.findall(file_text(Path(spec.origin).with_name("version.py"))))
     cuda = values.get("cuda")
     nccl = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
-    if cuda and not nccl:  # built against the system's NCCL, whose version is in the name of its file
-        files = (file for folder in NCCL_FOLDERS for file in sorted(Path(folder).glob("libnccl.so.*.*.*")))
+    if (
+        cuda and not nccl
+    ):  # built against the system's NCCL, whose version is in the name of its file
+        files = (
+            file
+            for folder in NCCL_FOLDERS
+            for file in sorted(Path(folder).glob("libnccl.so.*.*.*"))
+        )
         nccl = [found[1] for file in files if (found := NCCL_FILE.search(file.name))]
     version = values.get("__version__") or packages.get("torch", "?")
     return {"torch": version, "cuda": cuda, "nccl": nccl[0] if nccl else None}
@@ -175,7 +204,8 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str]) -> dict[str, Any]:
-    """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and NCCL would use."""
+    """`addresses` of the host's own name, or a `name_error`; its interfaces, and which gloo and
+    NCCL would use."""
     addresses: list[str] = []
     error = ""
     timed_out = False
@@ -213,7 +243,8 @@ def _folder_facts(facts: Future[Any], folder: str | None, deadline: float) -> An
 
 
 def disk_facts(folder: Path) -> dict[str, Any]:
-    """The disk of the folder, or of where it will be created; `error`: why nothing can be written there."""
+    """The disk of the folder, or of where it will be created; `error`: why nothing can be written
+    there."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     status = os.statvfs(parent)
     refusal = ""
@@ -228,7 +259,9 @@ def disk_facts(folder: Path) -> dict[str, Any]:
         **_space(parent),
         "free_files": status.f_favail if status.f_files else None,
         "error": refusal,
-        "file_system": file_system_of(parent, Path("/proc/self/mounts").read_text(encoding="utf-8")),
+        "file_system": file_system_of(
+            parent, Path("/proc/self/mounts").read_text(encoding="utf-8")
+        ),
     }
 
 

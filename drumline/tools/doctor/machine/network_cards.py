@@ -1,5 +1,5 @@
-"""The network cards of this machine, from /sys: InfiniBand, RoCE and EFA cards, the speed and vendor of interfaces, and
-NCCL's network plugin."""
+"""The network cards of this machine, from /sys: InfiniBand, RoCE and EFA cards, the speed and
+vendor of interfaces, and NCCL's network plugin."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PLUGIN_FOLDERS = (
 
 
 def card_facts(environment: Mapping[str, str], classes: Path = CLASSES) -> dict[str, Any]:
-    """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the kernel knows them;
-    `nccl_plugin`: its path, or None."""
+    """`rdma`: a card for each active port; `interfaces`: `gbit` and `vendor` by name, where the
+    kernel knows them; `nccl_plugin`: its path, or None."""
     return {
         "rdma": [port for card in _entries(classes / "infiniband") for port in _active_ports(card)],
         "interfaces": {one.name: _interface(one) for one in _entries(classes / "net")},
@@ -49,7 +49,9 @@ def _active_ports(card: Path) -> list[dict[str, Any]]:
         kind = "EFA" if is_efa else KINDS.get(file_text(port / "link_layer").strip())
         rate = RATE.match(file_text(port / "rate"))
         if kind and "ACTIVE" in file_text(port / "state"):
-            found.append({"name": card.name, "kind": kind, "gbit": float(rate[1]) if rate else None})
+            found.append(
+                {"name": card.name, "kind": kind, "gbit": float(rate[1]) if rate else None}
+            )
     return found
 
 

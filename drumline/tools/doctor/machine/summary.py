@@ -20,10 +20,21 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     open_files = facts["open_files"]["soft"]
     built = f"CUDA {facts['cuda']}, NCCL {facts['nccl'] or '?'}" if facts["cuda"] else "for the CPU"
     quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
-    limit = f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
-    run_folder = f" ({disk['file_system']}, {_free(disk)})" if "file_system" in disk else f": {disk['unreachable']}"
+    limit = (
+        f", the container's limit is {memory_size(memory['limit_bytes'])}"
+        if memory["limit_bytes"]
+        else ""
+    )
+    run_folder = (
+        f" ({disk['file_system']}, {_free(disk)})"
+        if "file_system" in disk
+        else f": {disk['unreachable']}"
+    )
     return [
-        ("host", f"{facts['host']} ({', '.join(facts['addresses']) or facts['name_error']}), {facts['platform']}"),
+        (
+            "host",
+            f"{facts['host']} ({', '.join(facts['addresses']) or facts['name_error']}), {facts['platform']}",
+        ),
         ("Python", f"{facts['python']}, {facts['executable']}"),
         ("torch", f"{facts['torch']}, {built}" if facts["torch"] else "not installed"),
         ("driver", facts["driver"] or "none"),
@@ -38,12 +49,19 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         *(("network", _interface(one, facts)) for one in facts["interfaces"] if one["address"]),
         ("clock", CLOCK[facts["clock"]["synchronised"]]),
         *_code_and_data(facts),
-        *(("variable", f"{name}={value} ({meaning(name)})") for name, value in facts["variables"].items()),
+        *(
+            ("variable", f"{name}={value} ({meaning(name)})")
+            for name, value in facts["variables"].items()
+        ),
     ]
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:
-    return f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}" if gpu["memory_bytes"] else str(gpu["name"])
+    return (
+        f"{gpu['name']}, {memory_size(gpu['memory_bytes'])}"
+        if gpu["memory_bytes"]
+        else str(gpu["name"])
+    )
 
 
 def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
@@ -53,7 +71,9 @@ def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
 def _interface(one: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     users = [name for name in ("gloo", "NCCL") if facts[f"{name.lower()}_interface"] == one["name"]]
     used = f", {join_names(users)} would use it" if users else ""
-    return f"{one['name']} {one['address']}, MTU {one['mtu']}{'' if one['is_up'] else ', down'}{used}"
+    return (
+        f"{one['name']} {one['address']}, MTU {one['mtu']}{'' if one['is_up'] else ', down'}{used}"
+    )
 
 
 def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -63,4 +83,7 @@ def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "code", f"{code['folder']}: {len(code['files'])} files, {code['hash']}"
     if data and "files" in data:
         more = "" if data["complete"] else " at least"
-        yield "data", f"{data['folder']}:{more} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
+        yield (
+            "data",
+            f"{data['folder']}:{more} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}",
+        )

@@ -18,7 +18,8 @@ from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, re
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.tools.doctor.pairs.survey import Survey
 
-# For a login and a start of Python on a busy host; with a missing host the whole check takes 15 s at most.
+# For a login and a start of Python on a busy host; with a missing host the whole check takes 15 s
+# at most.
 START_S = 8.0
 ANSWER_S = 6.0
 CLOCK_READS = 4
@@ -29,10 +30,16 @@ Progress = Callable[[str], None]
 
 
 class Coordinator:
-    """All hosts of one check; `clients` has those that were started, by their numbers in the survey."""
+    """All hosts of one check; `clients` has those that were started, by their numbers in the
+    survey."""
 
     def __init__(
-        self, survey: Survey, settings: Mapping[str, Any], progress: Progress, *, python: str = sys.executable
+        self,
+        survey: Survey,
+        settings: Mapping[str, Any],
+        progress: Progress,
+        *,
+        python: str = sys.executable,
     ) -> None:
         """`settings`: the `HostSettings` for the hosts, as JSON."""
         self.survey = survey
@@ -43,7 +50,10 @@ class Coordinator:
         self._keeping_alive: asyncio.Task[None] | None = None
 
     async def start(self, openers: Sequence[Opener]) -> None:
-        tasks = [asyncio.create_task(self._start(number, opener)) for number, opener in enumerate(openers)]
+        tasks = [
+            asyncio.create_task(self._start(number, opener))
+            for number, opener in enumerate(openers)
+        ]
         self.progress(f"{len(tasks)} hosts: starting the doctor on each")
         _, late = await asyncio.wait(tasks, timeout=START_S)
         for number, task in enumerate(tasks):
@@ -54,7 +64,9 @@ class Coordinator:
                     host.absent = f"ssh connects, but Python has not started within {START_S:g} s"
                     host.absent_fix = f"time ssh {host.name} {self.python} -V: the login or a file system may be slow"
                 else:
-                    self._lose(number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s"))
+                    self._lose(
+                        number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s")
+                    )
         await asyncio.gather(*tasks)
         self.progress(f"{len(self.survey.present())} of {len(tasks)} hosts answer")
         self._keeping_alive = asyncio.create_task(self._keep_alive())
@@ -65,12 +77,18 @@ class Coordinator:
             self._keeping_alive.cancel()
         await asyncio.gather(*(client.close(**last) for client in self.clients.values()))
 
-    async def ask_all(self, action: str, limit_s: float, requests: Mapping[int, Message]) -> dict[int, Any]:
+    async def ask_all(
+        self, action: str, limit_s: float, requests: Mapping[int, Message]
+    ) -> dict[int, Any]:
         present = set(self.survey.present())
         numbers = [number for number in requests if number in present]
         asked = (self.ask(number, action, limit_s, **requests[number]) for number in numbers)
         answers = await asyncio.gather(*asked)
-        return {number: answer for number, answer in zip(numbers, answers, strict=True) if answer is not None}
+        return {
+            number: answer
+            for number, answer in zip(numbers, answers, strict=True)
+            if answer is not None
+        }
 
     async def ask(self, number: int, action: str, limit_s: float, /, **arguments: Any) -> Any:
         """The answer; None if the host is lost or the request failed: the survey has the reason."""
@@ -84,7 +102,8 @@ class Coordinator:
 
     @contextlib.contextmanager
     def reading_answer(self, number: int) -> Iterator[None]:
-        """If the answer has an unexpected form, from another version or program, the host becomes absent."""
+        """If the answer has an unexpected form, from another version or program, the host becomes
+        absent."""
         try:
             yield
         except (FrameError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -127,7 +146,9 @@ class Coordinator:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
-            await asyncio.gather(*(self.clients[number].keep_alive() for number in self.survey.present()))
+            await asyncio.gather(
+                *(self.clients[number].keep_alive() for number in self.survey.present())
+            )
 
     def _lose(self, number: int, error: NodeLostError) -> None:
         host = self.survey.hosts[number]
@@ -135,14 +156,15 @@ class Coordinator:
         cause = SshProblem(error.what, f"check what {host.name} is doing, and run the doctor again")
         if error.code is not None or said:
             unknown = f"the doctor's program exited there: {last_line(said, error.code)}"
-            cause = known_problem(host.name, error.code, said, python=self.python, cwd=str(Path.cwd())) or SshProblem(
-                unknown, f"read the output of ssh {host.name} {self.python} -V"
-            )
+            cause = known_problem(
+                host.name, error.code, said, python=self.python, cwd=str(Path.cwd())
+            ) or SshProblem(unknown, f"read the output of ssh {host.name} {self.python} -V")
         host.absent, host.absent_fix = cause
 
 
 async def _clock_offset(client: NodeClient) -> float:
-    """How far the node's clock is ahead of ours, by the fastest answer, minus half of its round trip."""
+    """How far the node's clock is ahead of ours, by the fastest answer, minus half of its round
+    trip."""
     reads = []
     for _ in range(CLOCK_READS):
         begin = time.time()

@@ -2,7 +2,8 @@
 
 1. All hosts are started at once, and asked for their facts.
 2. Names: what every host's name resolves to on every other.
-3. Ports: every host listens, then every host tries every other at the same moment, so closed ports cost one limit.
+3. Ports: every host listens, then every host tries every other at the same moment, so closed ports
+   cost one limit.
 4. Speed: in rounds, so that no host is in two transfers at a time.
 """
 
@@ -22,13 +23,15 @@ from drumline.tools.doctor.pairs.probe import TOKEN_BYTES
 from drumline.tools.doctor.pairs.survey import OPEN, Pair, Survey
 
 PROBE_S = 12.0
-# Folders have 2 s on the host itself; with a slow volume it takes a little longer, and its facts are left out.
+# Folders have 2 s on the host itself; with a slow volume it takes a little longer, and its facts
+# are left out.
 FACTS_S = 8.0
 MEASURE_S = 8.0
 # A host with containers may have dozens of bridges; the interfaces of gloo and NCCL come first.
 MAX_OTHER_ADDRESSES = 4
 DATA_PORTS = 2
-# The time for all transfers, for any number of hosts; each is bounded too: below 20 ms TCP has not reached its speed.
+# The time for all transfers, for any number of hosts; each is bounded too: below 20 ms TCP has not
+# reached its speed.
 SPEED_BUDGET_S = 6.0
 SHORTEST_S = 0.02
 LONGEST_S = 0.15
@@ -57,7 +60,9 @@ async def examine(hosts: Coordinator, openers: Sequence[Opener]) -> None:
 
 
 async def _collect_facts(hosts: Coordinator) -> None:
-    answers = await hosts.ask_all("facts", FACTS_S, {number: {} for number in hosts.survey.present()})
+    answers = await hosts.ask_all(
+        "facts", FACTS_S, {number: {} for number in hosts.survey.present()}
+    )
     for number, facts in answers.items():
         with hosts.reading_answer(number):
             hosts.survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
@@ -70,7 +75,9 @@ async def _resolve_names(hosts: Coordinator) -> None:
     survey = hosts.survey
     present = hosts.survey.present()
     names = [survey.hosts[number].called for number in present]
-    answers = await hosts.ask_all("names", ANSWER_S, {number: {"names": names} for number in present})
+    answers = await hosts.ask_all(
+        "names", ANSWER_S, {number: {"names": names} for number in present}
+    )
     for source, answer in answers.items():
         with hosts.reading_answer(source):
             for target in (number for number in present if number != source):
@@ -81,7 +88,8 @@ async def _resolve_names(hosts: Coordinator) -> None:
 
 
 def choose_addresses(survey: Survey) -> None:
-    """What its name resolves to, if the host has that address; otherwise where ssh reached it; otherwise its first.
+    """What its name resolves to, if the host has that address; otherwise where ssh reached it;
+    otherwise its first.
 
     Without ssh names are not used: the address from which it connected to node 0 is taken."""
     votes: dict[int, Counter[str]] = {number: Counter() for number in survey.present()}
@@ -95,7 +103,9 @@ def choose_addresses(survey: Survey) -> None:
         own = host.reachable_addresses()
         preferred = [address for address, _ in counted.most_common()]
         nccl = host.nccl["address"] if host.nccl else None
-        host.address = next((one for one in (*preferred, host.address, nccl, *own) if one in own), None)
+        host.address = next(
+            (one for one in (*preferred, host.address, nccl, *own) if one in own), None
+        )
 
 
 def other_addresses(survey: Survey, number: int) -> list[str]:
@@ -134,7 +144,9 @@ async def _open_ports(hosts: Coordinator) -> Ports:
 
 async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     plans = {number: list(targets_of(hosts.survey, number, ports)) for number in ports}
-    requests = {number: {"targets": [request for _, request in plan]} for number, plan in plans.items()}
+    requests = {
+        number: {"targets": [request for _, request in plan]} for number, plan in plans.items()
+    }
     for source, results in (await hosts.ask_all("probe", PROBE_S, requests)).items():
         with hosts.reading_answer(source):
             for (kind, request), result in zip(plans[source], results, strict=True):
@@ -152,19 +164,26 @@ async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
 
 
 def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the request."""
+    """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the
+    request."""
     for target, opened in ports.items():
         if target == source:
             continue
         host = survey.hosts[target]
         for place, port in enumerate(opened["data"]):
-            yield "data", {"node": target, "address": host.address, "port": port, "large": place == 0}
+            yield (
+                "data",
+                {"node": target, "address": host.address, "port": port, "large": place == 0},
+            )
         for address, port in opened["others"].items():
             yield address, {"node": target, "address": address, "port": port}
         if "rendezvous_port" in opened:
             # At the address that the name resolves to there, as for a rank.
             named = survey.edge(source, target).addresses or [host.address or ""]
-            yield "rendezvous", {"node": target, "address": named[0], "port": opened["rendezvous_port"]}
+            yield (
+                "rendezvous",
+                {"node": target, "address": named[0], "port": opened["rendezvous_port"]},
+            )
 
 
 # Speed
@@ -185,7 +204,9 @@ async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 
-async def _measure_in_rounds(hosts: Coordinator, ports: Ports, links: Collection[Pair], title: str) -> None:
+async def _measure_in_rounds(
+    hosts: Coordinator, ports: Ports, links: Collection[Pair], title: str
+) -> None:
     planned = rounds(len(hosts.survey.hosts), links)
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
     wanted = set(links)
@@ -218,10 +239,11 @@ async def _measure_in_rounds(hosts: Coordinator, ports: Ports, links: Collection
 def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     """The pairs of these links, in rounds in which each of `count` hosts is in one pair at most.
 
-    Two transfers at once on one host would halve each other. All pairs take `count` - 1 rounds (`count` when it is
-    odd), which is the fewest possible."""
+    Two transfers at once on one host would halve each other. All pairs take `count` - 1 rounds
+    (`count` when it is odd), which is the fewest possible."""
     wanted = {(min(link), max(link)) for link in links}
-    # The circle method: one host stays, the others move on by one place each round; opposite places are pairs.
+    # The circle method: one host stays, the others move on by one place each round; opposite places
+    # are pairs.
     seats = list(range(count + count % 2))
     planned = []
     for _ in range(len(seats) - 1):

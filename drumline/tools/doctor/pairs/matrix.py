@@ -1,5 +1,5 @@
-"""The matrix of all links, sized for a screen: numbers for a few hosts, one letter per link for dozens, and for
-hundreds only the rows in which something is wrong. Rows send, columns receive.
+"""The matrix of all links, sized for a screen: numbers for a few hosts, one letter per link for
+dozens, and for hundreds only the rows in which something is wrong. Rows send, columns receive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ LETTERS = {
     "?": "not measured",
     "-": "host absent",
 }
-WORDS = {"M": "MTU hole", "N": "no name", "R": "no rendezvous", "C": "closed", "?": "?", "-": "absent"}
+WORDS = {
+    "M": "MTU hole",
+    "N": "no name",
+    "R": "no rendezvous",
+    "C": "closed",
+    "?": "?",
+    "-": "absent",
+}
 
 
 @dataclass(frozen=True)
@@ -45,16 +52,28 @@ def matrix(survey: Survey) -> Matrix:
     notes = [_summary(survey, letters)]
     if len(names) <= MAX_IN_NUMBERS:
         rows = [
-            [name, *(_cell(survey.edges.get((source, target)), letter) for target, letter in enumerate(row))]
+            [
+                name,
+                *(
+                    _cell(survey.edges.get((source, target)), letter)
+                    for target, letter in enumerate(row)
+                ),
+            ]
             for source, (name, row) in enumerate(zip(names, letters, strict=True))
         ]
-        return Matrix("every pair: bits per second, and latency", ["from \\ to", *names], rows, notes)
+        return Matrix(
+            "every pair: bits per second, and latency", ["from \\ to", *names], rows, notes
+        )
     if len(names) <= MAX_IN_LETTERS:
         used = set("".join(letters))
-        notes.append("; ".join(f"{letter} {words}" for letter, words in LETTERS.items() if letter in used))
+        notes.append(
+            "; ".join(f"{letter} {words}" for letter, words in LETTERS.items() if letter in used)
+        )
         rows = [[f"{number:>2}", name, letters[number]] for number, name in enumerate(names)]
         # The number of each column's host, every ten: `0         10        20`.
-        ruler = "".join(f"{number:<10}" for number in range(0, len(names), 10))[: len(names)].rstrip()
+        ruler = "".join(f"{number:<10}" for number in range(0, len(names), 10))[
+            : len(names)
+        ].rstrip()
         return Matrix("every pair", ["#", "from", f"to {ruler}"], rows, notes)
     return Matrix("rows with something wrong", ["from", "to"], _bad_rows(names, letters), notes)
 
@@ -103,7 +122,8 @@ def _bad_rows(names: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
     columns = [set(column) - set(" -") for column in zip(*letters, strict=True)]
     shared = "".join(next(iter(column)) if len(column) == 1 else "." for column in columns)
     masked = [
-        "".join("." if common != "." else one for one, common in zip(row, shared, strict=True)) for row in letters
+        "".join("." if common != "." else one for one, common in zip(row, shared, strict=True))
+        for row in letters
     ]
     bad = [(name, row) for name, row in zip(names, masked, strict=True) if row.strip(". -")]
     rows = [["every other", _in_words(shared, names)]] if shared.strip(".") else []
@@ -129,5 +149,7 @@ def _summary(survey: Survey, letters: Sequence[str]) -> str:
     times = [edge.latency_s for edge in survey.edges.values() if edge.latency_s is not None]
     if speeds and times:
         rate = f"{bit_rate(statistics.median(speeds))} (slowest {bit_rate(min(speeds))})"
-        text += f"; median {rate}, {latency(statistics.median(times))} (longest {latency(max(times))})"
+        text += (
+            f"; median {rate}, {latency(statistics.median(times))} (longest {latency(max(times))})"
+        )
     return text

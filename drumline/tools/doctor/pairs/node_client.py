@@ -33,9 +33,12 @@ class NodeRequestError(PreflightError):
 
 
 class NodeClient:
-    """One node. `process`: the process that carries the frames (ssh, or the program itself), if we started it."""
+    """One node. `process`: the process that carries the frames (ssh, or the program itself), if we
+    started it."""
 
-    def __init__(self, reader: StreamReader, writer: StreamWriter, process: Process | None = None) -> None:
+    def __init__(
+        self, reader: StreamReader, writer: StreamWriter, process: Process | None = None
+    ) -> None:
         self.reader = reader
         self.writer = writer
         self.process = process
@@ -50,7 +53,9 @@ class NodeClient:
     @classmethod
     async def start(cls, *command: str) -> NodeClient:
         """A node behind a process that is started here."""
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_BYTES)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_BYTES
+        )
         assert process.stdout
         assert process.stdin
         return cls(process.stdout, process.stdin, process)
@@ -87,7 +92,9 @@ class NodeClient:
         try:
             return await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
-            raise self._lose(NodeLostError(f"it did not answer within {limit_s:g} s (asked for: {action})")) from None
+            raise self._lose(
+                NodeLostError(f"it did not answer within {limit_s:g} s (asked for: {action})")
+            ) from None
         finally:
             self._waiting.pop(number, None)
 

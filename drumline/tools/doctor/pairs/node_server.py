@@ -1,9 +1,10 @@
 """The doctor's program on each host: answers requests until its caller disconnects.
 
-`python -m drumline.tools.doctor.pairs.node_server` is started over ssh, with frames on stdin and stdout: that works
-when every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0
-(`without_ssh.py`). A frame names one of the fixed actions below, with checked arguments; nothing that is received is
-executed. torch is not imported here, only in the ranks of the collectives.
+`python -m drumline.tools.doctor.pairs.node_server` is started over ssh, with frames on stdin and
+stdout: that works when every other port is closed. `drumline doctor --node-rank K` runs the same
+over a connection to node 0 (`without_ssh.py`). A frame names one of the fixed actions below, with
+checked arguments; nothing that is received is executed. torch is not imported here, only in the
+ranks of the collectives.
 """
 
 from __future__ import annotations
@@ -21,14 +22,29 @@ from drumline.base.errors import DrumlineError
 from drumline.base.terminal import print_message
 from drumline.base.topology import own_variables
 from drumline.net.dial import Reason
-from drumline.net.frames import WRONG_FIELD, FrameError, FrameReader, Message, read_field, read_list, write_all
+from drumline.net.frames import (
+    WRONG_FIELD,
+    FrameError,
+    FrameReader,
+    Message,
+    read_field,
+    read_list,
+    write_all,
+)
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
-from drumline.tools.doctor.pairs.probe import TOKEN_BYTES, Listeners, Target, measure, probe_all, resolve_all
+from drumline.tools.doctor.pairs.probe import (
+    TOKEN_BYTES,
+    Listeners,
+    Target,
+    measure,
+    probe_all,
+    resolve_all,
+)
 from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
 
-# The caller sends a message every few seconds. If none arrives, the network is broken, and sshd would keep us running
-# for hours.
+# The caller sends a message every few seconds. If none arrives, the network is broken, and sshd
+# would keep us running for hours.
 SILENCE_S = 30.0
 MAX_NODES = 4096
 MAX_TARGETS = 16384
@@ -41,13 +57,16 @@ BACKENDS = ("auto", "gloo", "nccl")
 class NodeServer:
     """One host; `serve` returns when the caller disconnects."""
 
-    def __init__(self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None) -> None:
+    def __init__(
+        self, source: FrameReader, target: int, settings: HostSettings, *, here: str | None = None
+    ) -> None:
         """`here`: this host's address on the connection to node 0; None over ssh."""
         self.source = source
         self.target = target
         self.settings = settings
-        # Over ssh the caller is the user. A caller at a TCP port must not choose which folders are read, make this host
-        # listen at other than its own addresses, or make it connect to its own ports.
+        # Over ssh the caller is the user. A caller at a TCP port must not choose which folders are
+        # read, make this host listen at other than its own addresses, or make it connect to its own
+        # ports.
         self.here = here
         self.ranks = RankProcesses()
         self.listeners: Listeners | None = None
@@ -67,7 +86,8 @@ class NodeServer:
     def serve(self) -> Message | None:
         """The caller's last frame; None when it disconnected without one.
 
-        Every action has its own thread, so that `clock` and the exit are answered while others run."""
+        Every action has its own thread, so that `clock` and the exit are answered while others
+        run."""
         try:
             self._send(HELLO)
             while (message := self.source.next(SILENCE_S)) is not None:
@@ -87,7 +107,11 @@ class NodeServer:
                 raise FrameError(WRONG_FIELD, f"there is no action {message['do']!r}")
             self._send({"id": number, "ok": action(message)})
         except (DrumlineError, OSError, ValueError) as error:
-            text = error.what if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"
+            text = (
+                error.what
+                if isinstance(error, DrumlineError)
+                else f"{type(error).__name__}: {error}"
+            )
             self._send({"id": number, "error": text})
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -108,7 +132,10 @@ class NodeServer:
             self.settings = HostSettings(
                 {**self.settings.environment, **given},
                 read_field(message, "run_folder", str),
-                *(message.get(name) and read_field(message, name, str) for name in ("code", "data")),
+                *(
+                    message.get(name) and read_field(message, name, str)
+                    for name in ("code", "data")
+                ),
             )
         environment = self.settings.environment
         found = interfaces()
@@ -118,12 +145,15 @@ class NodeServer:
             "interfaces": [asdict(one) for one in found],
             "gloo": _as_json(gloo_interface(found, environment)),
             "nccl": _as_json(nccl_interface(found, environment)),
-            "variables": {name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")},
+            "variables": {
+                name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")
+            },
             "reached_at": ssh[2] if len(ssh) == 4 else None,
         }
 
     def _listen(self, message: Message) -> dict[str, Any]:
-        """Open high ports at the main address, one at every other address, and the rendezvous port if it is here."""
+        """Open high ports at the main address, one at every other address, and the rendezvous port
+        if it is here."""
         token = bytes.fromhex(read_field(message, "token", str))
         if len(token) != TOKEN_BYTES:
             raise FrameError(WRONG_FIELD, f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
@@ -153,8 +183,12 @@ class NodeServer:
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
         targets = [_target(entry) for entry in read_list(message, "targets", dict, MAX_TARGETS)]
-        allowed = {address: self._is_elsewhere(address) for address in {one.address for one in targets}}
-        results = iter(probe_all([target for target in targets if allowed[target.address]], self._token()))
+        allowed = {
+            address: self._is_elsewhere(address) for address in {one.address for one in targets}
+        }
+        results = iter(
+            probe_all([target for target in targets if allowed[target.address]], self._token())
+        )
         refused = {"outcome": Reason.NO_ROUTE}
         return [next(results) if allowed[target.address] else refused for target in targets]
 
@@ -189,22 +223,29 @@ class NodeServer:
             return
         own = [one.address for one in interfaces()]
         if address not in own or (_is_loopback(address) and not _is_loopback(self.here)):
-            raise FrameError(WRONG_FIELD, f"{address!r} is not an address of this host that others reach")
+            raise FrameError(
+                WRONG_FIELD, f"{address!r} is not an address of this host that others reach"
+            )
 
     def _check_elsewhere(self, address: str) -> None:
         if not self._is_elsewhere(address):
             raise FrameError(WRONG_FIELD, f"{address!r} is not an address of another host")
 
     def _is_elsewhere(self, address: str) -> bool:
-        """Whether this host may connect to it: not one of its own addresses, unless all nodes are on it."""
+        """Whether this host may connect to it: not one of its own addresses, unless all nodes are
+        on it."""
         if self.here is None or _is_loopback(self.here):
             return True
         try:
             found = ipaddress.ip_address(address)
         except ValueError:
             return False
-        found = getattr(found, "ipv4_mapped", None) or found  # ::ffff:127.0.0.1 leads to the loopback
-        is_special = found.is_loopback or found.is_unspecified or found.is_multicast or found.is_link_local
+        found = (
+            getattr(found, "ipv4_mapped", None) or found
+        )  # ::ffff:127.0.0.1 leads to the loopback
+        is_special = (
+            found.is_loopback or found.is_unspecified or found.is_multicast or found.is_link_local
+        )
         own = {address for one in interfaces() for address in (one.address, *one.ipv6)}
         return not (is_special or str(found) in own)
 

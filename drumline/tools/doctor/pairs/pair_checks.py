@@ -1,7 +1,7 @@
 """Findings about every pair of hosts: one per cause, with the host or the pair, and the fix.
 
-One cause affects many links. If all links into a host, or out of it, are affected, that is reported once, for that
-host; only the rest is reported pair by pair.
+One cause affects many links. If all links into a host, or out of it, are affected, that is reported
+once, for that host; only the rest is reported pair by pair.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from drumline.tools.doctor.pairs.survey import OPEN, Edge, HostRecord, Pair, Sur
 
 # What tunnels leave of the usual 1500 bytes; used when no packet size was seen to pass.
 USUAL_TUNNEL_MTU = 1400
-# A link at a tenth of the others' speed (1 Gbit/s negotiated instead of 10) must be found; other traffic on a shared
-# line takes half, seldom two thirds. A measurement is repeated before it counts.
+# A link at a tenth of the others' speed (1 Gbit/s negotiated instead of 10) must be found; other
+# traffic on a shared line takes half, seldom two thirds. A measurement is repeated before it
+# counts.
 SLOW_SHARE = 0.25
 # Log lines of hosts whose clocks differ by this much appear in the wrong order.
 CLOCK_WARNING_S = 1.0
-# Signed requests to storage are refused after minutes, and files of a shared volume seem to be from the future.
+# Signed requests to storage are refused after minutes, and files of a shared volume seem to be from
+# the future.
 CLOCK_PROBLEM_S = 60.0
 
 
@@ -121,14 +123,21 @@ def _double_hosts(survey: Survey) -> Iterator[Finding]:
         if len(names) > 1:
             what = f"they are one host, {hostname}, with {join_names(addresses)}"
             check = f"to see which host each is: for host in {' '.join(names)}; do ssh $host hostname; done"
-            fix = f"name each host once; {check}" if survey.by_ssh else "start one node on each host"
-            yield Finding("problem" if survey.by_ssh else "warning", "name", join_names(names), what, fix)
+            fix = (
+                f"name each host once; {check}" if survey.by_ssh else "start one node on each host"
+            )
+            yield Finding(
+                "problem" if survey.by_ssh else "warning", "name", join_names(names), what, fix
+            )
 
 
 def _names(survey: Survey) -> Iterator[Finding]:
-    """By the host that is looked up; without ssh, where addresses are used, these are only notes."""
+    """By the host that is looked up; without ssh, where addresses are used, these are only
+    notes."""
     level: Level = "problem" if survey.by_ssh else "note"
-    for group in group_links(survey, {pair for pair, edge in survey.edges.items() if edge.addresses == []}):
+    for group in group_links(
+        survey, {pair for pair, edge in survey.edges.items() if edge.addresses == []}
+    ):
         sources = _sources(survey, group)
         called = sorted({survey.hosts[target].called for _, target in group.pairs})
         verb = "do" if len(called) > 1 else "does"
@@ -138,7 +147,9 @@ def _names(survey: Survey) -> Iterator[Finding]:
         fix = f"add `{target.address or 'ADDRESS'} {target.called}` to /etc/hosts on {sources} or to DNS, "
         fix += "or give --hosts by address"
         yield Finding(level, "name", group.where, what, fix)
-    for group in group_links(survey, {pair for pair in survey.edges if _resolves_elsewhere(survey, pair)}):
+    for group in group_links(
+        survey, {pair for pair in survey.edges if _resolves_elsewhere(survey, pair)}
+    ):
         sources = _sources(survey, group)
         target = survey.hosts[group.pairs[0][1]]
         (address, *_) = survey.edges[group.pairs[0]].addresses or [""]
@@ -152,10 +163,15 @@ def _sources(survey: Survey, group: LinkGroup) -> str:
 
 
 def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
-    """Whether it resolves to an address that the host does not have; a translated address (NAT) may still work."""
+    """Whether it resolves to an address that the host does not have; a translated address (NAT) may
+    still work."""
     edge = survey.edges[pair]
     own = [one["address"] for one in survey.hosts[pair[1]].interfaces]
-    return bool(edge.addresses and own) and edge.rendezvous != OPEN and (edge.addresses or [""])[0] not in own
+    return (
+        bool(edge.addresses and own)
+        and edge.rendezvous != OPEN
+        and (edge.addresses or [""])[0] not in own
+    )
 
 
 # Ports
@@ -170,9 +186,13 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
         fix = f"ss -ltnp 'sport = :{port}' on {first.name} shows the process that has it; stop it, or give --port"
         yield Finding("problem", check, first.name, what, fix)
         return
-    tried = {pair: edge.rendezvous for pair, edge in survey.edges.items() if edge.rendezvous is not None}
+    tried = {
+        pair: edge.rendezvous for pair, edge in survey.edges.items() if edge.rendezvous is not None
+    }
     # A closed port at a wrong address does not belong to this host.
-    closed = {pair for pair, how in tried.items() if how != OPEN and not _resolves_elsewhere(survey, pair)}
+    closed = {
+        pair for pair, how in tried.items() if how != OPEN and not _resolves_elsewhere(survey, pair)
+    }
     for group in group_links(survey, closed):
         what = f"the rendezvous port {port} is closed {group.phrase} ({_why(tried[pair] for pair in group.pairs)})"
         fix = OPEN_RENDEZVOUS.format(port=port, host=first.name)
@@ -181,13 +201,19 @@ def _rendezvous_port(survey: Survey) -> Iterator[Finding]:
 
 def _data_ports(survey: Survey) -> Iterator[Finding]:
     """High ports: gloo and NCCL use any of them, in either direction."""
-    closed = {pair: edge.data for pair, edge in survey.edges.items() if edge.data not in (None, OPEN)}
+    closed = {
+        pair: edge.data for pair, edge in survey.edges.items() if edge.data not in (None, OPEN)
+    }
     if len(survey.present()) > 2 and closed and closed.keys() == set(survey.pairs()):
         what = f"data ports closed between all of them ({_why(closed.values())})"
-        yield Finding("problem", "data ports", "every host", what, OPEN_DATA.format(where="on each"))
+        yield Finding(
+            "problem", "data ports", "every host", what, OPEN_DATA.format(where="on each")
+        )
         return
     for group in group_links(survey, closed.keys()):
-        names = [survey.hosts[number].name for number in sorted({target for _, target in group.pairs})]
+        names = [
+            survey.hosts[number].name for number in sorted({target for _, target in group.pairs})
+        ]
         is_out = group.pairs[0][0] == group.host
         where = f"out of {survey.hosts[group.host].name}" if is_out else f"on {join_names(names)}"
         why = _why(closed[pair] for pair in group.pairs)
@@ -221,25 +247,40 @@ def edges_into(survey: Survey, number: int) -> list[Edge]:
 def working_address(survey: Survey, number: int) -> str | None:
     """An address of the host that others reach, if any."""
     edges = edges_into(survey, number)
-    reached = [address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN]
-    return survey.hosts[number].address if any(edge.data == OPEN for edge in edges) else next(iter(reached), None)
+    reached = [
+        address for edge in edges for address, how in (edge.others or {}).items() if how == OPEN
+    ]
+    return (
+        survey.hosts[number].address
+        if any(edge.data == OPEN for edge in edges)
+        else next(iter(reached), None)
+    )
 
 
 def _interfaces(survey: Survey) -> Iterator[Finding]:
-    """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or the loopback."""
+    """Hosts whose gloo or NCCL would use a network without other hosts: a container's bridge, or
+    the loopback."""
     for number in survey.present() if len(survey.present()) > 1 else ():
         host = survey.hosts[number]
         edges = edges_into(survey, number)
         works = working_address(survey, number)
         # If all ports are closed, that is reported elsewhere. Without a GPU NCCL is not used.
         has_gpus = host.facts is not None and host.facts.get("gpus")
-        for library, variable, chosen in (("gloo", GLOO_VARIABLE, host.gloo), ("NCCL", NCCL_VARIABLE, host.nccl)):
+        for library, variable, chosen in (
+            ("gloo", GLOO_VARIABLE, host.gloo),
+            ("NCCL", NCCL_VARIABLE, host.nccl),
+        ):
             if works is not None and (library == "gloo" or has_gpus):
                 yield from _interface(host, library, variable, chosen, works, edges)
 
 
 def _interface(
-    host: HostRecord, library: str, variable: str, chosen: dict[str, Any] | None, works: str, edges: list[Edge]
+    host: HostRecord,
+    library: str,
+    variable: str,
+    chosen: dict[str, Any] | None,
+    works: str,
+    edges: list[Edge],
 ) -> Iterator[Finding]:
     """`works`: an address of the host that others reach."""
     name = host.interface_of(works)
@@ -265,11 +306,15 @@ def _interface(
 
 
 def _black_holes(survey: Survey) -> Iterator[Finding]:
-    for group in group_links(survey, {pair for pair, edge in survey.edges.items() if edge.has_hole}):
+    for group in group_links(
+        survey, {pair for pair, edge in survey.edges.items() if edge.has_hole}
+    ):
         host = survey.hosts[group.host]
         sizes = [size for pair in group.pairs if (size := survey.edges[pair].passes)]
         passing = f"; packets of {min(sizes)} bytes pass" if sizes else ""
-        what = f"large messages {group.phrase} never arrive, though small ones do: an MTU black hole "
+        what = (
+            f"large messages {group.phrase} never arrive, though small ones do: an MTU black hole "
+        )
         what += f"(nothing of {LARGE_BYTES >> 10} KiB arrived{passing})"
         mtu = min(sizes, default=USUAL_TUNNEL_MTU)
         device = host.interface_of(host.address) or "eth0"
@@ -278,7 +323,8 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
 
 
 def _slow_links(survey: Survey) -> Iterator[Finding]:
-    """Hosts all of whose links are slow, in, out or both; then the links that no such host explains."""
+    """Hosts all of whose links are slow, in, out or both; then the links that no such host
+    explains."""
     names = [host.name for host in survey.hosts]
     for (source, target), edge in survey.edges.items():
         if edge.error is not None and edge.bytes_per_s is None:
@@ -292,13 +338,18 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
     into = _by_end(speeds, 1)
     out = _by_end(speeds, 0)
     for number in survey.present():
-        sides = [side for side in (into.get(number), out.get(number)) if side and slow.issuperset(side)]
+        sides = [
+            side for side in (into.get(number), out.get(number)) if side and slow.issuperset(side)
+        ]
         pairs = {pair for side in sides for pair in side}
-        # A single slow link may be caused by its other end; links to slow hosts do not count for this one.
+        # A single slow link may be caused by its other end; links to slow hosts do not count for
+        # this one.
         if max(map(len, sides), default=0) < 2 or not pairs & left:
             continue
         left -= pairs
-        direction = "to and from" if len(sides) == 2 else "to" if into.get(number) in sides else "from"
+        direction = (
+            "to and from" if len(sides) == 2 else "to" if into.get(number) in sides else "from"
+        )
         rate = bit_rate(statistics.median_high([speeds[pair] for pair in pairs]))
         what = f"all links {direction} it carry {rate}; others carry {bit_rate(usual)}"
         yield Finding("problem", "bandwidth", names[number], what, _speed_fix(survey.hosts[number]))

@@ -1,7 +1,9 @@
-"""Both sides of the tests between hosts: one opens ports (`Listeners`), the others connect. So each finds out what
-names resolve to, which ports are open, whether a large message arrives, and how fast the link is.
+"""Both sides of the tests between hosts: one opens ports (`Listeners`), the others connect. So each
+finds out what names resolve to, which ports are open, whether a large message arrives, and how fast
+the link is.
 
-Many are tried at once, each in its own thread: dropped packets get no answer, so a closed port takes the whole limit.
+Many are tried at once, each in its own thread: dropped packets get no answer, so a closed port
+takes the whole limit.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from drumline.net.dial import CONNECT_S, Reason, reason_of
 from drumline.tools.doctor.pairs.survey import OPEN
 
 TOKEN_BYTES = 16
-# The request: the token, the action, and a number of bytes and seconds. The reply: the number of the node.
+# The request: the token, the action, and a number of bytes and seconds. The reply: the number of
+# the node.
 CALL = struct.Struct("!16scQd")
 REPLY = struct.Struct("!I")
 PING = b"P"
@@ -34,7 +37,8 @@ SPEED = b"S"
 PING_BYTES = 16
 COUNT = struct.Struct("!Q")
 COUNT_AND_SECONDS = struct.Struct("!Qd")
-# A large message without progress for this long is lost, not slow: TCP retransmits after 0.2 s, 0.4 s, ...
+# A large message without progress for this long is lost, not slow: TCP retransmits after 0.2 s, 0.4
+# s, ...
 STALLED_S = 1.2
 # A caller may not block a thread of ours: a test between two hosts takes fractions of a second.
 IDLE_S = 3.0
@@ -44,13 +48,15 @@ BUFFER_BYTES = 1 << 20
 RESOLVE_S = 3.0
 # A few full-size packets, even of 9000 bytes; and small enough to be sent to 255 hosts at once.
 LARGE_BYTES = 1 << 16
-# Tried when large packets are lost, to find a size that passes: usual MTUs, also of tunnels and jumbo frames.
+# Tried when large packets are lost, to find a size that passes: usual MTUs, also of tunnels and
+# jumbo frames.
 MTUS = (8900, 1500, 1450, 1400, 1280, 1000, 576)
 HEADERS_BYTES = 52  # IPv4, and TCP with time stamps
 MAX_THREADS = 1024
 PINGS = 20
 PINGS_LIMIT_S = 0.3
-# One thread cannot send over 100 Gbit/s: this is enough for that speed, and ends the transfer if it is faster.
+# One thread cannot send over 100 Gbit/s: this is enough for that speed, and ends the transfer if it
+# is faster.
 MAX_SPEED_BYTES = 2 << 30
 CHUNK_BYTES = 1 << 20
 
@@ -69,9 +75,9 @@ class Target:
 class Listeners:
     """The open ports of this node, each bound to one address, never to all.
 
-    A caller must know the token of this check, which is sent only over the control channel; other callers are
-    disconnected without a reply. The reply names the node, since a name or an address may belong to another host. A
-    caller can only get an echo, and the count of its bytes.
+    A caller must know the token of this check, which is sent only over the control channel; other
+    callers are disconnected without a reply. The reply names the node, since a name or an address
+    may belong to another host. A caller can only get an echo, and the count of its bytes.
     """
 
     def __init__(self, token: bytes, node: int) -> None:
@@ -147,7 +153,8 @@ def _count_bytes(call: socket.socket, num_bytes: int) -> int:
 
 
 def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
-    """Read for a while, then send how many bytes arrived and how long it took, from the first bytes on."""
+    """Read for a while, then send how many bytes arrived and how long it took, from the first bytes
+    on."""
     buffer = bytearray(BUFFER_BYTES)
     taken = len(call.recv(1))
     begin = time.monotonic()
@@ -184,7 +191,8 @@ def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str
 
 
 def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
-    """For each its `outcome`; of a large message how much was `received`, and the MTU that `passes` if nothing was."""
+    """For each its `outcome`; of a large message how much was `received`, and the MTU that `passes`
+    if nothing was."""
     if not targets:
         return []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -230,7 +238,9 @@ def _connect(target: Target, token: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _call(target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0) -> Iterator[socket.socket]:
+def _call(
+    target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0
+) -> Iterator[socket.socket]:
     """A new connection to the port of that node, ready for the action."""
     with socket.create_connection((target.address, target.port), timeout=CONNECT_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -246,7 +256,8 @@ def _send_large(target: Target, token: bytes, num_bytes: int) -> int | None:
     """How many bytes arrived, as the other side counted them; None when it could not reply."""
     try:
         with _call(target, token, LARGE, num_bytes) as line:
-            # The message fits into the send buffer; the kernel sends it while we wait for the count.
+            # The message fits into the send buffer; the kernel sends it while we wait for the
+            # count.
             line.sendall(bytes(num_bytes))
             return int(COUNT.unpack(read_exactly(line, COUNT.size))[0])
     except OSError:
@@ -268,16 +279,20 @@ def measure(target: Target, token: bytes, seconds: float) -> dict[str, Any]:
                 read_exactly(line, PING_BYTES)
                 times.append(time.monotonic() - sent)
         with _call(target, token, SPEED, MAX_SPEED_BYTES, seconds) as line:
-            # Until the other side replies that it has enough: our own send buffer accepts megabytes at once.
+            # Until the other side replies that it has enough: our own send buffer accepts megabytes
+            # at once.
             _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
             line.settimeout(IDLE_S)
             taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
-            # Drop what is still in the send buffer: on a slow line it would take half a minute, and delay the next
-            # transfer.
+            # Drop what is still in the send buffer: on a slow line it would take half a minute, and
+            # delay the next transfer.
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:
         return {"error": str(error) or type(error).__name__}
-    return {"latency_s": statistics.median(times) / 2, "bytes_per_s": taken / elapsed if elapsed > 0 else 0.0}
+    return {
+        "latency_s": statistics.median(times) / 2,
+        "bytes_per_s": taken / elapsed if elapsed > 0 else 0.0,
+    }
 
 
 def _send_until_answered(line: socket.socket, deadline: float) -> None:

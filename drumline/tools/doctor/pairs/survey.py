@@ -1,4 +1,5 @@
-"""What is known about the hosts and the links between them: filled by `examination.py`, read by checks and reports.
+"""What is known about the hosts and the links between them: filled by `examination.py`, read by
+checks and reports.
 
 A host is identified by its position in the list.
 """
@@ -19,7 +20,9 @@ OPEN = "open"
 class Edge:
     """The results of one host's tests with another; None: not tried."""
 
-    addresses: list[str] | None = None  # what the other's name resolves to; empty when it does not resolve
+    addresses: list[str] | None = (
+        None  # what the other's name resolves to; empty when it does not resolve
+    )
     name_error: str | None = None
     data: str | None = None  # the worst outcome of the high ports
     rendezvous: str | None = None  # the outcome of the rendezvous port, when the other host has it
@@ -63,7 +66,9 @@ class HostRecord:
         return [address for address in up if not address.startswith("127.")] or up
 
     def interface_of(self, address: str | None) -> str | None:
-        return next((str(one["name"]) for one in self.interfaces if one["address"] == address), None)
+        return next(
+            (str(one["name"]) for one in self.interfaces if one["address"] == address), None
+        )
 
 
 @dataclass
@@ -71,7 +76,8 @@ class Survey:
     hosts: list[HostRecord]
     rendezvous_port: int
     by_ssh: bool = True
-    """False: nodes connected to node 0 themselves, so its port is open, and addresses are used, not names."""
+    """False: nodes connected to node 0 themselves, so its port is open, and addresses are used, not
+    names."""
     edges: dict[Pair, Edge] = field(default_factory=dict)
     elapsed_s: float = 0.0
 

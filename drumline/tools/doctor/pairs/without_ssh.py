@@ -1,8 +1,8 @@
 """Without ssh, nodes connect to node 0: `join` is a node's side, `DoctorRendezvous` is node 0's.
 
-Nodes may start in any order, so a node retries for a while; a node that cannot connect reports the reason itself, since
-node 0 cannot know it. Node 0 listens only at the master's address, and if there is a secret, a node proves that it
-knows it.
+Nodes may start in any order, so a node retries for a while; a node that cannot connect reports the
+reason itself, since node 0 cannot know it. Node 0 listens only at the master's address, and if
+there is a secret, a node proves that it knows it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,24 @@ from dataclasses import dataclass
 from drumline.base.errors import PreflightError, UsageError
 from drumline.base.job_secret import SECRET_ENV
 from drumline.net.dial import CONNECT_S, Reason, explained, reason_of
-from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, FrameReader, Message, decode, encode, write_all
-from drumline.net.handshake import MAX_HANDSHAKE_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
+from drumline.net.frames import (
+    MAX_BYTES,
+    SEAL_BYTES,
+    FrameError,
+    FrameReader,
+    Message,
+    decode,
+    encode,
+    write_all,
+)
+from drumline.net.handshake import (
+    MAX_HANDSHAKE_BYTES,
+    WRONG_SECRET,
+    Agreed,
+    RefusedError,
+    answer,
+    dial,
+)
 from drumline.net.interfaces import interfaces
 from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError
@@ -86,14 +102,17 @@ def _connect(options: NodeOptions) -> socket.socket:
                 next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
                 if reason == Reason.UNKNOWN_NAME:
                     next_step = "add it to /etc/hosts or DNS, or give --master by address"
-                what = f"node {options.node} on {here} could not connect to {options.endpoint} within "
+                what = (
+                    f"node {options.node} on {here} could not connect to {options.endpoint} within "
+                )
                 what += f"{options.wait_s:g} s: {explained(reason)}"
                 raise PreflightError(what, next_step=next_step) from error
         time.sleep(RETRY_S)
 
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
-    """The handshake; returns the reader of node 0's frames, some of which may already have been read."""
+    """The handshake; returns the reader of node 0's frames, some of which may already have been
+    read."""
     frames = FrameReader(line.fileno())
     handshake = dial(options.key, PURPOSE, options.node, 0, nodes=options.nodes)
     message = next(handshake)
@@ -135,7 +154,9 @@ class DoctorRendezvous:
         """Wait until all nodes have joined, or their time is over."""
         listener = listen(self.options)
         self.address = listener.getsockname()[0]
-        server = await asyncio.start_server(self._accept, sock=listener, limit=MAX_BYTES + SEAL_BYTES + 1)
+        server = await asyncio.start_server(
+            self._accept, sock=listener, limit=MAX_BYTES + SEAL_BYTES + 1
+        )
         try:
             left = self.options.wait_s
             while left > 0 and not self._is_complete.is_set():
@@ -173,7 +194,9 @@ class DoctorRendezvous:
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         async def read() -> Message:
-            return decode((await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES)
+            return decode(
+                (await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_HANDSHAKE_BYTES
+            )
 
         handshake = answer(self.options.key, PURPOSE, 0, range(MAX_NODES), self._check)
         next(handshake)
@@ -218,7 +241,10 @@ def listen(options: NodeOptions) -> socket.socket:
     """A socket at the master's address, which must be one of this machine."""
     master = f"--master {options.master}"
     here = socket.gethostname()
-    own = ", ".join(one.address for one in interfaces() if one.address and not one.is_loopback) or "none"
+    own = (
+        ", ".join(one.address for one in interfaces() if one.address and not one.is_loopback)
+        or "none"
+    )
     try:
         found = socket.getaddrinfo(options.master, options.port, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
@@ -226,7 +252,11 @@ def listen(options: NodeOptions) -> socket.socket:
         raise PreflightError(what, next_step=f"give an address of this machine: {own}") from error
     address = str(found[0][4][0])
     # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which other hosts cannot reach.
-    if address.startswith("127.") and options.master != "localhost" and not options.master.startswith("127."):
+    if (
+        address.startswith("127.")
+        and options.master != "localhost"
+        and not options.master.startswith("127.")
+    ):
         what = f"{master} resolves to {address} on {here}, which no other host reaches"
         raise PreflightError(what, next_step=f"give the address instead: {own}")
     try:

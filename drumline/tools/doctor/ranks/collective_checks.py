@@ -1,4 +1,5 @@
-"""The checks of every rank: collectives with known results, one step under DDP, and the speed of all_reduce."""
+"""The checks of every rank: collectives with known results, one step under DDP, and the speed of
+all_reduce."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ WIDTH = 16
 # In float64 an average of thousands of gradients is exact to many digits, in any order of addition.
 TOLERANCE = 1e-9
 LEARNING_RATE = 0.1
-VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
+VALUE_FIX = (
+    "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
+)
 # torch 2.13 renamed it, and warns about the old name, which earlier versions need.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -97,7 +100,9 @@ class CollectiveCheck:
     is_required: bool = True  # False: a backend may lack it
 
 
-def known_results(collectives: Collectives, *, rank: int, world_size: int) -> Iterator[CollectiveCheck]:
+def known_results(
+    collectives: Collectives, *, rank: int, world_size: int
+) -> Iterator[CollectiveCheck]:
     """The checks, sums of all sizes first, since gradients need them."""
     device = collectives.device
     weights = [other % WEIGHTS + 1 for other in range(world_size)]
@@ -117,7 +122,9 @@ def known_results(collectives: Collectives, *, rank: int, world_size: int) -> It
         yield CollectiveCheck(name, partial(collectives.broadcast, mine, source), expected)
     everyone = torch.cat([pattern(MEDIUM) + other for other in range(world_size)])
     mine = (pattern(MEDIUM) + rank).to(device)
-    yield CollectiveCheck(f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, mine), everyone)
+    yield CollectiveCheck(
+        f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, mine), everyone
+    )
     yield CollectiveCheck(
         f"reduce_scatter of {_amount(MEDIUM * world_size)}",
         partial(collectives.reduce_scatter, (everyone * weights[rank]).to(device)),
@@ -136,7 +143,8 @@ def _amount(size: int, dtype: torch.dtype = torch.float32) -> str:
 
 
 def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
-    """Collective: a message about the first wrong value; None also for a collective that the backend lacks."""
+    """Collective: a message about the first wrong value; None also for a collective that the
+    backend lacks."""
     try:
         on_device = check.run()
         collectives.wait()
@@ -159,7 +167,8 @@ def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
 
 
 def ddp_faults(ddp: DDPManager) -> Iterator[str]:
-    """Collective: one step on a small model. Each rank knows all data, so it computes the average gradient itself."""
+    """Collective: one step on a small model. Each rank knows all data, so it computes the average
+    gradient itself."""
     torch.manual_seed(7)
     plain = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)).double()
     model = ddp.wrap(copy.deepcopy(plain))
@@ -207,7 +216,8 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
-    """Collective: bytes over the slowest link, counted as nccl-tests does, and the time of the smallest all_reduce."""
+    """Collective: bytes over the slowest link, counted as nccl-tests does, and the time of the
+    smallest all_reduce."""
     size = LARGE_ON_GPUS if collectives.device.type == "cuda" else LARGE
     tensor = torch.ones(size, device=collectives.device)
     moved = tensor.nbytes * 2 * (world_size - 1) / world_size
@@ -215,7 +225,8 @@ def _measure(collectives: Collectives, world_size: int) -> dict[str, float]:
         "world_size": world_size,
         "all_reduce_bytes": tensor.nbytes,
         "all_reduce_gb_per_s": moved / _seconds(collectives, tensor) / 1e9,
-        "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device)) * 1e6,
+        "all_reduce_latency_us": _seconds(collectives, torch.ones(SMALL, device=collectives.device))
+        * 1e6,
     }
 
 

@@ -1,4 +1,5 @@
-"""One rank of the collectives: joins the others, runs the checks, and always prints one line of JSON.
+"""One rank of the collectives: joins the others, runs the checks, and always prints one line of
+JSON.
 
     RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... python -m drumline.tools.doctor.ranks.doctor_rank
 
@@ -50,8 +51,8 @@ class RankReport:
         self.findings.append(Finding("problem", "collectives", host, what, fix, rank))
 
     def print(self) -> ExitCode:
-        """Print the line. The rank and its timer may both call it: the second blocks until the first exits the
-        process."""
+        """Print the line. The rank and its timer may both call it: the second blocks until the
+        first exits the process."""
         self._once.acquire()
         is_wrong = has_problems(self.findings)
         result = {
@@ -74,9 +75,12 @@ class RankReport:
 
 
 def check_rank(
-    report: RankReport, timer: PhaseTimer, make_collectives: Callable[[torch.device], Collectives] = Collectives
+    report: RankReport,
+    timer: PhaseTimer,
+    make_collectives: Callable[[torch.device], Collectives] = Collectives,
 ) -> None:
-    """Collective: join the others, then run all checks; what is wrong is in the report afterwards."""
+    """Collective: join the others, then run all checks; what is wrong is in the report
+    afterwards."""
     ddp = report.ddp
     try:
         with timer.phase("the rendezvous", limit_s=START_TIMEOUT_S + GRACE_AFTER_START_S):
@@ -93,7 +97,9 @@ def check_rank(
         report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
         return
     if not is_joined or ddp._connection.store is None:
-        report.add("RANK is not set in the environment", "start it with drumline doctor --collectives")
+        report.add(
+            "RANK is not set in the environment", "start it with drumline doctor --collectives"
+        )
         return
     timer.joined(ddp._connection.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
     try:
@@ -104,7 +110,9 @@ def check_rank(
 
 def _reason(error: BaseException) -> str:
     """Its first line; for NCCL's errors, the one that follows `Last error:`."""
-    text = str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
+    text = (
+        str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
+    )
     return text.splitlines()[0].strip()
 
 
@@ -113,7 +121,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--backend", choices=DEVICES, default="auto")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for each collective")
     options = parser.parse_args(argv)
-    # DDP loads torch's compiler at its first use, which takes seconds: load it before a phase that others wait in.
+    # DDP loads torch's compiler at its first use, which takes seconds: load it before a phase that
+    # others wait in.
     import torch._dynamo  # noqa: F401
 
     ddp = DDPManager(

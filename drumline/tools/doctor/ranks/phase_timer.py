@@ -1,7 +1,9 @@
-"""A time limit for every phase of the collectives; when one is exceeded, the rank that blocks it is named.
+"""A time limit for every phase of the collectives; when one is exceeded, the rank that blocks it is
+named.
 
-A collective that hangs cannot report itself, and torch's timeouts name no rank. So each rank writes its phase to the
-store, and when a phase takes too long, a timer checks which ranks are behind and which do not respond.
+A collective that hangs cannot report itself, and torch's timeouts name no rank. So each rank writes
+its phase to the store, and when a phase takes too long, a timer checks which ranks are behind and
+which do not respond.
 """
 
 from __future__ import annotations
@@ -24,13 +26,25 @@ from drumline.tools.doctor.finding import Finding
 POLL_S = 0.1
 # Ranks start at slightly different times, so all are late within this time.
 LATE_START_S = 2.0
-NO_CONNECTION_FIX = "open high ports between hosts, and check which network they use: drumline doctor --hosts"
-LOST_FIX = "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
-INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts"
+NO_CONNECTION_FIX = (
+    "open high ports between hosts, and check which network they use: drumline doctor --hosts"
+)
+LOST_FIX = (
+    "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
+)
+INSPECT_FIX = (
+    "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts"
+)
 
 
 class PhaseTimer:
-    def __init__(self, *, limit_s: float, place: Callable[[], Place], on_late: Callable[[list[Finding]], None]) -> None:
+    def __init__(
+        self,
+        *,
+        limit_s: float,
+        place: Callable[[], Place],
+        on_late: Callable[[list[Finding]], None],
+    ) -> None:
         """`place`: this rank and its host, as far as known."""
         self._limit_s = limit_s
         self._place = place
@@ -66,7 +80,9 @@ class PhaseTimer:
 
     def _late(self, name: str, limit_s: float) -> None:
         try:
-            findings = in_background(lambda: self._find_blocked(name, limit_s)).result(2 * LATE_START_S)
+            findings = in_background(lambda: self._find_blocked(name, limit_s)).result(
+                2 * LATE_START_S
+            )
         except (TimeoutError, dist.DistError, RuntimeError):
             what = f"rank {self._rank} did not finish {name} within {limit_s:g} s, and rank 0, which runs the store, "
             what += "does not respond: it is stopped, or its host is cut off"
@@ -89,7 +105,9 @@ class PhaseTimer:
             unresponsive = [rank for rank in here if rank not in late]
             behind = [rank for rank, mark in at.items() if mark["number"] < self._number]
             if behind or not unresponsive or time.monotonic() > deadline:
-                return _findings(name, limit_s, at, here=here, behind=behind, unresponsive=unresponsive)
+                return _findings(
+                    name, limit_s, at, here=here, behind=behind, unresponsive=unresponsive
+                )
             time.sleep(POLL_S)
 
     def _write(self, kind: str, name: str) -> None:
@@ -106,11 +124,21 @@ class PhaseTimer:
                 marks[rank] = json.loads(mark)
             elif kind == "at":
                 marks[rank] = {"number": 0, "phase": "its start", "host": "?"}
-        return {rank: mark for rank, mark in marks.items() if kind == "at" or mark["number"] == self._number}
+        return {
+            rank: mark
+            for rank, mark in marks.items()
+            if kind == "at" or mark["number"] == self._number
+        }
 
 
 def _findings(
-    name: str, limit_s: float, at: dict[int, Any], *, here: list[int], behind: list[int], unresponsive: list[int]
+    name: str,
+    limit_s: float,
+    at: dict[int, Any],
+    *,
+    here: list[int],
+    behind: list[int],
+    unresponsive: list[int],
 ) -> list[Finding]:
     within = f"{name} within {limit_s:g} s"
     late = {rank: f"reach {within}: it is still in {at[rank]['phase']}" for rank in behind}

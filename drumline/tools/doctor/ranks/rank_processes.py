@@ -1,4 +1,5 @@
-"""The processes of one host's ranks: each prints one line, and none is left, even when this process is killed."""
+"""The processes of one host's ranks: each prints one line, and none is left, even when this process
+is killed."""
 
 from __future__ import annotations
 
@@ -61,13 +62,19 @@ class RankProcesses:
         self._is_over = False
 
     def run(self, ranks: HostRanks, environment: Mapping[str, str]) -> list[dict[str, Any]]:
-        """For each rank `result`, what it printed, or None and an `error`; no process is left when this returns."""
+        """For each rank `result`, what it printed, or None and an `error`; no process is left when
+        this returns."""
         job = guard.new_job()
         watcher = guard.Guard(job, 0)
-        outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(ranks.num_procs)]  # noqa: SIM115
+        outputs = [
+            (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115
+            for _ in range(ranks.num_procs)
+        ]
         try:
             for number, (out, err) in enumerate(outputs):
-                self._start(ranks, {**environment, **ranks.variables(number), guard.JOB_ENV: job}, out, err)
+                self._start(
+                    ranks, {**environment, **ranks.variables(number), guard.JOB_ENV: job}, out, err
+                )
             self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
@@ -90,29 +97,49 @@ class RankProcesses:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _start(self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> None:
-        command = [sys.executable, *PROGRAM, "--backend", ranks.backend, "--limit-s", str(PHASE_LIMIT_S)]
+    def _start(
+        self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> None:
+        command = [
+            sys.executable,
+            *PROGRAM,
+            "--backend",
+            ranks.backend,
+            "--limit-s",
+            str(PHASE_LIMIT_S),
+        ]
         with self._lock:
             if not self._is_over:
                 process = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
                 )
                 self._running.append(process)
 
     def _wait(self, ranks: HostRanks, outputs: Sequence[IO[bytes]]) -> None:
-        """Wait until all have exited, or time is up. After the first failure, wait only for ranks without a finding."""
+        """Wait until all have exited, or time is up. After the first failure, wait only for ranks
+        without a finding."""
         deadline = time.monotonic() + ranks.limit_s
         has_failed = False
         while time.monotonic() < deadline:
             codes = [process.poll() for process in self._running]
-            awaited = {ranks.first_rank + number for number, code in enumerate(codes) if code is None}
+            awaited = {
+                ranks.first_rank + number for number, code in enumerate(codes) if code is None
+            }
             if any(codes):
                 if not has_failed:
                     has_failed = True
                     deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
-                # Only the output of ranks that have exited: a running rank shares its file position with us.
+                # Only the output of ranks that have exited: a running rank shares its file position
+                # with us.
                 exited = [number for number, code in enumerate(codes) if code is not None]
-                results = [read_result(_text(outputs[number])) or {"findings": []} for number in exited]
+                results = [
+                    read_result(_text(outputs[number])) or {"findings": []} for number in exited
+                ]
                 awaited -= {found.get("rank") for result in results for found in result["findings"]}
             if not awaited:
                 return

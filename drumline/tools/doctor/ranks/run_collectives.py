@@ -1,4 +1,5 @@
-"""Starts the collectives on this machine or on all hosts, and turns the ranks' output into findings and numbers."""
+"""Starts the collectives on this machine or on all hosts, and turns the ranks' output into findings
+and numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def local_collectives(
     backend: str = "auto",
     limit_s: float = LOCAL_LIMIT_S,
 ) -> tuple[list[Finding], Mapping[str, float]]:
-    """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch sees, or two."""
+    """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch
+    sees, or two."""
     on_gpus = backend == "nccl" or (backend == "auto" and num_gpus > 0)
     num_ranks = procs or (max(1, num_gpus) if on_gpus else CPU_PROCS)
     host = socket.gethostname()
@@ -60,7 +62,9 @@ async def collectives_on_hosts(
     requests: dict[int, dict[str, Any]] = {}
     first_rank = 0
     for number in present:
-        ranks = HostRanks(first_rank, procs[number], world_size, address, survey.rendezvous_port, LIMIT_S, backend)
+        ranks = HostRanks(
+            first_rank, procs[number], world_size, address, survey.rendezvous_port, LIMIT_S, backend
+        )
         requests[number] = asdict(ranks)
         first_rank += procs[number]
     answers = await coordinator.ask_all("collectives", LIMIT_S + ANSWER_MARGIN_S, requests)
@@ -104,7 +108,9 @@ def collectives_line(outcomes: Sequence[RankOutcome]) -> str:
     is_right = len(results) == len(outcomes) and not any(result["findings"] for result in results)
     numbers = numbers_text(measured(outcomes))
     state = "all values right" if is_right else "some checks failed"
-    return f"collectives: {plural(len(outcomes), 'rank')}, {state}" + (f"; {numbers}" if numbers else "")
+    return f"collectives: {plural(len(outcomes), 'rank')}, {state}" + (
+        f"; {numbers}" if numbers else ""
+    )
 
 
 def numbers_text(numbers: Mapping[str, float]) -> str:
@@ -115,7 +121,11 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
     rate = numbers["all_reduce_gb_per_s"]
     smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
     # A single rank sends nothing.
-    return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}" if rate else f"all_reduce: {smallest}"
+    return (
+        f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}"
+        if rate
+        else f"all_reduce: {smallest}"
+    )
 
 
 def _results(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:

@@ -1,1 +1,2 @@
-"""Control flow: which ranks and processes reach a place, in which order, and under which conditions."""
+"""Control flow: which ranks and processes reach a place, in which order, and under which
+conditions."""

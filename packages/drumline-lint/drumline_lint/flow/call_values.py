@@ -1,4 +1,5 @@
-"""The value of a condition in a function for one call of it, by arguments, defaults, and the calling ranks."""
+"""The value of a condition in a function for one call of it, by arguments, defaults, and the
+calling ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
 UNKNOWN: Possible = frozenset()
 FIRST: Possible = frozenset({0})
-OTHERS: Possible = frozenset({1, 1_000_000_000})  # the smallest and the largest; others are added when needed
+# the smallest and the largest; others are added when needed
+OTHERS: Possible = frozenset({1, 1_000_000_000})
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -188,12 +190,14 @@ def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
     bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
     is_plain = len(bindings) == 1 and bindings[0].kind == "assign" and not bindings[0].path
     value = bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
-    is_own = value is not None and expression in nodes_in(value, ast.Name)  # `flag = not flag`: what it was before
+    # `flag = not flag`: what it was before
+    is_own = value is not None and expression in nodes_in(value, ast.Name)
     return None if is_own else value
 
 
 def is_on_parameter(program: Program, test: ast.expr, place: CallFrame) -> bool:
-    """Whether it depends on a parameter, directly or indirectly; `args.save` is the same for all calls."""
+    """Whether it depends on a parameter, directly or indirectly; `args.save` is the same for all
+    calls."""
     return any(_parameter(program, name, place) for name in _names(program, test, 0))
 
 

@@ -1,4 +1,5 @@
-"""Collective calls, the calls that lead to them, and whether other ranks make the same call elsewhere."""
+"""Collective calls, the calls that lead to them, and whether other ranks make the same call
+elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _LASTS = frozenset(name.rpartition(".")[2] for name in ALL)
 
 
 def collective(program: Program, call: ast.Call) -> str:
-    """The name of the collective that is called; empty if there is none, or only for a group of some ranks."""
+    """The name of the collective that is called; empty if there is none, or only for a group of
+    some ranks."""
     name = program.name_of(call.func)
     if name not in ALL or has_group(program, call):
         return ""
@@ -85,7 +87,8 @@ def _is_group(program: Program, value: ast.expr) -> bool:
 
 
 def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
-    """All collectives that are called in it, with the chain of calls: the last is the collective itself."""
+    """All collectives that are called in it, with the chain of calls: the last is the collective
+    itself."""
     likely = likely_collective_names(program)
     for call in nodes_in(node, ast.Call):
         if last_name(call.func) not in likely:
@@ -101,7 +104,8 @@ def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple
 
 @cached_query
 def likely_collective_names(program: Program) -> set[str]:
-    """The names of functions that may call a collective, so that only few calls need a closer check."""
+    """The names of functions that may call a collective, so that only few calls need a closer
+    check."""
     likely = set(_LASTS)
     callers: dict[str, set[str]] = defaultdict(set)
     for source in program.sources:
@@ -150,7 +154,8 @@ Chain = tuple[ast.Call, ...]
 
 
 def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> Iterator[tuple[str, Chain]]:
-    """As `collectives_in`, for ranks on which the tests hold, without those that may not be reached."""
+    """As `collectives_in`, for ranks on which the tests hold, without those that may not be
+    reached."""
     likely = likely_collective_names(program)
     for call in nodes_in(node, ast.Call):
         if last_name(call.func) in likely:
@@ -158,7 +163,8 @@ def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> It
 
 
 def reached_by(program: Program, call: ast.Call, tests: Sequence[RankTest]) -> list[tuple[str, Chain]]:
-    """The collectives that one call makes, directly or not, the first of each name, with the chain of calls."""
+    """The collectives that one call makes, directly or not, the first of each name, with the chain
+    of calls."""
     found: dict[str, Chain] = {}
     for name, chain in _CollectiveWalk(program).through(call, CallFrame(None, call, None, tuple(tests))):
         found.setdefault(name, chain)
@@ -191,7 +197,8 @@ class _CollectiveWalk:
 
 
 def _is_reached(program: Program, node: ast.AST, place: CallFrame) -> bool:
-    """Whether a place of the entered function is certainly reached; an unknown parameter may prevent it."""
+    """Whether a place of the entered function is certainly reached; an unknown parameter may
+    prevent it."""
     held = _held_at(program, node)
     return all(
         _may_be(program, part, part_holds, place)

@@ -45,7 +45,8 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
 
 
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
-    """The tests of the rank in a condition that holds, or does not; `if rank:` selects all but rank 0."""
+    """The tests of the rank in a condition that holds, or does not; `if rank:` selects all but rank
+    0."""
     values = _asked(program, test)
     as_test = values if holds else ranks.negated(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
@@ -60,7 +61,8 @@ def _asked(program: Program, test: ast.expr) -> Values:
 
 
 def _yielded(program: Program, test: ast.expr) -> Values:
-    """For `with first() as lead:`, the value that the generator `first` yields; for `lead and ...`, the same."""
+    """For `with first() as lead:`, the value that the generator `first` yields; for `lead and ...`,
+    the same."""
     if isinstance(test, ast.BoolOp):
         operands = [_asked(program, one) for one in test.values]
         return ranks.combined(test, operands)
@@ -74,7 +76,8 @@ def _yielded(program: Program, test: ast.expr) -> Values:
 
 
 def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[tuple[ast.expr, bool]]:
-    """All conditions that are known to hold, or not, at this place of its function; innermost first."""
+    """All conditions that are known to hold, or not, at this place of its function; innermost
+    first."""
     inner: ast.AST = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
@@ -124,7 +127,8 @@ def early_exits_before(program: Program, statement: ast.stmt) -> Iterator[tuple[
 
 @cached_query
 def _exits_of_block(program: Program, first: ast.stmt) -> list[tuple[int, ast.expr, bool]]:
-    """Of the block that begins with this statement: where each condition is asked, and whether it holds after it."""
+    """Of the block that begins with this statement: where each condition is asked, and whether it
+    holds after it."""
     return [
         (number, test, holds)
         for number, statement in enumerate(block_of(first))

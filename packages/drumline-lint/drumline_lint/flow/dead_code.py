@@ -1,4 +1,5 @@
-"""Code that is never reached: under `if False and ...`, or under a switch that all callers leave off."""
+"""Code that is never reached: under `if False and ...`, or under a switch that all callers leave
+off."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
 
 
 def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
-    """The call itself, or calls of a name that it is assigned to: `sample = a.loop if slow else a.quick`."""
+    """The call itself, or calls of a name that it is assigned to: `sample = a.loop if slow else
+    a.quick`."""
     outer = parent_of(mention)
     if isinstance(outer, ast.Call) and outer.func is mention:
         return [outer]
@@ -82,7 +84,8 @@ MOST_GIVEN_ON = 20
 
 
 def is_dead(program: Program, node: ast.AST) -> bool:
-    """Whether a condition around it, or around all calls of its function, never holds in distributed runs."""
+    """Whether a condition around it, or around all calls of its function, never holds in
+    distributed runs."""
     return holds_on_every_way(program, node, lambda one: is_switched_off(program, list(conditions(program, one))))
 
 
@@ -129,7 +132,8 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
 
 
 def _assigned(program: Program, source: Source, name: str, owner: ast.ClassDef) -> list[ast.expr | None]:
-    """What a file assigns to an attribute of a class, or of a possible instance; None if unknown."""
+    """What a file assigns to an attribute of a class, or of a possible instance; None if
+    unknown."""
     return [
         _part(binding.value, binding.path) if binding.kind == "assign" else None
         for target, binding in program.index(source).attributes.get(name, ())
@@ -156,7 +160,8 @@ def _part(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:
 
 
 def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
-    """The value that is the same for all callers: most use the default, and the others give the same."""
+    """The value that is the same for all callers: most use the default, and the others give the
+    same."""
     function = parent_of(parent_of(parameter) or parameter)
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None

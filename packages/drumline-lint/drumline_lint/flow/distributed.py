@@ -30,14 +30,15 @@ _TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 def distributed_sources(program: Program) -> set[Source]:
     """The files that train on several processes, and all given files that they import.
 
-    A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does.
-    Importing from such a file, or reading a rank, is not enough.
+    A file does if it calls torch.distributed's functions, DDP or the like, or a function of another
+    file that does. Importing from such a file, or reading a rank, is not enough.
     """
     return {one for one in with_imported(program, _starting(program)) if not _is_group_of_one(program, one)}
 
 
 def _is_group_of_one(program: Program, source: Source) -> bool:
-    """Whether every process group of a file, and of those that it runs with, is given a `world_size` of 1."""
+    """Whether every process group of a file, and of those that it runs with, is given a
+    `world_size` of 1."""
     inits = [call for one in connected(program, source) for call in program.calls(one, INIT)]
     return bool(inits) and all(program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits)
 

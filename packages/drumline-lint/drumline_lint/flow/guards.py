@@ -38,7 +38,8 @@ class CallPath:
     guards: Guards
     """All conditions on ranks on it."""
     begins: str
-    """ranks: in code that every rank runs; unknown: in code that nothing calls; parent: outside of ranks.
+    """ranks: in code that every rank runs; unknown: in code that nothing calls; parent: outside of
+    ranks.
 
     `parent` is the process that starts the ranks, a single process, or code that is never reached.
     """
@@ -163,7 +164,8 @@ def _is_distributed(program: Program, node: ast.AST) -> bool:
 
 
 def guards(program: Program, node: ast.AST) -> Guards:
-    """The conditions on ranks under which it is reached; empty: every rank comes here, as far as known."""
+    """The conditions on ranks under which it is reached; empty: every rank comes here, as far as
+    known."""
     every = [way.guards for way in call_paths(program, node) if way.begins != "parent"]
     if not every or not all(every):
         return frozenset()
@@ -187,7 +189,8 @@ def is_on_some_only(program: Program, node: ast.AST) -> bool:
 
 
 def is_on_every_rank(program: Program, node: ast.AST) -> bool:
-    """Whether it is certain that all ranks come here; not for a function without callers in the given files."""
+    """Whether it is certain that all ranks come here; not for a function without callers in the
+    given files."""
     return any(way.begins == "ranks" and not way.guards for way in call_paths(program, node))
 
 
@@ -206,7 +209,8 @@ def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.Async
 
 
 def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
-    """The conditions under which a decorator, or the one that `only_on(rank)` makes, calls its function."""
+    """The conditions under which a decorator, or the one that `only_on(rank)` makes, calls its
+    function."""
     functions = [decorator, *nodes_in(decorator, *FUNCTIONS, into_functions=True)]
     given = {one.arg for function in functions for one in function.args.args}
     calls = [
@@ -219,7 +223,8 @@ def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
 
 
 def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Whether a condition between it and an outer node holds only sometimes: `if step % 100 == 0`."""
+    """Whether a condition between it and an outer node holds only sometimes: `if step % 100 ==
+    0`."""
     inner: ast.AST = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):

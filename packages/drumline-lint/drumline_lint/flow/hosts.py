@@ -99,7 +99,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
-    """Whether a loopback address may be correct there: only one host takes part, or that is unknown."""
+    """Whether a loopback address may be correct there: only one host takes part, or that is
+    unknown."""
     whole = [run for run in runs_through(program, program.source_of(node)) if _comes_to(program, run, node)]
     if any(_is_choice(test) for test, _ in conditions(program, node)):
         return True
@@ -107,7 +108,8 @@ def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
 
 
 def meets_on_one_host(program: Program, source: Source) -> bool:
-    """Whether every group that a file makes is on one host: by its address, or by its world size."""
+    """Whether every group that a file makes is on one host: by its address, or by its world
+    size."""
     inits = list(program.calls(source, INIT))
     return bool(inits) and all(_is_met_on_one_host(program, init) for init in inits)
 
@@ -120,7 +122,8 @@ def _is_met_on_one_host(program: Program, init: ast.Call) -> bool:
 
 
 def is_left_to_launcher(program: Program, node: ast.AST) -> bool:
-    """Whether it runs only if no launcher has set the environment: `if "MASTER_ADDR" not in os.environ`."""
+    """Whether it runs only if no launcher has set the environment: `if "MASTER_ADDR" not in
+    os.environ`."""
     if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
         return True
     tests = [ast.unparse(test) for test, _ in conditions(program, node)]
@@ -139,7 +142,8 @@ def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
 
 
 def _is_on_one_host(program: Program, run: Run) -> bool:
-    """Whether the run starts its processes itself, with mp.spawn's number as their rank; or has one process."""
+    """Whether the run starts its processes itself, with mp.spawn's number as their rank; or has one
+    process."""
     inits = [step.call for step in run if program.name_of(step.call.func) == INIT]
     sizes = [program.values(argument(init, 3, "world_size")) for init in inits]
     if inits and all(size == {ConstantValue(1)} for size in sizes):

@@ -28,7 +28,8 @@ NOT_BATCHES = tuple("range trange parameters named_parameters modules named_modu
 
 
 def batch_loops(program: Program, source: Source) -> list[Loop]:
-    """The loops of a file that call `.backward()` in every round, there or in a function that they call.
+    """The loops of a file that call `.backward()` in every round, there or in a function that they
+    call.
 
     A loop over epochs, which contains it only in another loop, is not one.
     """
@@ -38,7 +39,8 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
 
 @cached_query
 def _loops_around_backward(program: Program) -> list[Loop]:
-    """From each `.backward()` outwards, and through the callers of its function, up to the first loop."""
+    """From each `.backward()` outwards, and through the callers of its function, up to the first
+    loop."""
     found: dict[Loop, None] = {}
     seen: set[ast.AST] = set()
     pending: list[ast.AST] = [
@@ -85,7 +87,8 @@ def _loop_over(call: ast.AST) -> ast.For | None:
 
 
 def evaluation_loops(program: Program, source: Source) -> list[Loop]:
-    """Loops over batches without a `.backward()`, with gradients off or the model in `eval()` mode."""
+    """Loops over batches without a `.backward()`, with gradients off or the model in `eval()`
+    mode."""
     return [
         loop
         for kind in (ast.For, ast.AsyncFor)
@@ -118,7 +121,8 @@ def reaches(program: Program, node: ast.AST, method: str) -> bool:
 
 
 def calls_reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
-    """All calls of `.method()` in it and in the functions that it calls, with methods of given classes followed."""
+    """All calls of `.method()` in it and in the functions that it calls, with methods of given
+    classes followed."""
     for call in calls_made_in(program, node):
         if isinstance(call.func, ast.Attribute) and call.func.attr == method:
             function = program.function_of(call)
@@ -127,13 +131,15 @@ def calls_reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.
 
 
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
-    """All calls that are written in it, without inner functions; for a loop, those of every round."""
+    """All calls that are written in it, without inner functions; for a loop, those of every
+    round."""
     for part in repeated(node):
         yield from calls_written(part)
 
 
 def repeated(node: ast.AST) -> list[ast.AST]:
-    """The parts of a loop that every round runs: not its iterable, nor its `else`. For a function, its body."""
+    """The parts of a loop that every round runs: not its iterable, nor its `else`. For a function,
+    its body."""
     if isinstance(node, ast.While):
         return [node.test, *node.body]
     if isinstance(node, ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
@@ -142,9 +148,11 @@ def repeated(node: ast.AST) -> list[ast.AST]:
 
 
 def calls_made_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
-    """All calls that are made in it: those written there, and those in the functions that they call, in order.
+    """All calls that are made in it: those written there, and those in the functions that they
+    call, in order.
 
-    A function is followed once, at its first call. A loop over a generator also runs the generator's loop.
+    A function is followed once, at its first call. A loop over a generator also runs the
+    generator's loop.
     """
     return _done_in(program, node, set())
 

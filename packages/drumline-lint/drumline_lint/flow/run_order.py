@@ -1,4 +1,5 @@
-"""The calls of a script in the order of a run, with functions, `with` blocks and imports followed."""
+"""The calls of a script in the order of a run, with functions, `with` blocks and imports
+followed."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def _parts(node: ast.AST) -> list[ast.AST]:
 
 
 DEEPEST = 24
-# How often one function is followed in one run: after the first its calls are known; more are for the order.
+# How often one function is followed in one run: after the first its calls are known; more are for
+# the order.
 MOST_TIMES = 2
 MOST_STEPS = 20_000
 MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
@@ -136,7 +138,8 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
 
 
 def _is_script(program: Program, source: Source) -> bool:
-    """Whether it is run as a script: not if others import it, unless it has `if __name__ == "__main__"`."""
+    """Whether it is run as a script: not if others import it, unless it has `if __name__ ==
+    "__main__"`."""
     return source not in all_imported(program) or any(map(is_for_script, program.tree(source).body))
 
 

@@ -37,8 +37,8 @@ def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
 
 @cached_query
 def _is_lone(program: Program, source: Source) -> bool:
-    """Whether a script is a single process: everything that it wraps must also be wrapped in runs that start a
-    group."""
+    """Whether a script is a single process: everything that it wraps must also be wrapped in runs
+    that start a group."""
     if next(program.all_calls(INIT), None) is None or framework(program, source):
         return False
     run = script(program, source)
@@ -71,7 +71,8 @@ def _may_start(program: Program, call: ast.Call) -> bool:
 
 @cached_query
 def _starting(program: Program) -> set[tuple[str, bool]]:
-    """The names of all functions that start a process group, directly or not, and whether they are methods."""
+    """The names of all functions that start a process group, directly or not, and whether they are
+    methods."""
     pending = list(program.all_calls(INIT))
     seen = set[ast.AST]()
     names = set()
@@ -95,7 +96,8 @@ _COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes dev
 
 
 def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.AST], bool], depth: int = 0) -> bool:
-    """Whether something holds at a place, or at all calls of its function, or at all calls of their functions."""
+    """Whether something holds at a place, or at all calls of its function, or at all calls of their
+    functions."""
     if holds_at(node):
         return True
     function = enclosing_function(node)
@@ -106,7 +108,8 @@ def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.
 
 
 def is_single_process(program: Program, node: ast.AST) -> bool:
-    """Whether there is only one process here, by a condition around it or around all of its calls."""
+    """Whether there is only one process here, by a condition around it or around all of its
+    calls."""
     return holds_on_every_way(program, node, lambda one: _is_single_process_at(program, one))
 
 
@@ -118,7 +121,8 @@ def _is_single_process_at(program: Program, node: ast.AST) -> bool:
 
 
 def is_single_process_here(program: Program, node: ast.AST, held: Conditions) -> bool:
-    """The same by conditions in its own function only: if `distributed and train` does not hold, nothing is certain."""
+    """The same by conditions in its own function only: if `distributed and train` does not hold,
+    nothing is certain."""
     for test, holds in held:
         if _says_one(program, test, holds) and not _begins_there(program, node, test):
             return True
@@ -189,7 +193,8 @@ def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS)
 
 
 def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool | None:
-    """True if the condition means several processes, False if it means one; None: something else."""
+    """True if the condition means several processes, False if it means one; None: something
+    else."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = says_distributed(program, test.operand, depth)
         return None if inner is None else not inner
@@ -243,7 +248,8 @@ def _counts_processes(node: ast.expr) -> bool:
 
 
 def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    """Whether distributed code may come here: not a function without callers that starts nothing."""
+    """Whether distributed code may come here: not a function without callers that starts
+    nothing."""
     function = enclosing_function(node)
     if function is None or depth > DEEPEST:
         return True

@@ -64,7 +64,8 @@ def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
 
 
 def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
-    """How ranks are excluded from a call; None if none is, if it is not certain, or if there is only one."""
+    """How ranks are excluded from a call; None if none is, if it is not certain, or if there is
+    only one."""
     if _is_for_one_process(program, call) or _is_by_turns(program, call):
         return None
     tests = _certain(rank_tests_at(program, call, with_exits=False))
@@ -84,13 +85,15 @@ def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest,
 
 
 def _is_for_one_process(program: Program, call: ast.Call) -> bool:
-    """Under `if not distributed`, also together with a rank; not `if not distributed or rank == 0`."""
+    """Under `if not distributed`, also together with a rank; not `if not distributed or rank ==
+    0`."""
     known = held_conditions(program, call)
     return any(says_distributed(program, test) is (not holds) for test, holds in known if not rank_tests(program, test))
 
 
 def _is_by_turns(program: Program, call: ast.Call) -> bool:
-    """`for turn in range(world_size): if rank == turn: ...`: every rank enters, one after the other."""
+    """`for turn in range(world_size): if rank == turn: ...`: every rank enters, one after the
+    other."""
     loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For)]
     turns = {name.id for loop in loops for name in nodes_in(loop.target, ast.Name)}
     return any(
@@ -101,7 +104,8 @@ def _is_by_turns(program: Program, call: ast.Call) -> bool:
 
 
 def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> bool:
-    """Whether the rank is compared with a loop variable; a loop variable in another condition does not count."""
+    """Whether the rank is compared with a loop variable; a loop variable in another condition does
+    not count."""
     sides = [compare.left, *compare.comparators]
     ranks = [one for one in sides if any(isinstance(value, Rank) for value in program.values(one))]
     return bool(ranks) and any(turns & {n.id for n in nodes_in(one, ast.Name)} for one in sides if one not in ranks)

@@ -33,7 +33,8 @@ def as_json(report: Report) -> str:
 
 
 def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
-    """Its edits in lines and columns as editors count them; not for notebooks, whose text is not the file's."""
+    """Its edits in lines and columns as editors count them; not for notebooks, whose text is not
+    the file's."""
     reading = report.readings.get(finding.place.path)
     if reading is None or reading.content is None or is_notebook(report.readings, finding):
         return []

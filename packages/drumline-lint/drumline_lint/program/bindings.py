@@ -1,4 +1,5 @@
-"""What a name may be: from the bindings that may be the last before a use, in its file or in one that it imports."""
+"""What a name may be: from the bindings that may be the last before a use, in its file or in one
+that it imports."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ State: TypeAlias = frozenset[Binding | None]
 
 
 def reaching_bindings(program: ProgramView, bindings: Sequence[Binding], use: ast.Name) -> list[Binding]:
-    """Of the bindings of this name in its scope: those that may have been the last before the use."""
+    """Of the bindings of this name in its scope: those that may have been the last before the
+    use."""
     if len(bindings) == 1:
         return list(bindings)
     own = [one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)]
@@ -115,7 +117,8 @@ class _BindingWalk:
         return frozenset([*own, *(binding for head in heads for binding in self.by_node[head])])
 
     def _earlier_in_line(self, outer: ast.AST, child: ast.AST) -> State:
-        """`(n := f()) and g(n)`; the name of an assignment is not bound while its value is computed."""
+        """`(n := f()) and g(n)`; the name of an assignment is not bound while its value is
+        computed."""
         first = child.context_expr if isinstance(child, ast.withitem) else child
         found = set()
         for binding in self.by_node[outer]:
@@ -195,7 +198,8 @@ def _is_looked_up(program: ProgramView, value: ast.expr | None) -> bool:
 
 @cached_query
 def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
-    """The bindings that may have been the last before this use; None if the name is not bound at all."""
+    """The bindings that may have been the last before this use; None if the name is not bound at
+    all."""
     scopes = program.files.index(source_of(node)).scopes
     scope = scopes.get(scope_of(node))
     is_own = True

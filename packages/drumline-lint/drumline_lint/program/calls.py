@@ -84,7 +84,8 @@ def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[str]:
-    """A file's other names for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
+    """A file's other names for them: `from torch.nn.parallel import DistributedDataParallel as
+    DDP`."""
     every = _all_aliases(program, source)
     return set().union(*(every[name] for name in wanted if name in every))
 

@@ -92,7 +92,8 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             found = _of_subscript(program, expression)
         case ast.Compare():
             found = _of_comparison(program, expression)
-        case ast.BinOp():  # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
+        # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
+        case ast.BinOp():
             found = ranks.computed(expression.op, program.values(expression.left), program.values(expression.right))
         case ast.BoolOp():
             found = ranks.combined(expression, [program.values(one) for one in expression.values])

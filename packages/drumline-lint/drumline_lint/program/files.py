@@ -1,4 +1,5 @@
-"""The files of a program: the index of each, which file an import refers to, and which files may call a name.
+"""The files of a program: the index of each, which file an import refers to, and which files may
+call a name.
 
 An index is made in one pass without recursion: a sum of a thousand terms is a thousand levels deep.
 """
@@ -70,8 +71,8 @@ def make_index(source: Source) -> Index:
 
 
 def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
-    """The body of a function or class is a new scope. Its decorators, defaults, annotations and bases are evaluated in
-    the outer one."""
+    """The body of a function or class is a new scope. Its decorators, defaults, annotations and
+    bases are evaluated in the outer one."""
     if isinstance(node, ast.Module):
         return
     scope = scopes[node] = Scope(node, scopes[node._at[SCOPE]])
@@ -223,7 +224,8 @@ class Files:
         return found
 
     def module(self, name: str, seen_from: Source) -> Source | None:
-        """The given file that this import refers to; of several, the one nearest to the importing file."""
+        """The given file that this import refers to; of several, the one nearest to the importing
+        file."""
         key = (name, seen_from)
         if key not in self._modules:
             self._modules[key] = self._find_module(name, seen_from)
@@ -272,7 +274,8 @@ class Files:
 
 
 def package_of(name: str) -> str:
-    """The package of a module: `a` for `a.b`, `..` for `..b`; empty for a top-level one, or only dots."""
+    """The package of a module: `a` for `a.b`, `..` for `..b`; empty for a top-level one, or only
+    dots."""
     package = name.rpartition(".")[0]
     inner = name.lstrip(".")
     dots = "." * (len(name) - len(inner))

@@ -1,4 +1,5 @@
-"""Classes, functions and parameters of the given files: base classes, callers, return values, arguments."""
+"""Classes, functions and parameters of the given files: base classes, callers, return values,
+arguments."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def called_as(program: ProgramView, node: ast.ClassDef) -> str:
 
 
 def name_of_owner(program: ProgramView, owner: Value) -> str:
-    """The beginning of a method's full name: for a class of the given files, the library's base class."""
+    """The beginning of a method's full name: for a class of the given files, the library's base
+    class."""
     if isinstance(owner, CallResult | Library):
         return owner.name
     if isinstance(owner, Instance | Class):
@@ -81,7 +83,8 @@ STARTING = ("spawn", "start_processes", "Process", "Thread")
 
 
 def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
-    """The function of the given files that a call runs, the first of several; for a class, its `__init__`."""
+    """The function of the given files that a call runs, the first of several; for a class, its
+    `__init__`."""
     own = [one for one in program.values(call.func) if isinstance(one, Function | Class | Instance)]
     for value in own if len(own) < 2 else sorted(own, key=_in_text):
         if isinstance(value, Function):
@@ -127,7 +130,8 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
 
 @cached_query
 def _calls_that_start(program: ProgramView) -> dict[str, list[ast.Call]]:
-    """By every word of their files, so that calls that may start a function are found without reading all texts."""
+    """By every word of their files, so that calls that may start a function are found without
+    reading all texts."""
     by_word: dict[str, list[ast.Call]] = defaultdict(list)
     for name in STARTING:
         for source in program.files.calling.get(name, ()):
@@ -218,7 +222,8 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
 
 
 def expressions_of(program: ProgramView, binding: Binding) -> list[ast.expr | None]:
-    """The expressions that a binding assigns: for a parameter the arguments of all callers; None if unknown."""
+    """The expressions that a binding assigns: for a parameter the arguments of all callers; None if
+    unknown."""
     if isinstance(binding.node, ast.arg):
         return arguments_for(program, binding.node)
     return [binding.value if binding.kind == "assign" and not binding.path else None]

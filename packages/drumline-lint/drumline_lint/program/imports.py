@@ -31,7 +31,8 @@ def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
 
 
 def connected(program: Program, source: Source) -> frozenset[Source]:
-    """A file with all files that import it or that it imports, transitively: they may run in one process."""
+    """A file with all files that import it or that it imports, transitively: they may run in one
+    process."""
     return _components(program)[source]
 
 

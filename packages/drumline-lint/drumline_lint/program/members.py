@@ -35,7 +35,8 @@ _EITHER: Values = frozenset({Rank("spawned")})
 
 
 def checked_local_rank(program: ProgramView, node: ast.Attribute, owners: Values, named: Values) -> Values:
-    """The meaning of the name, unless one of the given files assigns something else, or something unknown."""
+    """The meaning of the name, unless one of the given files assigns something else, or something
+    unknown."""
     if named != _LOCAL:
         return named
     made = [one for one in owners if isinstance(one, CallResult)]

@@ -1,4 +1,5 @@
-"""Where a value comes from: its expression, one step back or completely, and the code that makes it."""
+"""Where a value comes from: its expression, one step back or completely, and the code that makes
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def written_values(program: Program, expression: ast.expr | None) -> list[ast.ex
 
 
 def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
-    """The expressions that it gets its value from, one step back; includes None for an unknown one."""
+    """The expressions that it gets its value from, one step back; includes None for an unknown
+    one."""
     if isinstance(expression, ast.IfExp):
         return [expression.body, expression.orelse]
     if isinstance(expression, ast.BoolOp):
@@ -81,7 +83,8 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
 
 
 def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
-    """An expression, its parts, and all their origins. The nearest come first, since there is a limit."""
+    """An expression, its parts, and all their origins. The nearest come first, since there is a
+    limit."""
     pending = deque([] if expression is None else [expression])
     seen: set[ast.expr] = set()
     while pending and len(seen) < MOST_PARTS:
@@ -149,7 +152,8 @@ LARGEST = 4000
 
 
 def components(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
-    """Everything that it is made of: the expression, its arguments, and the functions and classes that it calls.
+    """Everything that it is made of: the expression, its arguments, and the functions and classes
+    that it calls.
 
     `only_making`: for a class, only its constructor, not its other methods.
     """

@@ -1,7 +1,8 @@
-"""The given files as one program: resolves names through assignments, functions, classes and imports.
+"""The given files as one program: resolves names through assignments, functions, classes and
+imports.
 
-It never runs anything. The values of an expression are all that it may be, as far as the source shows; if there are
-none, it is unknown, and rules report nothing.
+It never runs anything. The values of an expression are all that it may be, as far as the source
+shows; if there are none, it is unknown, and rules report nothing.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class Program:
     ) -> Found:
         """The same for a recursive query about nodes: the inner query gets `meanwhile`.
 
-        So does a query that is nested too deeply. Such results are not cached, since other queries find better ones;
-        but if many functions call each other, they are, or each query would visit all of them.
+        So does a query that is nested too deeply. Such results are not cached, since other queries
+        find better ones; but if many functions call each other, they are, or each query would visit
+        all of them.
         """
         if question not in self._asked:
             self._asked[question] = QueryCache(deepest, far=10 * deepest)
@@ -78,7 +80,8 @@ class Program:
         return [value for value in self.values(expression) if isinstance(value, CallResult) and value.name in wanted]
 
     def name_of(self, expression: ast.expr) -> str:
-        """The library's name for it, with methods as in `torch.optim.SGD.step`; empty if unknown."""
+        """The library's name for it, with methods as in `torch.optim.SGD.step`; empty if
+        unknown."""
         if expression in self._names:
             return self._names[expression]
         # Of several, the same in every process: sets have no order.

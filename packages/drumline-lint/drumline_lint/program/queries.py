@@ -1,7 +1,8 @@
-"""The interface of a program for the modules that evaluate expressions, and a cache for recursive queries.
+"""The interface of a program for the modules that evaluate expressions, and a cache for recursive
+queries.
 
-An expression may be the result of a call, which is what a function returns, which is again an expression. So these
-modules get the whole program as an argument, and none of them imports it.
+An expression may be the result of a call, which is what a function returns, which is again an
+expression. So these modules get the whole program as an argument, and none of them imports it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class QueryCache:
     farthest: int = NO_LIMIT
     """After how many nested queries one is given up."""
     far: int = NO_LIMIT
-    """After how many nested queries even incomplete results are cached, because they were expensive."""
+    """After how many nested queries even incomplete results are cached, because they were
+    expensive."""
     known: dict[object, Any] = field(default_factory=dict)
     _for_now: dict[object, Any] = field(default_factory=dict)
     _depths: dict[object, int] = field(default_factory=dict)
@@ -40,8 +42,9 @@ class QueryCache:
     def once(self, key: object, find: Callable[[], Found], meanwhile: Found) -> Found:
         """The cached result; an inner query for the same key gets `meanwhile`.
 
-        Results that depend on `meanwhile` are used for the outermost query and then dropped, unless they were
-        expensive; the result of the outermost query itself is complete. A query that is nested too deeply is given up.
+        Results that depend on `meanwhile` are used for the outermost query and then dropped, unless
+        they were expensive; the result of the outermost query itself is complete. A query that is
+        nested too deeply is given up.
         """
         found: Found
         if key in self.known:
@@ -181,7 +184,8 @@ def is_counter(binding: Binding) -> bool:
 
 
 def iterated(expression: ast.expr) -> ast.expr:
-    """The iterable inside `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or its first loader."""
+    """The iterable inside `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or its
+    first loader."""
     while isinstance(expression, ast.Call) and expression.args:
         if last_name(expression.func) not in _GIVING_ON:
             break

@@ -85,12 +85,13 @@ def of_library(name: str) -> Values:
 
 
 def of_member(makers: set[str], owner: str, name: str) -> Values:
-    """The meaning of an attribute's name, by what made the object and the object's name: `parser.parse_args().rank`,
-    `Accelerator().is_main`, `data_group.rank()`."""
+    """The meaning of an attribute's name, by what made the object and the object's name:
+    `parser.parse_args().rank`, `Accelerator().is_main`, `data_group.rank()`."""
     if name == "rank" and _GROUPS.fullmatch(owner.lower()):
         return frozenset({Rank("group")})
     if any(maker.startswith("torch.") for maker in makers):
-        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING  # a device mesh's
+        # a device mesh's
+        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING
     return by_name(name)
 
 
@@ -100,7 +101,8 @@ def by_variable(name: object) -> Values:
 
 
 def computed(operator: ast.operator, left: Values, right: Values) -> Values:
-    """The result of arithmetic with ranks: `node_rank * 8 + local_rank` is a global one, `rank % 8` a local one."""
+    """The result of arithmetic with ranks: `node_rank * 8 + local_rank` is a global one, `rank % 8`
+    a local one."""
     kinds = {value.kind for value in left | right if isinstance(value, Rank)}
     if not kinds:
         return NOTHING
@@ -114,14 +116,16 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
 
 
 def is_about_being_distributed(expression: ast.expr) -> bool:
-    """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size == 1`."""
+    """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size ==
+    1`."""
     names = [one for one in ast.walk(expression) if isinstance(one, ast.Name | ast.Attribute)]
     written = [one.attr if isinstance(one, ast.Attribute) else one.id for one in names]
     return any(_BEING_DISTRIBUTED.search(one.lower()) for one in written)
 
 
 def is_world_size(node: ast.AST) -> bool:
-    """Whether it is the world size, by its name; `rank < world_size` holds on every rank, unlike one host's number."""
+    """Whether it is the world size, by its name; `rank < world_size` holds on every rank, unlike
+    one host's number."""
     if isinstance(node, ast.Call):
         node = node.func
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -131,13 +135,14 @@ def is_world_size(node: ast.AST) -> bool:
 
 
 def is_other_number(default: Values) -> bool:
-    """Whether a parameter named `rank` is another number: the rank of a matrix has a default such as 4 or 8."""
+    """Whether a parameter named `rank` is another number: the rank of a matrix has a default such
+    as 4 or 8."""
     return any(isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0") for one in default)
 
 
 def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
-    """The tests that `and` and `or` combine. Operands that test whether the code is distributed do not count, unless
-    they let all ranks in: `distributed or rank == 0`."""
+    """The tests that `and` and `or` combine. Operands that test whether the code is distributed do
+    not count, unless they let all ranks in: `distributed or rank == 0`."""
     is_or = isinstance(test.op, ast.Or)
     about = [is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values]
     having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]

@@ -43,7 +43,8 @@ class Binding:
     value: ast.expr | None = None
     """What is assigned, iterated over or entered."""
     kind: str = "assign"
-    """assign, each (of a loop), entered (of a `with`), import, star, function, class, parameter, other"""
+    """assign, each (of a loop), entered (of a `with`), import, star, function, class, parameter,
+    other"""
     path: tuple[int, ...] = ()
     """The part of the value, if it is unpacked."""
     imported: str = ""
@@ -76,8 +77,8 @@ class Index:
         return self.nodes.get(kind, [])
 
 
-# The position of a node, in one attribute to save time and memory: its parent, its scope, its number in the order of
-# the text, and the number of the last node inside it.
+# The position of a node, in one attribute to save time and memory: its parent, its scope, its
+# number in the order of the text, and the number of the last node inside it.
 UP, SCOPE, NUMBER, LAST = range(4)
 
 
@@ -199,9 +200,8 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     Inner functions and classes are left out, unless requested.
     """
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
-    # type: ignore[attr-defined]
     first = _number(node)
-    last = node._at[LAST]
+    last = node._at[LAST]  # type: ignore[attr-defined]
     found: list[Any] = []
     for kind in kinds:
         every = index.nodes.get(kind, [])
@@ -221,7 +221,8 @@ def _number(node: ast.AST) -> int:
 
 
 def calls_written(node: ast.AST) -> list[ast.Call]:
-    """All calls in it, in the order of the text, those of inner functions left out. Kept with the node."""
+    """All calls in it, in the order of the text, those of inner functions left out. Kept with the
+    node."""
     found: list[ast.Call] | None = getattr(node, "_calls", None)
     if found is None:
         found = [] if isinstance(node, SCOPES) else nodes_in(node, ast.Call)

@@ -1,7 +1,7 @@
 """The possible values of an expression, as far as the source shows.
 
-Sets are iterated in the order of hashes. The hashes of text and of nodes differ in every process, but findings must
-not: so each class here defines its own hash.
+Sets are iterated in the order of hashes. The hashes of text and of nodes differ in every process,
+but findings must not: so each class here defines its own hash.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Library:
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of calling a library's function or method: `torch.optim.SGD`, `torch.optim.SGD.state_dict`."""
+    """The result of calling a library's function or method: `torch.optim.SGD`,
+    `torch.optim.SGD.state_dict`."""
 
     name: str
     call: ast.Call
@@ -121,7 +122,8 @@ class Instance:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a library's object, or one that a class of the given files inherits from a library."""
+    """A method of a library's object, or one that a class of the given files inherits from a
+    library."""
 
     of: Value
     name: str
@@ -132,9 +134,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Rank:
-    """A number of this process: global, local (to its host), node, group (within some processes), or spawned.
+    """A number of this process: global, local (to its host), node, group (within some processes),
+    or spawned.
 
-    A rank from mp.spawn is local, and also global if there is one host. So is one that is not known to be either.
+    A rank from mp.spawn is local, and also global if there is one host. So is one that is not known
+    to be either.
     """
 
     kind: str

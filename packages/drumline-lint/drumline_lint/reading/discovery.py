@@ -23,7 +23,8 @@ class Found:
     problems: list[Finding]
     """Folders that could not be listed."""
     outside: frozenset[Path] = frozenset()
-    """The files outside of the given folders, found through a link. They are read, but not written."""
+    """The files outside of the given folders, found through a link. They are read, but not
+    written."""
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""The launches in a script: torchrun and others, also after srun, ssh, env or `bash -c "..."`, with torchrun's
-flags."""
+"""The launches in a script: torchrun and others, also after srun, ssh, env or `bash -c "..."`, with
+torchrun's flags."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Number and code of each code cell; all cells are counted, from 1. Empty for languages other than Python."""
+    """Number and code of each code cell; all cells are counted, from 1. Empty for languages other
+    than Python."""
     if not _is_python(document):
         return
     if "cells" not in document:
@@ -104,7 +105,8 @@ def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
 
 
 def _without_magics(code: str) -> str:
-    """The same number of lines. Python could not parse the code, so a `%` at the start of a line is a magic."""
+    """The same number of lines. Python could not parse the code, so a `%` at the start of a line is
+    a magic."""
     lines = code.split("\n")
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if lines[first].startswith("%%"):

@@ -1,4 +1,5 @@
-"""Parses a file's bytes for the rules: Python, a notebook's Python or a script. Unreadable files become problems."""
+"""Parses a file's bytes for the rules: Python, a notebook's Python or a script. Unreadable files
+become problems."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def _encoding(data: bytes) -> str:
     try:
         return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError as error:
-        if "missing" in str(error):  # It declares none, so it must be UTF-8; the error names the invalid byte.
+        # It declares none, so it must be UTF-8; the error names the invalid byte.
+        if "missing" in str(error):
             data.decode()
         raise
 

@@ -31,7 +31,8 @@ class Assignment:
     """The part after the equals sign."""
     command: Command
     is_exported: bool
-    """Whether it is exported here: with `export`, or before a command; otherwise it may be exported elsewhere."""
+    """Whether it is exported here: with `export`, or before a command; otherwise it may be exported
+    elsewhere."""
     is_for_command: bool
     """Whether it is before a command, and only for that command."""
     is_appended: bool
@@ -54,12 +55,14 @@ class Script:
 
     @cached_property
     def silenced(self) -> Silenced:
-        """The lines with `# noqa`; after a command over several lines, it applies to all of them."""
+        """The lines with `# noqa`; after a command over several lines, it applies to all of
+        them."""
         return silenced_lines(self.text, lambda: map(self._lines, self.commands))
 
     @cached_property
     def commands(self) -> list[Command]:
-        """In the order of the text, with those in `$(...)` before the command that contains them."""
+        """In the order of the text, with those in `$(...)` before the command that contains
+        them."""
         return read_commands(self.text)
 
     @cached_property
@@ -110,7 +113,8 @@ class Script:
         return joined if len(joined) <= _LONGEST_VALUE else None
 
     def source_of(self, word: Word) -> TextRange:
-        """Where a word's value is written: the word itself, or the assignment of its only variable."""
+        """Where a word's value is written: the word itself, or the assignment of its only
+        variable."""
         names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
         assigned = self.variables.get(names[0], []) if len(names) == 1 else []
         return assigned[0] if len(assigned) == 1 else word
@@ -130,7 +134,8 @@ class Script:
         return Place(path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column)
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column as an edit counts them: from 1 and 0, columns in bytes of UTF-8, as `ast` does."""
+        """Line and column as an edit counts them: from 1 and 0, columns in bytes of UTF-8, as `ast`
+        does."""
         line, column = self._position(offset)
         start = offset - column + 1
         return line, len(self.text[start:offset].encode(errors="surrogateescape"))

@@ -1,7 +1,7 @@
 """Splits shell text into simple commands and their words, with the position of each.
 
-It accepts any text: an unclosed quote or bracket ends with the text, and brackets that are nested hundreds of levels
-deep are not read.
+It accepts any text: an unclosed quote or bracket ends with the text, and brackets that are nested
+hundreds of levels deep are not read.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ _PASSED_OVER = {"then", "do", "else", "elif", "{", "}", "!"}
 
 
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
-    """The commands of the text, or of a part of it; those inside `$(...)` come before the one that contains them."""
+    """The commands of the text, or of a part of it; those inside `$(...)` come before the one that
+    contains them."""
     reader = _Reader(text, start, len(text) if end is None else end)
     with suppress(RecursionError):
         reader.read_list()
@@ -135,7 +136,8 @@ class _Reader:
         self.is_conditional = False
         self.closer = ""
         self.here: list[tuple[str, bool]] = []
-        """The here-documents that begin on the next line: the delimiter of each, and whether tabs may precede it."""
+        """The here-documents that begin on the next line: the delimiter of each, and whether tabs
+        may precede it."""
 
     def read_list(self, closer: str = "") -> None:
         """Commands up to a closing bracket, or to the end."""
@@ -296,7 +298,8 @@ class _Reader:
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Merge adjacent texts, quoted if any of them was; an empty text is kept only for an empty word."""
+    """Merge adjacent texts, quoted if any of them was; an empty text is kept only for an empty
+    word."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None

@@ -1,4 +1,5 @@
-"""Options of sbatch and srun: long and short, with `=` or a blank, in a header or on a command line."""
+"""Options of sbatch and srun: long and short, with `=` or a blank, in a header or on a command
+line."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _HEADER = re.compile(r"^#SBATCH(?=[ \t-])", re.MULTILINE)
 _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may run on its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
-# The number of GPUs that a whole node usually has; a job with several nodes seldom uses only some of each.
+# The number of GPUs that a whole node usually has; a job with several nodes seldom uses only some
+# of each.
 _ALL_GPUS = 8
 _ALL_GPUS_OF_SEVERAL = 4
 
@@ -69,7 +71,8 @@ class Options:
 
     @property
     def has_whole_nodes(self) -> bool:
-        """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are used."""
+        """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are
+        used."""
         is_alone = "exclusive" in self and self.by_name["exclusive"].value in _WHOLE
         memory = self.by_name.get("mem")
         takes_memory = memory is not None and memory.value == "0"

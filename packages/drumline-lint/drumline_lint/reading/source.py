@@ -1,4 +1,5 @@
-"""One file of Python, or the code of a notebook: text, tree, places and `# noqa` lines; why it cannot be parsed."""
+"""One file of Python, or the code of a notebook: text, tree, places and `# noqa` lines; why it
+cannot be parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _NOQA = re.compile(rf"#\s*noqa(?::\s*(?P<rules>{_RULE}(?:[\s,]+{_RULE})*))?", re
 
 
 def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenced:
-    """For Python or a shell script. A comment on one of the lines `together` applies to all of them."""
+    """For Python or a shell script. A comment on one of the lines `together` applies to all of
+    them."""
     if "noqa" not in text.lower():
         return {}
     silenced: dict[int, frozenset[str]] = {}
@@ -91,7 +93,8 @@ class Source:
         return bool(self.cells)
 
     def place(self, node: ast.AST) -> Place:
-        """The place of a node; for a module its first line, and for a node with a body the line that opens it."""
+        """The place of a node; for a module its first line, and for a node with a body the line
+        that opens it."""
         line: int = getattr(node, "lineno", 1)
         end_line: int = getattr(node, "end_lineno", None) or line
         column = column_of(self.lines[line - 1], getattr(node, "col_offset", 0))

@@ -1,4 +1,5 @@
-"""One module for each mistake: `RULE` describes it; `check` finds it in Python, `check_shell` in scripts.
+"""One module for each mistake: `RULE` describes it; `check` finds it in Python, `check_shell` in
+scripts.
 
 def check(program: Program, source: Source) -> Iterator[Finding]
 def check_shell(script: Script) -> Iterator[Finding]

@@ -17,7 +17,8 @@ RULE = rule("DL004")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Both in one call: shuffle true in any case, the sampler something that is known not to be None."""
+    """Both in one call: shuffle true in any case, the sampler something that is known not to be
+    None."""
     for call in program.calls(source, LOADER):
         if not _is_true(program, given(call, "shuffle")):
             continue
@@ -35,7 +36,8 @@ def _is_true(program: Program, shuffle: ast.expr | None) -> bool:
 
 
 def _is_there(program: Program, sampler: ast.expr) -> bool:
-    """Whether it is made somewhere; beside a shuffle that is always on, one None among others does not help."""
+    """Whether it is made somewhere; beside a shuffle that is always on, one None among others does
+    not help."""
     if any(value != ConstantValue(None) for value in program.values(sampler)):
         return True
     return any(isinstance(one, ast.Call) for one in written_values(program, sampler))

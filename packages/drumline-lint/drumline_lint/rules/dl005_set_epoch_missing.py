@@ -57,7 +57,8 @@ def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
 
 
 def _has_set_epoch(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
-    """Whether there is a `set_epoch` on it, on a loader that has it, or on something unknown that may be it."""
+    """Whether there is a `set_epoch` on it, on a loader that has it, or on something unknown that
+    may be it."""
     for source in connected(program, program.source_of(sampler)):
         for call in program.index(source).calls.get("set_epoch", ()):
             if isinstance(call.func, ast.Attribute):

@@ -23,7 +23,8 @@ _SYNCED = ("SyncBatchNorm", "syncbn", "sync_bn", "SyncBN", "sync_batchnorm")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Models in whose making a BatchNorm is seen, in files that never speak of a synchronised one."""
+    """Models in whose making a BatchNorm is seen, in files that never speak of a synchronised
+    one."""
     calls = list(program.calls(source, DDP))
     if not calls or framework(program, source) or is_on_cpu_only(program, source):
         return

@@ -23,7 +23,8 @@ _MASK = "CUDA_VISIBLE_DEVICES"
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes there."""
+    """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes
+    there."""
     if framework(program, source) or not connected(program, source).isdisjoint(_masking(program)):
         return  # where each process sees one GPU only, its number is 0
     found = {
@@ -75,7 +76,8 @@ def _is_for_all(program: Program, node: ast.AST) -> bool:
 
 
 def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bool:
-    """Whether the variable that it is for gets a device by rank in another place: it was a default."""
+    """Whether the variable that it is for gets a device by rank in another place: it was a
+    default."""
     statement = statement_of(node)
     if not isinstance(statement, ast.Assign) or not _is_or_makes(program, statement.value, node):
         return False

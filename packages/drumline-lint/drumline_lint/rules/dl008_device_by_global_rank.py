@@ -22,7 +22,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     for device in (number for one in devices_given(program, source) for number in _numbers(one)):
         ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-        # A parameter that is named so, and of which no caller is seen, may be the number of a process of mp.spawn.
+        # A parameter that is named so, and of which no caller is seen, may be the number of a
+        # process of mp.spawn.
         is_seen = not any(isinstance(one, ast.Name) for one in written_values(program, device))
         if ranks == {"global"} and is_seen and program.source_of(device) is source:
             said = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"

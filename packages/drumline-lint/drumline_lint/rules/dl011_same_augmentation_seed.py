@@ -55,7 +55,8 @@ def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _in_same_process(program: Program, run: Run, loading: Run) -> Run:
-    """What is done where the loaders are made: a process that is spawned has no seed from its parent.
+    """What is done where the loaders are made: a process that is spawned has no seed from its
+    parent.
 
     Where some are made in spawned processes and some in their parent, the ranks are the former.
     """
@@ -81,7 +82,8 @@ def _same_seed(program: Program, run: Run, kind: str) -> ast.AST | None:
 
 
 def _seeds_of_workers(program: Program, loaders: list[ast.Call]) -> tuple[list[tuple[ast.Call, str]], bool]:
-    """The seeds that `worker_init_fn` sets, with the name of its worker; and whether all such are known."""
+    """The seeds that `worker_init_fn` sets, with the name of its worker; and whether all such are
+    known."""
     found = []
     for loader in loaders:
         given = argument(loader, 10, "worker_init_fn")
@@ -143,7 +145,8 @@ def _drawn_by(program: Program, call: ast.Call) -> dict[str, str]:
 
 @cached_query
 def _drawn_in_dataset(program: Program, node: ast.ClassDef) -> dict[str, str]:
-    """What is drawn in `__getitem__`, or in what that calls; unless the item's number is its seed."""
+    """What is drawn in `__getitem__`, or in what that calls; unless the item's number is its
+    seed."""
     read = program.method(node, "__getitem__")
     found: dict[str, str] = {}
     for call in calls_made_in(program, read) if read is not None else ():

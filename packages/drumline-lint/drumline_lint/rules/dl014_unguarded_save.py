@@ -28,7 +28,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
-    """In words: `through train (line 12)`, with the file if it is another; nothing where it is plain to see."""
+    """In words: `through train (line 12)`, with the file if it is another; nothing where it is
+    plain to see."""
     call = _call_of_all(program, node)
     if call is None:
         return ""
@@ -45,7 +46,8 @@ def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
 
 
 def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
-    """The last call that all ranks make where other calls are only for some; if there is none, the nearest one."""
+    """The last call that all ranks make where other calls are only for some; if there is none, the
+    nearest one."""
     deciding: ast.Call | None = None
     nearest: ast.Call | None = None
     seen: set[ast.AST] = set()

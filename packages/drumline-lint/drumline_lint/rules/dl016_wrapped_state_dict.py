@@ -58,7 +58,8 @@ def _is_wrapped(program: Program, model: ast.expr) -> bool:
 
 @cached_query
 def _is_loaded_wrapped(program: Program) -> bool:
-    """Whether the wrapper's name is expected where something is loaded: other keys would not fit there."""
+    """Whether the wrapper's name is expected where something is loaded: other keys would not fit
+    there."""
     for source in program.sources:
         if "[7:]" in source.text:  # as long as `module.`, which is often cut off by hand
             return True
@@ -96,13 +97,15 @@ _MODULE = "module"
 
 
 def is_unwrapped(program: Program, model: ast.expr) -> bool:
-    """Whether a condition on the model, or on there being several processes, says so at this place."""
+    """Whether a condition on the model, or on there being several processes, says so at this
+    place."""
     known = held_conditions(program, model)
     return any(_says_unwrapped(program, test, holds, model) for test, holds in known) or _is_instead(model)
 
 
 def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.expr) -> bool:
-    """Where `isinstance(model, DDP)` or `hasattr(model, "module")` does not hold, or there is one process."""
+    """Where `isinstance(model, DDP)` or `hasattr(model, "module")` does not hold, or there is one
+    process."""
     if not isinstance(test, ast.BoolOp) and says_distributed(program, test) is (not holds):
         return True
     if holds or not isinstance(test, ast.Call) or len(test.args) != 2 or not dotted(model):

@@ -28,7 +28,8 @@ RULE = rule("DL017")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
     likely = likely_collective_names(program)
-    find = cache(lambda node: tuple(collectives_in(program, node)))  # asked for a function by each of its calls
+    # asked for a function by each of its calls
+    find = cache(lambda node: tuple(collectives_in(program, node)))
     for call in program.index(source).every(ast.Call):
         if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
@@ -53,7 +54,8 @@ def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
 
 
 def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tuple[ast.Call, ...]]]:
-    """The collectives of a call, directly or not, given its arguments; calls in arguments are checked separately."""
+    """The collectives of a call, directly or not, given its arguments; calls in arguments are
+    checked separately."""
     if not any(chain[0] is call for _, chain in collectives_in(program, call)):
         return []
     return reached_by(program, call, _certain(program, call))

@@ -76,7 +76,8 @@ def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
 
 
 def _what_others_do(program: Program, exit_: Exit) -> Iterator[ast.AST]:
-    """The rest of the blocks around it, and the loops that continue; an exit of the process skips everything later."""
+    """The rest of the blocks around it, and the loops that continue; an exit of the process skips
+    everything later."""
     inner: ast.stmt = exit_
     for outer in ancestors(exit_):
         yield from rest_of_block(inner)

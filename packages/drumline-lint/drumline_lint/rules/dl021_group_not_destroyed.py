@@ -18,7 +18,8 @@ RULE = rule("DL021", in_tests=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Only in runs of scripts: a library with `setup()` and `cleanup()` leaves the calls to its users."""
+    """Only in runs of scripts: a library with `setup()` and `cleanup()` leaves the calls to its
+    users."""
     if framework(program, source):
         return
     for call in program.calls(source, INIT):
@@ -29,7 +30,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _may_be_destroyed(program: Program, run: Run) -> bool:
-    """Whether the run calls it, or a file of the run names it where it may be called: not in an unused function."""
+    """Whether the run calls it, or a file of the run names it where it may be called: not in an
+    unused function."""
     if len(run) >= MOST_STEPS or any(program.name_of(step.call.func) == DESTROY for step in run):
         return True
     return any(

@@ -57,7 +57,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_intended(program: Program, call: ast.Call, kind: str) -> bool:
-    """It names the rank, is about a failure, goes to a file or to stderr, or is a bar that may be off."""
+    """It names the rank, is about a failure, goes to a file or to stderr, or is a bar that may be
+    off."""
     if has_unknown_arguments(call) or _names_rank(program, call) or _is_about_failure(program, call):
         return True
     if kind == "bar":
@@ -67,7 +68,8 @@ def _is_intended(program: Program, call: ast.Call, kind: str) -> bool:
 
 
 def _is_about_failure(program: Program, call: ast.Call) -> bool:
-    """In an `except`, or just before the process ends: whichever rank that is, it should be heard."""
+    """In an `except`, or just before the process ends: whichever rank that is, it should be
+    heard."""
     if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call)):
         return True
     following = rest_of_block(statement_of(call))

@@ -41,7 +41,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
-    """The rounds of training that come to the clip, as the calls that they make; or else its own function's."""
+    """The rounds of training that come to the clip, as the calls that they make; or else its own
+    function's."""
     found = [calls for calls in _rounds(program) if clip in calls]
     function = enclosing_function(clip)
     if found or function is None:

@@ -44,7 +44,8 @@ def _where(program: Program, save: ast.Call, content: ast.expr) -> ast.expr:
 
 
 def _scaler_in_use(program: Program, saving: Source) -> str:
-    """As it is written where it makes a step, in a file that imports the one that saves, or is imported by it."""
+    """As it is written where it makes a step, in a file that imports the one that saves, or is
+    imported by it."""
     for source, scaler in _scalers_in_use(program):
         if saving in with_imported(program, [source]) or source in with_imported(program, [saving]):
             return scaler
@@ -124,7 +125,8 @@ def _has_optimizer(program: Program, content: ast.expr) -> bool:
 
 
 def _has_scaler(program: Program, content: ast.expr) -> bool:
-    """By a name in it; a value that is a call of something else may hold anything, and is taken as it is named."""
+    """By a name in it; a value that is a call of something else may hold anything, and is taken as
+    it is named."""
     for key, value in _parts(content) or ():
         words = [key, *(last_name(one) for one in nodes_in(value, ast.Name, ast.Attribute))]
         if any("scal" in word.lower() or "amp" in word.lower().split("_") for word in words):

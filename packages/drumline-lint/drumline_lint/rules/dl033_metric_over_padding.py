@@ -62,7 +62,8 @@ def _padding_samplers(program: Program) -> dict[ast.Call, None]:
 
 
 def _is_joined(program: Program, source: Source) -> bool:
-    """Whether results of ranks are brought together anywhere near: one's own part alone holds no sample twice."""
+    """Whether results of ranks are brought together anywhere near: one's own part alone holds no
+    sample twice."""
     near = connected(program, source)
     return any(
         _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
@@ -128,7 +129,8 @@ def _counts(program: Program, loop: Loop) -> bool:
 
 
 def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
-    """Whether the code around says that it knows: a remainder by the number of ranks, a cut, a part for the rest."""
+    """Whether the code around says that it knows: a remainder by the number of ranks, a cut, a part
+    for the rest."""
     for node in (loop, sampler):
         around = enclosing_function(node) or program.source_of(node).tree
         for part in nodes_in(around, ast.Name, ast.Attribute, ast.BinOp, ast.Slice):

@@ -63,7 +63,8 @@ def _old(program: Program, node: ast.expr) -> str:
 
 
 def _is_for_old_torch(program: Program, node: ast.expr) -> bool:
-    """Under a condition on the version, or on whether the new one is there; or where that could not be imported."""
+    """Under a condition on the version, or on whether the new one is there; or where that could not
+    be imported."""
     if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
         return True
     tests = [ast.unparse(test).lower() for test, _ in conditions(program, node)]
@@ -98,7 +99,8 @@ def _says_torch(program: Program, source: Source, node: ast.Attribute) -> bool:
 
 
 def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom) -> list[Edit]:
-    """`from torch.cuda.amp import autocast, GradScaler` and all calls of both; none, if one cannot be mended."""
+    """`from torch.cuda.amp import autocast, GradScaler` and all calls of both; none, if one cannot
+    be mended."""
     written = f"from {statement.module} import"
     line, column = position(statement)
     if statement.module not in ("torch.cuda.amp", "torch.cpu.amp") or {alias.name for alias in statement.names} - {

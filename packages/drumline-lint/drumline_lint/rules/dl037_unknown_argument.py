@@ -76,7 +76,8 @@ MEANT = {
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Every keyword of known calls; code that tests for an argument by its quoted name has a torch with it."""
+    """Every keyword of known calls; code that tests for an argument by its quoted name has a torch
+    with it."""
     asked = {one.value for one in program.index(source).every(ast.Constant) if isinstance(one.value, str)}
     for call in program.calls(source, *ACCEPTED):
         name = program.name_of(call.func)

@@ -75,7 +75,8 @@ def _fixed_file(program: Program, source: Source, call: ast.Call) -> list[Edit]:
 
 
 def _is_part(program: Program, copied: ast.expr) -> bool:
-    """Of a batch that is taken apart; a whole one may be of a class whose `.to` knows no such argument."""
+    """Of a batch that is taken apart; a whole one may be of a class whose `.to` knows no such
+    argument."""
     if isinstance(copied, ast.Subscript):
         return True
     bindings = program.bindings(copied) if isinstance(copied, ast.Name) else []

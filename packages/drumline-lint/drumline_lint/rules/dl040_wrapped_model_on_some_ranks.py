@@ -64,14 +64,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_open(program: Program, chain: Chain) -> bool:
-    """Whether every call of the chain leads to the model; conditions further down are reported there."""
+    """Whether every call of the chain leads to the model; conditions further down are reported
+    there."""
     if any(is_within(call, "join") for call in chain):
         return False
     return all(rank_filter(program, call) is None for call in chain[1:])
 
 
 def _effect(program: Program, chain: Chain, kept: RankFilter) -> str:
-    """What the model would do together with the ranks that do not come; nothing if it may do nothing."""
+    """What the model would do together with the ranks that do not come; nothing if it may do
+    nothing."""
     found = wrappings_by(program, chain)
     if any(has_group(program, one.call) for one in found):
         return ""
@@ -166,8 +168,8 @@ def _forwards_of(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
 def wrappings_by(program: Program, chain: Chain) -> list[CallResult]:
     """What wraps the model that a chain of calls runs; nothing where it may well be another model.
 
-    A function may get the wrapped model from one caller and the inner one from another: what counts is what the calls
-    of this chain give it.
+    A function may get the wrapped model from one caller and the inner one from another: what counts
+    is what the calls of this chain give it.
     """
     model: ast.expr | None = run_by(chain[-1])
     callers = list(chain[:-1])
@@ -203,7 +205,8 @@ def wrappings(program: Program, model: ast.expr, depth: int = 0) -> list[CallRes
 
 
 def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
-    """Whether all callers give a wrapped one for a parameter; of what is assigned, one that is wrapped will do."""
+    """Whether all callers give a wrapped one for a parameter; of what is assigned, one that is
+    wrapped will do."""
     if isinstance(model, ast.Name):
         bindings = program.bindings(model)
         assigned = [one for one in bindings if one.kind != "parameter"]

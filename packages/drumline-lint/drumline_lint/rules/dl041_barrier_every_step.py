@@ -20,7 +20,8 @@ RULE = rule("DL041")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Barriers that every round of a training loop calls, in the loop or in a function that it calls."""
+    """Barriers that every round of a training loop calls, in the loop or in a function that it
+    calls."""
     for call in _barriers(program):
         if program.source_of(call) is source:
             yield RULE.at(source, call, f"{source.code(call)} makes all ranks wait for the slowest at every step")
@@ -39,7 +40,8 @@ def _barriers(program: Program) -> dict[ast.Call, None]:
 
 
 def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Under any condition but that the code is distributed, or in an inner loop: it may be there for a reason."""
+    """Under any condition but that the code is distributed, or in an inner loop: it may be there
+    for a reason."""
     if is_now_and_then(program, node, until):
         return True
     inner: ast.AST = node

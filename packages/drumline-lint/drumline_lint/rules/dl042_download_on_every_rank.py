@@ -17,7 +17,8 @@ _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.dataset
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Datasets with `download=True` on every rank; not if some ranks make the same one before the others."""
+    """Datasets with `download=True` on every rank; not if some ranks make the same one before the
+    others."""
     for call in _downloads(program, source):
         if is_on_every_rank(program, call) and not _is_made_before(program, call):
             message = (

@@ -19,7 +19,8 @@ RULE = rule("DL044")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Groups and samplers with the GPUs of a host as their size, and the rank among all hosts as their rank."""
+    """Groups and samplers with the GPUs of a host as their size, and the rank among all hosts as
+    their rank."""
     pairs = [(call, argument(call, 3, "world_size"), argument(call, 4, "rank")) for call in program.calls(source, INIT)]
     if meets_on_one_host(program, source) and not any(_is_global(program, rank) for _, _, rank in pairs):
         return
@@ -44,7 +45,8 @@ def _is_of_host(program: Program, size: ast.expr) -> bool:
 
 
 def _is_global(program: Program, rank: ast.expr | None) -> bool:
-    """From the environment or `get_rank()`; a name alone may be the number of a process of mp.spawn."""
+    """From the environment or `get_rank()`; a name alone may be the number of a process of
+    mp.spawn."""
     if rank is None or program.values(rank) != {Rank("global")}:
         return False
     origins = written_values(program, rank)

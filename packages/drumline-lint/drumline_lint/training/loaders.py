@@ -1,4 +1,5 @@
-"""Which loader feeds which loop: the DataLoader calls behind what is iterated over, and what is given to them."""
+"""Which loader feeds which loop: the DataLoader calls behind what is iterated over, and what is
+given to them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def given(loader: ast.Call, name: str) -> ast.expr | None:
 
 
 def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list[ast.Call]:
-    """The DataLoader calls that an iterable may come from, through `enumerate`, `tqdm` and their like."""
+    """The DataLoader calls that an iterable may come from, through `enumerate`, `tqdm` and their
+    like."""
     found = []
     for value in program.values(iterated) if depth < DEEPEST else ():
         if not isinstance(value, CallResult):
@@ -85,7 +87,8 @@ def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
 
 
 def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Call]:
-    """Loaders that only other instances of the class got in whose method the call is: a second prefetcher's."""
+    """Loaders that only other instances of the class got in whose method the call is: a second
+    prefetcher's."""
     function = enclosing_function(call)
     owner = None if function is None else enclosing_class(function)
     made = None if owner is None else program.method(owner, "__init__")
@@ -102,7 +105,8 @@ def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Ca
 
 
 def trains_together(program: Program, loop: ast.AST) -> bool:
-    """Whether a model that keeps in step with others is called in it, or gradients are exchanged by hand."""
+    """Whether a model that keeps in step with others is called in it, or gradients are exchanged by
+    hand."""
     for call in calls_made_in(program, loop):
         for value in program.values(call.func):
             if isinstance(value, CallResult) and value.name in WRAPPERS:

@@ -54,7 +54,8 @@ def _says_gpu(program: Program, value: Value) -> bool | None:
 
 
 def devices_given(program: Program, source: Source) -> Iterator[ast.expr]:
-    """All that is given in a file where a device is asked for: in `set_device`, `.to`, `device=`, `device_ids`."""
+    """All that is given in a file where a device is asked for: in `set_device`, `.to`, `device=`,
+    `device_ids`."""
     named = {call: program.name_of(call.func) for call in program.calls(source, *_TAKING_DEVICES)}
     for call in program.index(source).every(ast.Call):
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -128,7 +129,8 @@ def _concerns_device(node: ast.AST) -> bool:
 
 
 def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int = 0) -> bool:
-    """Whether it may be on a GPU when it is used: moved in its making, or between that and the use."""
+    """Whether it may be on a GPU when it is used: moved in its making, or between that and the
+    use."""
     if depth > DEEPEST or _has_default(program, model) or _is_in_device_block(model):
         return True
     if any(_is_before(call, use) for call in moves_of(program, model)):
@@ -160,7 +162,8 @@ def _is_move(node: ast.AST) -> bool:
 
 
 def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
-    """All `.to(device)` and `.cuda()` on what is written the same way: of a name in the same function."""
+    """All `.to(device)` and `.cuda()` on what is written the same way: of a name in the same
+    function."""
     home = enclosing_function(model)
     calls = program.index(program.source_of(model)).calls
     return [
@@ -221,7 +224,8 @@ def wrapping_steps(program: Program, run: Run) -> list[int]:
 
 
 def built_at(program: Program, run: Run, wrapping: int) -> int | None:
-    """The step in which the model that is wrapped there was built with weights of its own, if that is known."""
+    """The step in which the model that is wrapped there was built with weights of its own, if that
+    is known."""
     values = program.values(argument(run[wrapping].call, 0, "module"))
     made: set[ast.AST] = {
         value.call

@@ -75,7 +75,8 @@ def is_in_memory(program: Program, path: ast.expr | None) -> bool:
 
 
 def is_own(program: Program, path: ast.expr | None) -> bool:
-    """Whether each rank has a path of its own: with its rank or one of its samples in it, or made up each time."""
+    """Whether each rank has a path of its own: with its rank or one of its samples in it, or made
+    up each time."""
     return any(
         _is_unique(program, part) or _kinds(program, part) or _is_of_host(program, part)
         for part in parts(program, path)
@@ -83,7 +84,8 @@ def is_own(program: Program, path: ast.expr | None) -> bool:
 
 
 def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
-    """Whether each node has a path of its own: with its name or rank in it, or on a disk that no other sees."""
+    """Whether each node has a path of its own: with its name or rank in it, or on a disk that no
+    other sees."""
     return any(
         _is_unique(program, part)
         or _kinds(program, part) - {"local"}

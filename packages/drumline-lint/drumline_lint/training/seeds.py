@@ -24,7 +24,8 @@ Seen: TypeAlias = frozenset[str]
 
 
 def seeds_torch(program: Program, call: ast.Call) -> bool:
-    """Whether it seeds torch's own generator; of a function that is not given and says so, it is believed."""
+    """Whether it seeds torch's own generator; of a function that is not given and says so, it is
+    believed."""
     name = program.name_of(call.func)
     if name in TORCH_SEEDS:
         return True

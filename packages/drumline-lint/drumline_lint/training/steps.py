@@ -1,4 +1,5 @@
-"""What a training loop does in every round, and what only in some: optimizers, schedulers and scalers among it."""
+"""What a training loop does in every round, and what only in some: optimizers, schedulers and
+scalers among it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def training_loops(program: Program) -> list[Loop]:
 
 
 def round_functions(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -> dict[ast.AST, bool]:
-    """The loop and all functions that its rounds run; each with whether it is only in some of the rounds."""
+    """The loop and all functions that its rounds run; each with whether it is only in some of the
+    rounds."""
     found: dict[ast.AST, bool] = {loop: False}
     pending = [loop]
     while pending:
@@ -50,7 +52,8 @@ def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNod
 
 
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed so."""
+    """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed
+    so."""
     return any(
         _counts(program, test) or (holds and (_is_last(test) or _counts_from_last(test)))
         for test, holds in conditions(program, node)

@@ -33,7 +33,8 @@ def _differentiated_bindings(
 
 
 def _differentiated(call: ast.Call) -> ast.expr | None:
-    """The loss in `loss.backward()`, `(loss / n).backward()` and `scaler.scale(loss).backward()`."""
+    """The loss in `loss.backward()`, `(loss / n).backward()` and
+    `scaler.scale(loss).backward()`."""
     loss = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else None
     if isinstance(loss, ast.Call) and last_name(loss.func) == "scale" and loss.args:
         loss = loss.args[0]
@@ -76,7 +77,8 @@ MODELS = ("model", "net", "network", "ddp", "ddp_model", "criterion", "loss_fn",
 
 
 def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) -> bool:
-    """Whether it comes of a forward: what a model gave, and all that is computed from it on the GPU."""
+    """Whether it comes of a forward: what a model gave, and all that is computed from it on the
+    GPU."""
     if expression is None or depth > DEEPEST:
         return False
     deeper = depth + 1
@@ -125,8 +127,8 @@ def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
 
 
 def is_key(program: Program, name: ast.Name) -> bool:
-    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`; or the names of what
-    a model has."""
+    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`; or
+    the names of what a model has."""
     bindings = program.bindings(name)
     return bool(bindings) and all(one.kind == "each" and _gives_keys(one, name) for one in bindings)
 

@@ -1,9 +1,11 @@
-"""An AWS account for tests: a moto server for what moto has, botocore's Stubber for what it has not.
+"""An AWS account for tests: a moto server for what moto has, botocore's Stubber for what it has
+not.
 
-moto does not have the price list and the quotas of EC2: Stubber answers them as AWS documents it. moto cannot delete a
-stack with a route table, so clusters are made in the default VPC. It creates a stack within the request, ignores wait
-conditions, egress rules and placement groups, and knows neither the deletion policy RetainExceptOnCreate nor the
-address of a mount target: here it gets Retain, and the id of the target.
+moto does not have the price list and the quotas of EC2: Stubber answers them as AWS documents it.
+moto cannot delete a stack with a route table, so clusters are made in the default VPC. It creates a
+stack within the request, ignores wait conditions, egress rules and placement groups, and knows
+neither the deletion policy RetainExceptOnCreate nor the address of a mount target: here it gets
+Retain, and the id of the target.
 """
 
 from __future__ import annotations
@@ -69,17 +71,22 @@ def make_account(session: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
 
 @pytest.fixture(name="stub")
 def make_stub(account: Account) -> Iterator[Callable[..., None]]:
-    """`stub("ec2", "describe_images", {...})`: the answer, or with a string the error code, of the next such call."""
+    """`stub("ec2", "describe_images", {...})`: the answer, or with a string the error code, of the
+    next such call."""
     stubber_of = pytest.importorskip("botocore.stub", reason=WHY).Stubber
     stubbers: dict[str, Any] = {}
 
-    def stub(service: str, operation: str, answer: dict[str, Any] | str, times: int = 1, **expected: Any) -> None:
+    def stub(
+        service: str, operation: str, answer: dict[str, Any] | str, times: int = 1, **expected: Any
+    ) -> None:
         if service not in stubbers:
             stubbers[service] = stubber_of(account.client(service))
             stubbers[service].activate()
         for _ in range(times):
             if isinstance(answer, str):
-                stubbers[service].add_client_error(operation, answer, service_message=f"message of {answer}")
+                stubbers[service].add_client_error(
+                    operation, answer, service_message=f"message of {answer}"
+                )
             else:
                 stubbers[service].add_response(operation, answer, expected or None)
 
@@ -90,7 +97,11 @@ def make_stub(account: Account) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(name="cloud")
 def make_cloud(
-    aws_server: str, account: Account, stub: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws_server: str,
+    account: Account,
+    stub: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Account:
     """An empty account on the server."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
@@ -117,10 +128,14 @@ def make_cloud(
 def give_gateway(account: Account) -> None:
     """As in an account of AWS, the default VPC has a way to the internet; moto's has none."""
     ec2 = account.client("ec2")
-    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0]["VpcId"]
+    vpc = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0][
+        "VpcId"
+    ]
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"][0]["RouteTableId"]
+    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"][
+        0
+    ]["RouteTableId"]
     ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
 
 

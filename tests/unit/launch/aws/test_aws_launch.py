@@ -1,4 +1,5 @@
-"""`drumline aws launch`: which commands it runs on which nodes, and what it does when AWS replaced one."""
+"""`drumline aws launch`: which commands it runs on which nodes, and what it does when AWS replaced
+one."""
 
 from __future__ import annotations
 
@@ -25,13 +26,21 @@ Stub = Callable[..., None]
 
 def instance(number: int, **more: Any) -> dict[str, Any]:
     started = datetime(2026, 1, 1, 0, number, tzinfo=UTC)
-    return {"InstanceId": f"i-{number}", "PrivateIpAddress": f"10.0.0.{number}", "LaunchTime": started, **more}
+    return {
+        "InstanceId": f"i-{number}",
+        "PrivateIpAddress": f"10.0.0.{number}",
+        "LaunchTime": started,
+        **more,
+    }
 
 
 class Cluster:
-    """The nodes that AWS has at each question, a stand-in for ssh, and the calls of doctor and launch."""
+    """The nodes that AWS has at each question, a stand-in for ssh, and the calls of doctor and
+    launch."""
 
-    def __init__(self, account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         # type: ignore[var-annotated]
         self.stub = stub
         self.calls = []
@@ -47,7 +56,8 @@ class Cluster:
         monkeypatch.setattr(aws_launch.launch_command, "run", self.launch)
 
     def is_lost(self, address: str, *, after: int, code: int = 255) -> None:
-        """From the connection on that follows these. A code other than ssh's own is that of the node's command."""
+        """From the connection on that follows these. A code other than ssh's own is that of the
+        node's command."""
         gone = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit {code};; esac'
         (self.log.parent / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{gone}\n')
 
@@ -55,16 +65,36 @@ class Cluster:
         self.stub("ec2", "describe_instances", {"Reservations": [{"Instances": list(instances)}]})
 
     def wants(self, nodes: int) -> None:
-        group = {"AutoScalingGroupName": "drumline-train", "MinSize": 0, "MaxSize": 2, "DesiredCapacity": nodes}
-        group |= {"DefaultCooldown": 0, "AvailabilityZones": ["us-east-1a"], "HealthCheckType": "EC2", "CreatedTime": 0}
+        group = {
+            "AutoScalingGroupName": "drumline-train",
+            "MinSize": 0,
+            "MaxSize": 2,
+            "DesiredCapacity": nodes,
+        }
+        group |= {
+            "DefaultCooldown": 0,
+            "AvailabilityZones": ["us-east-1a"],
+            "HealthCheckType": "EC2",
+            "CreatedTime": 0,
+        }
         self.stub("autoscaling", "describe_auto_scaling_groups", {"AutoScalingGroups": [group]})
 
     def made(self, **changes: str) -> None:
-        given = {"SessionManager": "false", "NodeCount": "2", "Market": "on-demand", "KeyName": "laptop", **changes}
-        parameters = [{"ParameterKey": name, "ParameterValue": value} for name, value in given.items()]
+        given = {
+            "SessionManager": "false",
+            "NodeCount": "2",
+            "Market": "on-demand",
+            "KeyName": "laptop",
+            **changes,
+        }
+        parameters = [
+            {"ParameterKey": name, "ParameterValue": value} for name, value in given.items()
+        ]
         stack = {"StackName": "drumline-train", "CreationTime": 0, "StackStatus": "CREATE_COMPLETE"}
         stack["Tags"] = [{"Key": TAG, "Value": "train"}]
-        self.stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "Parameters": parameters}]})
+        self.stub(
+            "cloudformation", "describe_stacks", {"Stacks": [{**stack, "Parameters": parameters}]}
+        )
 
     def doctor(self, argv: Sequence[str]) -> int:
         self.calls.append(["doctor", *argv])
@@ -79,7 +109,9 @@ class Cluster:
 
 
 @pytest.fixture(name="cluster")
-def make_cluster(account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def make_cluster(
+    account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Cluster:
     return Cluster(account, stub, tmp_path, monkeypatch)
 
 
@@ -90,7 +122,9 @@ def after(words: list[str], flag: str) -> str:
 def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> None:
     cluster.made()
     cluster.has(instance(2, PublicIpAddress="54.0.0.2"), instance(1, PublicIpAddress="54.0.0.1"))
-    assert aws_launch.launch(["--name", "train", "--procs", "4", "digits", "--train.epochs", "3"]) == 0
+    assert (
+        aws_launch.launch(["--name", "train", "--procs", "4", "digits", "--train.epochs", "3"]) == 0
+    )
     doctor, launch = cluster.calls
     for words in (doctor, launch):
         assert after(words, "--hosts") == "10.0.0.1,10.0.0.2", "the oldest node has rank 0"
@@ -105,9 +139,14 @@ def test_doctor_and_then_launch_on_the_private_addresses(cluster: Cluster) -> No
     assert prepared == [f"10.0.0.1 {command}", f"10.0.0.2 {command}"], "both at once"
 
 
-def test_drumline_itself_is_copied_to_every_node_with_its_hash(cluster: Cluster, tmp_path: Path) -> None:
-    """No package index has it: what runs here goes through ssh, to a program that checks the hash (test_node.py)."""
-    (tmp_path / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {cluster.log}\ncat > {tmp_path}/$$.received\n')
+def test_drumline_itself_is_copied_to_every_node_with_its_hash(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """No package index has it: what runs here goes through ssh, to a program that checks the hash
+    (test_node.py)."""
+    (tmp_path / "ssh").write_text(
+        f'#!/bin/sh\necho "$@" >> {cluster.log}\ncat > {tmp_path}/$$.received\n'
+    )
     cluster.made(CopiesDrumline="true")
     cluster.has(instance(1), instance(2))
     assert aws_launch.launch(["--no-doctor", "digits"]) == 0
@@ -118,7 +157,9 @@ def test_drumline_itself_is_copied_to_every_node_with_its_hash(cluster: Cluster,
 
 
 def test_a_node_that_refuses_the_wheels_ends_the_launch(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "ssh").write_text("#!/bin/sh\ncat > /dev/null\necho 'they do not have the SHA-256 x' >&2\nexit 65\n")
+    (tmp_path / "ssh").write_text(
+        "#!/bin/sh\ncat > /dev/null\necho 'they do not have the SHA-256 x' >&2\nexit 65\n"
+    )
     cluster.made(CopiesDrumline="true", NodeCount="1")
     cluster.has(instance(1))
     with pytest.raises(PreflightError) as error:
@@ -138,11 +179,27 @@ def test_a_script_and_spot_nodes(cluster: Cluster) -> None:
     cluster.codes = [0]
     assert aws_launch.launch(["--no-doctor", "digits", "--run", "/mnt/shared/runs/7"]) == 0
     script, task = cluster.calls
-    assert script[7:] == ["--env", "OUTPUT_DIR=/mnt/shared/runs", "--no-sync", "train.py", "--run", "x"]
-    assert task[7:] == ["--sync", "digits", "--run", "/mnt/shared/runs/7", "--watch.notice", aws_launch.NOTICE]
+    assert script[7:] == [
+        "--env",
+        "OUTPUT_DIR=/mnt/shared/runs",
+        "--no-sync",
+        "train.py",
+        "--run",
+        "x",
+    ]
+    assert task[7:] == [
+        "--sync",
+        "digits",
+        "--run",
+        "/mnt/shared/runs/7",
+        "--watch.notice",
+        aws_launch.NOTICE,
+    ]
 
 
-def test_a_replaced_node_joins_and_the_run_resumes(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replaced_node_joins_and_the_run_resumes(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.made()
     cluster.has(instance(1), instance(2))
     cluster.codes = [TrainingError("the connection to 10.0.0.2 was lost"), 0]
@@ -151,9 +208,15 @@ def test_a_replaced_node_joins_and_the_run_resumes(cluster: Cluster, capsys: pyt
     cluster.wants(2)
     cluster.has(instance(1), instance(3))
     assert aws_launch.launch(["--no-doctor", "digits", "--fresh"]) == 0
-    assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.3"]
+    assert [after(words, "--hosts") for words in cluster.calls] == [
+        "10.0.0.1,10.0.0.2",
+        "10.0.0.1,10.0.0.3",
+    ]
     assert ["--fresh" in words for words in cluster.calls] == [True, False]
-    assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes" in capsys.readouterr().err
+    assert (
+        "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes"
+        in capsys.readouterr().err
+    )
 
 
 def test_nodes_that_ended_for_good_are_not_waited_for(cluster: Cluster) -> None:
@@ -171,7 +234,9 @@ def test_nodes_that_ended_for_good_are_not_waited_for(cluster: Cluster) -> None:
     )
 
 
-def test_a_node_that_does_not_answer_is_reported_to_aws(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_does_not_answer_is_reported_to_aws(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.made()
     for _ in range(2):
         cluster.has(instance(1), instance(2))
@@ -182,7 +247,10 @@ def test_a_node_that_does_not_answer_is_reported_to_aws(cluster: Cluster, capsys
     cluster.has(instance(1))
     cluster.has(instance(1), instance(3))
     assert aws_launch.launch(["--no-doctor", "digits"]) == 0
-    assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.3"]
+    assert [after(words, "--hosts") for words in cluster.calls] == [
+        "10.0.0.1,10.0.0.2",
+        "10.0.0.1,10.0.0.3",
+    ]
     shown = capsys.readouterr().err
     assert "10.0.0.2 (i-2) does not answer: asking AWS to replace it\n" in shown
     assert "AWS took back 10.0.0.2; waiting for its replacement, then the run resumes\n" in shown
@@ -223,7 +291,9 @@ def test_a_failure_on_the_same_nodes_is_reported_once(cluster: Cluster) -> None:
     assert aws_launch.launch(["--no-doctor", "digits"]) == 75
 
 
-def test_a_spot_notice_waits_for_the_node_to_go(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spot_notice_waits_for_the_node_to_go(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.made(Market="spot")
     cluster.has(instance(1), instance(2))
     cluster.codes = [75, 0]
@@ -231,20 +301,26 @@ def test_a_spot_notice_waits_for_the_node_to_go(cluster: Cluster, capsys: pytest
     cluster.has(instance(2))
     cluster.has(instance(2), instance(4))
     assert aws_launch.launch(["--no-doctor", "digits"]) == 0
-    assert [after(words, "--hosts") for words in cluster.calls] == ["10.0.0.1,10.0.0.2", "10.0.0.2,10.0.0.4"]
+    assert [after(words, "--hosts") for words in cluster.calls] == [
+        "10.0.0.1,10.0.0.2",
+        "10.0.0.2,10.0.0.4",
+    ]
     assert "waiting for AWS to take the node back, at most 3 minutes\n" in capsys.readouterr().err
 
 
 def test_what_launch_cannot_use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        ConfigError, match=r"- --hosts: the cluster's nodes are the hosts\n.*- no TASK or SCRIPT.py was given"
+        ConfigError,
+        match=r"- --hosts: the cluster's nodes are the hosts\n.*- no TASK or SCRIPT.py was given",
     ):
         aws_launch.launch(["--hosts", "a,b"])
     cluster.stub("cloudformation", "describe_stacks", "ValidationError")
     with pytest.raises(UsageError, match="the cluster train does not exist in us-east-1"):
         aws_launch.launch(["digits"])
     cluster.made(KeyName="")
-    with pytest.raises(UsageError, match="the cluster train was made without --key, and launch needs ssh"):
+    with pytest.raises(
+        UsageError, match="the cluster train was made without --key, and launch needs ssh"
+    ):
         aws_launch.launch(["digits"])
     monkeypatch.setattr(aws_launch, "READY_S", 0.0)
     cluster.made()
@@ -261,24 +337,37 @@ def test_what_launch_cannot_use(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
         aws_launch.launch(["digits"])
 
 
-def test_what_doctor_finds_stops_the_launch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_doctor_finds_stops_the_launch(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster.made()
     cluster.has(instance(1), instance(2))
     monkeypatch.setattr(aws_launch.doctor_command, "run", lambda argv: 3)
-    with pytest.raises(PreflightError, match=r"doctor found something to fix on the nodes \(exit code 3\)"):
+    with pytest.raises(
+        PreflightError, match=r"doctor found something to fix on the nodes \(exit code 3\)"
+    ):
         aws_launch.launch(["digits"])
     assert cluster.calls == []
 
 
-def test_the_ssh_config_names_nodes_by_their_private_addresses(account: Account, tmp_path: Path) -> None:
+def test_the_ssh_config_names_nodes_by_their_private_addresses(
+    account: Account, tmp_path: Path
+) -> None:
     """Read back by OpenSSH itself."""
     import subprocess
 
-    node = CloudNode(id="i-1", address="10.0.0.1", public_address="54.0.0.1", started=datetime.now(UTC))
+    node = CloudNode(
+        id="i-1", address="10.0.0.1", public_address="54.0.0.1", started=datetime.now(UTC)
+    )
     file = tmp_path / "config"
-    wanted = {False: "hostname 54.0.0.1", True: "proxycommand aws ssm start-session --region us-east-1 --target i-1"}
+    wanted = {
+        False: "hostname 54.0.0.1",
+        True: "proxycommand aws ssm start-session --region us-east-1 --target i-1",
+    }
     for by_ssm, line in wanted.items():
         file.write_text(ssh_config(account, [node], by_ssm=by_ssm, profile="work"))
-        done = subprocess.run(["ssh", "-G", "-F", str(file), "10.0.0.1"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["ssh", "-G", "-F", str(file), "10.0.0.1"], capture_output=True, text=True, check=True
+        )
         assert any(one.startswith(line) for one in done.stdout.splitlines()), done.stdout
         assert {"user ubuntu", "hostkeyalias i-1"} <= set(done.stdout.splitlines())

@@ -1,4 +1,5 @@
-"""`drumline launch --print skypilot|parallelcluster`: files that their own schemas accept, and every refusal."""
+"""`drumline launch --print skypilot|parallelcluster`: files that their own schemas accept, and
+every refusal."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ for document in json.load(sys.stdin):
 
 
 @pytest.fixture(name="printed")
-def make_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def make_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
     monkeypatch.chdir(tmp_path)
 
     def printed(*words: str) -> str:
@@ -50,7 +53,9 @@ def make_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def valid_for_skypilot(text: str) -> dict[str, Any]:
-    validator = pytest.importorskip("jsonschema", reason=WHY).Draft202012Validator(json.loads(SKYPILOT.read_text()))
+    validator = pytest.importorskip("jsonschema", reason=WHY).Draft202012Validator(
+        json.loads(SKYPILOT.read_text())
+    )
     document: dict[str, Any] = yaml.safe_load(text)
     assert [error.message for error in validator.iter_errors(document)] == []
     document["resources"]["instance_typ"] = "x"
@@ -60,7 +65,17 @@ def valid_for_skypilot(text: str) -> dict[str, Any]:
 
 
 def test_a_skypilot_task_is_valid(printed: Any, tmp_path: Path) -> None:
-    text = printed("--print", "skypilot", "--accelerators", "A100:8", "--procs", "8", "digits", "--train.epochs", "3")
+    text = printed(
+        "--print",
+        "skypilot",
+        "--accelerators",
+        "A100:8",
+        "--procs",
+        "8",
+        "digits",
+        "--train.epochs",
+        "3",
+    )
     task = valid_for_skypilot(text)
     assert task["resources"] == {
         "accelerators": "A100:8",
@@ -68,7 +83,11 @@ def test_a_skypilot_task_is_valid(printed: Any, tmp_path: Path) -> None:
         "disk_size": 150,
         "autostop": {"idle_minutes": 60, "down": True},
     }
-    assert (task["name"], task["num_nodes"], task["secrets"]) == ("digits", 2, {"DRUMLINE_SECRET": None})
+    assert (task["name"], task["num_nodes"], task["secrets"]) == (
+        "digits",
+        2,
+        {"DRUMLINE_SECRET": None},
+    )
     wheels = "'./drumline-wheels/drumline-0.1.0-py3-none-any.whl[aws,storage]' ./drumline-wheels/drumline_lint-0.1.0"
     assert task["setup"] == f"pip install --quiet {wheels}-py3-none-any.whl\n"
     assert sorted(path.name for path in (tmp_path / "drumline-wheels").iterdir()) == [
@@ -83,8 +102,20 @@ def test_a_skypilot_task_is_valid(printed: Any, tmp_path: Path) -> None:
 
 
 def test_a_skypilot_task_on_spot_instances_of_aws(printed: Any) -> None:
-    words = ["--type", "g6.12xlarge", "--zone", "us-east-1a", "--spot", "--max-price", "3", "--nodes", "1"]
-    text = printed("--print=skypilot", *words, "--idle-minutes", "0", "train.py", "--note", "a 'b'\n  c é")
+    words = [
+        "--type",
+        "g6.12xlarge",
+        "--zone",
+        "us-east-1a",
+        "--spot",
+        "--max-price",
+        "3",
+        "--nodes",
+        "1",
+    ]
+    text = printed(
+        "--print=skypilot", *words, "--idle-minutes", "0", "train.py", "--note", "a 'b'\n  c é"
+    )
     task = valid_for_skypilot(text)
     assert task["resources"] == {
         "infra": "aws/*/us-east-1a",
@@ -100,15 +131,21 @@ def test_a_skypilot_task_on_spot_instances_of_aws(printed: Any) -> None:
 
 def test_each_node_of_a_skypilot_task_is_a_node_of_the_job(printed: Any, tmp_path: Path) -> None:
     """The script runs in bash as SkyPilot runs it; a stand-in for drumline shows its arguments."""
-    run = yaml.safe_load(printed("--print", "skypilot", "--type", "x", "--grace", "9", "train.py", "a b", "$HOME"))[
-        "run"
-    ]
+    run = yaml.safe_load(
+        printed("--print", "skypilot", "--type", "x", "--grace", "9", "train.py", "a b", "$HOME")
+    )["run"]
     program = tmp_path / "drumline"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
-    variables = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
+    variables = {
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "1",
+    }
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **variables}
-    done = subprocess.run(["bash", "-c", run], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", run], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == [
         *("launch", "--nodes", "2", "--node-rank", "1", "--master", "10.0.0.1", "--grace=9.0"),
         *("--", "train.py", "a b", "$HOME"),
@@ -118,23 +155,40 @@ def test_each_node_of_a_skypilot_task_is_a_node_of_the_job(printed: Any, tmp_pat
 def test_a_parallelcluster_file_is_valid(printed: Any, tmp_path: Path) -> None:
     if not PARALLELCLUSTER.is_dir():
         pytest.skip("make setup brings aws-parallelcluster")
-    (tmp_path / "run.toml").write_text('[aws]\nnodes = 4\nspot = true\nmax_price = 3\nvolume = "fs-12345678"\n')
+    (tmp_path / "run.toml").write_text(
+        '[aws]\nnodes = 4\nspot = true\nmax_price = 3\nvolume = "fs-12345678"\n'
+    )
     plain = printed(*CLUSTER, "--gpus", "4", "digits")
-    more = printed(*CLUSTER, "--config", "run.toml", "--efa", "--key", "k", "--ami", "ami-12345678", "train.py")
+    more = printed(
+        *CLUSTER, "--config", "run.toml", "--efa", "--key", "k", "--ami", "ami-12345678", "train.py"
+    )
     documents = [yaml.safe_load(text) for text in (plain, more, more)]
     documents[2]["Scheduling"]["SlurmQueues"][0]["CapacityTyp"] = "SPOT"
-    environment = {**os.environ, "PYTHONPATH": str(PARALLELCLUSTER), "AWS_DEFAULT_REGION": "us-east-1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PARALLELCLUSTER),
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     given = json.dumps(documents)
     command = [sys.executable, "-c", LOAD]
-    done = subprocess.run(command, input=given, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, input=given, env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == [
-        *("None", "None", "{'Scheduling': {'SlurmQueues': {0: {'CapacityTyp': ['Unknown field.']}}}}")
+        *(
+            "None",
+            "None",
+            "{'Scheduling': {'SlurmQueues': {0: {'CapacityTyp': ['Unknown field.']}}}}",
+        )
     ]
     assert (
         "#   /mnt/shared/drumline/bin/drumline launch --slurm --partition train --nodes 2 --gpus 4 -- digits "
         "--run /mnt/shared/runs/digits\n"
     ) in plain
-    assert documents[0]["SharedStorage"][0]["EfsSettings"] == {"Encrypted": True, "DeletionPolicy": "Retain"}
+    assert documents[0]["SharedStorage"][0]["EfsSettings"] == {
+        "Encrypted": True,
+        "DeletionPolicy": "Retain",
+    }
     queue = documents[1]["Scheduling"]["SlurmQueues"][0]
     assert queue["CapacityType"] == "SPOT"
     assert queue["ComputeResources"][0]["MaxCount"] == 4
@@ -149,7 +203,9 @@ def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -
     (tmp_path / "dist/drumline-0.1.0-py3-none-any.whl").touch()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "drumline_lint"\n')
     given = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
-    task = valid_for_skypilot(printed("--print", "skypilot", "--type", "x", "--install", given, "digits"))
+    task = valid_for_skypilot(
+        printed("--print", "skypilot", "--type", "x", "--install", given, "digits")
+    )
     installs = "dist/drumline-0.1.0-py3-none-any.whl '.[train]' torch==2.13.0\n"
     assert task["setup"] == f"pip install --quiet {installs}"
     assert f"bin/pip install {installs}" in printed(*CLUSTER, "--install", given, "digits")
@@ -160,7 +216,9 @@ def test_an_argument_cannot_leave_the_comment(printed: Any) -> None:
     assert yaml.safe_load(text)["Region"] == "us-east-1"
 
 
-def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_written(
+    printed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = printed(*CLUSTER, "digits")
     assert main(["launch", *CLUSTER, "--out", "cluster.yaml", "digits"]) == 0
     assert capsys.readouterr().err == (
@@ -174,14 +232,29 @@ def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureF
     ("words", "messages"),
     [
         (["--print", "skypilo", "digits"], ["'skypilo': there is no such task"]),
-        (["--print=skypilo", "digits"], ["--print: 'skypilo' is not one of skypilot, parallelcluster; did you mean"]),
+        (
+            ["--print=skypilo", "digits"],
+            ["--print: 'skypilo' is not one of skypilot, parallelcluster; did you mean"],
+        ),
         (["--print", "skypilot", "digits"], ["--print skypilot needs --accelerators or --type"]),
         (
             ["--print", "skypilot", "--hosts", "a,b", "--type", "x", "digits"],
             ["--hosts and --print skypilot exclude each other: each says where the job runs"],
         ),
         (
-            ["--print", "skypilot", "--accelerators", "8", "--type", "x", "--subnet", "s", "--gpus", "8", "digits"],
+            [
+                "--print",
+                "skypilot",
+                "--accelerators",
+                "8",
+                "--type",
+                "x",
+                "--subnet",
+                "s",
+                "--gpus",
+                "8",
+                "digits",
+            ],
             [
                 "--subnet: is not for --print skypilot",
                 "--gpus: is not for --print skypilot",
@@ -196,11 +269,25 @@ def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureF
                 "--ssh-from: is missing; ParallelCluster would open ssh of the head node to the whole internet",
             ],
         ),
-        ([*CLUSTER, "--zone", "us-east-1a", "digits"], ["--zone: is not for --print parallelcluster"]),
-        ([*CLUSTER, "--slurm", "digits"], ["--slurm and --print parallelcluster exclude each other"]),
+        (
+            [*CLUSTER, "--zone", "us-east-1a", "digits"],
+            ["--zone: is not for --print parallelcluster"],
+        ),
+        (
+            [*CLUSTER, "--slurm", "digits"],
+            ["--slurm and --print parallelcluster exclude each other"],
+        ),
         ([*CLUSTER, "--nnodes", "3:4", "digits"], ["--nnodes is 3:4, but there are 2 in --nodes"]),
         (
-            ["--print", "skypilot", "--type", "x", "--install", "drumline dist/x.whl ../a", "digits"],
+            [
+                "--print",
+                "skypilot",
+                "--type",
+                "x",
+                "--install",
+                "drumline dist/x.whl ../a",
+                "digits",
+            ],
             [
                 "--install: dist/x.whl is not in this folder, which is all that the nodes get",
                 "--install: ../a is not in this folder",
@@ -211,13 +298,22 @@ def test_a_file_is_written(printed: Any, tmp_path: Path, capsys: pytest.CaptureF
                 [*where, "digits", "--checkpoint.mirror", "s3://me:hunter2@bucket/runs"],
                 ["checkpoint.mirror takes no user"],
             )
-            for where in (CLUSTER, ["--print", "skypilot", "--type", "x"], ["--slurm", "--print"], ["--print"])
+            for where in (
+                CLUSTER,
+                ["--print", "skypilot", "--type", "x"],
+                ["--slurm", "--print"],
+                ["--print"],
+            )
         ),
         (["--type", "x", "digits"], ["--type: needs --print skypilot or --print parallelcluster"]),
     ],
 )
 def test_what_is_wrong_with_a_cloud_file(
-    words: list[str], messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    words: list[str],
+    messages: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["launch", *words]) == 2
@@ -255,8 +351,14 @@ def test_parallelcluster_turns_efa_on_for_a_type_that_has_it(printed: Any) -> No
 def test_the_accelerated_types_with_efa_are_those_of_aws() -> None:
     """moto has AWS's own description of every type."""
     moto = pytest.importorskip("moto.ec2", reason=WHY)
-    text = gzip.decompress(Path(moto.__file__).with_name("resources").joinpath("instance_types.json.gz").read_bytes())
-    accelerated = {name: kind for name, kind in json.loads(text).items() if name.startswith(("p", "g", "trn", "hpc"))}
+    text = gzip.decompress(
+        Path(moto.__file__).with_name("resources").joinpath("instance_types.json.gz").read_bytes()
+    )
+    accelerated = {
+        name: kind
+        for name, kind in json.loads(text).items()
+        if name.startswith(("p", "g", "trn", "hpc"))
+    }
     wrong = [
         name
         for name, kind in accelerated.items()

@@ -1,4 +1,5 @@
-"""What a plan makes of settings: the parameters, and the resources that the template has with them."""
+"""What a plan makes of settings: the parameters, and the resources that the template has with
+them."""
 
 from __future__ import annotations
 
@@ -25,11 +26,32 @@ from drumline.launch.aws.prices import fixed_cost
 from tests.unit.launch.aws.test_template import load
 
 Stub = Callable[..., None]
-G6 = Hardware(name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1)
+G6 = Hardware(
+    name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1
+)
 SUBNET = {"VpcId": "vpc-1", "AvailabilityZone": "us-east-1a", "MapPublicIpOnLaunch": True}
-NETWORK = {"Vpc", "Gateway", "GatewayAttachment", "Subnet", "Routes", "SubnetRoutes", "RouteByGateway"}
+NETWORK = {
+    "Vpc",
+    "Gateway",
+    "GatewayAttachment",
+    "Subnet",
+    "Routes",
+    "SubnetRoutes",
+    "RouteByGateway",
+}
 ALWAYS = {
-    *("Group", "GroupIngress", "GroupEgress", "Role", "Profile", "LaunchTemplate", "Nodes", "End", "Signal", "Ready"),
+    *(
+        "Group",
+        "GroupIngress",
+        "GroupEgress",
+        "Role",
+        "Profile",
+        "LaunchTemplate",
+        "Nodes",
+        "End",
+        "Signal",
+        "Ready",
+    ),
     *("Volume", "MountTarget"),
 }
 
@@ -53,7 +75,9 @@ def settled(value: Any, given: dict[str, str], conditions: dict[str, Any]) -> An
             name, lambda: all(parts)
         )()
     if not more and name == "Fn::If":
-        return settled(inner[1 if settled(conditions[inner[0]], given, conditions) else 2], given, conditions)
+        return settled(
+            inner[1 if settled(conditions[inner[0]], given, conditions) else 2], given, conditions
+        )
     found = {key: settled(one, given, conditions) for key, one in value.items()}
     return {key: one for key, one in found.items() if one is not None}
 
@@ -65,7 +89,8 @@ def resources(given: dict[str, str]) -> dict[str, Any]:
     return {
         name: settled(resource.get("Properties", {}), given, conditions)
         for name, resource in template["Resources"].items()
-        if "Condition" not in resource or settled(conditions[resource["Condition"]], given, conditions)
+        if "Condition" not in resource
+        or settled(conditions[resource["Condition"]], given, conditions)
     }
 
 
@@ -75,7 +100,9 @@ def make_made(account: Account, stub: Stub) -> Callable[..., dict[str, Any]]:
         stub("efs", "describe_file_systems", {"FileSystems": []})
         subnet = SUBNET if "subnet" in changes else {}
         settings = ClusterSettings(type=hardware.name, **changes)
-        return resources(cluster_plan._parameters(account, settings, hardware, subnet) | {"Zone": "us-east-1a"})
+        return resources(
+            cluster_plan._parameters(account, settings, hardware, subnet) | {"Zone": "us-east-1a"}
+        )
 
     return made
 
@@ -109,7 +136,9 @@ def test_what_is_asked_for_is_made(
 
 
 def test_spot_instances_with_a_ceiling(made: Callable[..., dict[str, Any]]) -> None:
-    market = made(spot=True, max_price=3.5)["LaunchTemplate"]["LaunchTemplateData"]["InstanceMarketOptions"]
+    market = made(spot=True, max_price=3.5)["LaunchTemplate"]["LaunchTemplateData"][
+        "InstanceMarketOptions"
+    ]
     limits = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     assert market == {"MarketType": "spot", "SpotOptions": {**limits, "MaxPrice": "3.5"}}
     market = made(spot=True)["LaunchTemplate"]["LaunchTemplateData"]["InstanceMarketOptions"]
@@ -118,22 +147,46 @@ def test_spot_instances_with_a_ceiling(made: Callable[..., dict[str, Any]]) -> N
 
 def test_a_key_and_no_efa(made: Callable[..., dict[str, Any]]) -> None:
     launched = made(key="laptop", efa=False)["LaunchTemplate"]["LaunchTemplateData"]
-    assert (launched["KeyName"], launched["NetworkInterfaces"][0]["InterfaceType"]) == ("laptop", "interface")
+    assert (launched["KeyName"], launched["NetworkInterfaces"][0]["InterfaceType"]) == (
+        "laptop",
+        "interface",
+    )
 
 
-def test_several_network_cards_reach_the_internet_by_a_nat_gateway(made: Callable[..., dict[str, Any]]) -> None:
+def test_several_network_cards_reach_the_internet_by_a_nat_gateway(
+    made: Callable[..., dict[str, Any]],
+) -> None:
     found = made(Hardware(**{**vars(G6), "num_efas": 4, "num_cards": 4}))
-    nat = {"Nat", "NatAddress", "NatSubnet", "NatRoutes", "NatSubnetRoutes", "NatRouteByGateway", "RouteByNat"}
+    nat = {
+        "Nat",
+        "NatAddress",
+        "NatSubnet",
+        "NatRoutes",
+        "NatSubnetRoutes",
+        "NatRouteByGateway",
+        "RouteByNat",
+    }
     assert found.keys() == (NETWORK | ALWAYS | nat) - {"RouteByGateway"}
 
 
 def test_a_volume_that_is_mounted_in_the_zone_gets_a_rule_and_nothing_else() -> None:
-    given = {"VpcId": "vpc-1", "SubnetId": "subnet-1", "VolumeId": "fs-1", "MountTargetAddress": "10.0.0.9"}
+    given = {
+        "VpcId": "vpc-1",
+        "SubnetId": "subnet-1",
+        "VolumeId": "fs-1",
+        "MountTargetAddress": "10.0.0.9",
+    }
     others = dict.fromkeys(load(TEMPLATE.read_text())["Parameters"], "")
     found = resources({**others, **given, "MountTargetGroup": "sg-9"})
-    assert found.keys() == ALWAYS - {"Volume", "MountTarget"} | {"OldVolumeIngress", "OldVolumeEgress"}
+    assert found.keys() == ALWAYS - {"Volume", "MountTarget"} | {
+        "OldVolumeIngress",
+        "OldVolumeEgress",
+    }
     assert found["OldVolumeIngress"]["GroupId"] == "sg-9"
-    assert (found["OldVolumeIngress"]["FromPort"], found["OldVolumeIngress"]["ToPort"]) == (2049, 2049)
+    assert (found["OldVolumeIngress"]["FromPort"], found["OldVolumeIngress"]["ToPort"]) == (
+        2049,
+        2049,
+    )
 
 
 def test_aws_itself_keeps_the_time_limit(made: Callable[..., dict[str, Any]]) -> None:
@@ -144,7 +197,9 @@ def test_aws_itself_keeps_the_time_limit(made: Callable[..., dict[str, Any]]) ->
     assert end["AutoScalingGroupName"] == {"Ref": "Nodes"}
 
 
-def test_everything_is_tagged_and_a_failed_stack_deletes_itself(made: Callable[..., dict[str, Any]]) -> None:
+def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
+    made: Callable[..., dict[str, Any]],
+) -> None:
     """AWS gives the tags of a stack to its resources; what the group starts has them from here."""
     plan = ClusterPlan(
         settings=ClusterSettings(name="t"),
@@ -168,9 +223,15 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(made: Callable[.
 def test_instances_without_gpus_get_ubuntu(account: Account, stub: Stub) -> None:
     name = "/aws/service/canonical/ubuntu/server/24.04/stable/current/arm64/hvm/ebs-gp3/ami-id"
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
-    stub("ec2", "describe_images", {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/sda1"}]})
+    stub(
+        "ec2",
+        "describe_images",
+        {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/sda1"}]},
+    )
     hardware = Hardware(**{**vars(G6), "name": "c7g.large", "arch": "arm64", "num_gpus": 0})
-    assert find_image(account, None, hardware) == Image(id="ami-1", root_device="/dev/sda1", size_gib=0)
+    assert find_image(account, None, hardware) == Image(
+        id="ami-1", root_device="/dev/sda1", size_gib=0
+    )
 
 
 def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +254,21 @@ def test_ssh_from_me_is_the_address_that_aws_sees(monkeypatch: pytest.MonkeyPatc
 
 def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub: Stub) -> None:
     def stack(name: str, hours: float, price: str, tag: str = "drumline:cluster") -> dict[str, Any]:
-        parameters = {"NodeCount": "2", "InstanceType": "g6.12xlarge", "Market": "spot", "Zone": "us-east-1a"}
+        parameters = {
+            "NodeCount": "2",
+            "InstanceType": "g6.12xlarge",
+            "Market": "spot",
+            "Zone": "us-east-1a",
+        }
         parameters["EndsAt"] = "2099-01-01T00:00:00Z"
         costs = {"drumline:nodes-usd-per-hour": price, "drumline:stack-usd-per-hour": "0"}
         return {
             "StackName": f"drumline-{name}",
             "StackStatus": "CREATE_COMPLETE",
             "CreationTime": datetime.now(UTC) - timedelta(hours=hours),
-            "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
+            "Parameters": [
+                {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()
+            ],
             "Tags": [{"Key": key, "Value": value} for key, value in {tag: name, **costs}.items()],
         }
 
@@ -212,13 +280,20 @@ def test_status_lists_every_cluster_and_what_it_has_cost(account: Account, stub:
     old, old_owner, new, _, foreign, count = status_lines(account)
     assert old_owner.startswith("  made by an unknown identity at 20")
     assert foreign.startswith("drumline-other: not a cluster of drumline")
-    assert old.startswith("old: CREATE_COMPLETE, 0 of 2 x g6.12xlarge (spot) run in us-east-1a since 4")
+    assert old.startswith(
+        "old: CREATE_COMPLETE, 0 of 2 x g6.12xlarge (spot) run in us-east-1a since 4"
+    )
     assert "; so far at most $400.0" in old
-    assert "; so far at most $1.00, beside EFS and traffic; ends at 2099-01-01T00:00:00Z at the latest" in new
+    assert (
+        "; so far at most $1.00, beside EFS and traffic; ends at 2099-01-01T00:00:00Z at the latest"
+        in new
+    )
     assert count == "2 clusters in us-east-1"
 
 
 def test_boto3_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(MissingExtraError, match=r"drumline aws needs a package[\s\S]*pip install 'boto3>=1.35'"):
+    with pytest.raises(
+        MissingExtraError, match=r"drumline aws needs a package[\s\S]*pip install 'boto3>=1.35'"
+    ):
         connect("us-east-1", None)

@@ -30,12 +30,16 @@ from tests.store_server import Proxy
 from tests.unit.launch.aws.conftest import SECRET, add_programs
 
 # moto warns of what it leaves out; conftest.py names it.
-pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning"
+)
 Stub = Callable[..., None]
 
 
 def image(account: Account) -> str:
-    answer = account.call("ec2", "register_image", Name="mine", Architecture="x86_64", RootDeviceName="/dev/sda1")
+    answer = account.call(
+        "ec2", "register_image", Name="mine", Architecture="x86_64", RootDeviceName="/dev/sda1"
+    )
     return str(answer["ImageId"])
 
 
@@ -47,18 +51,32 @@ def subnet(account: Account) -> str:
 
 
 def settings(account: Account, **changes: Any) -> ClusterSettings:
-    fields = {"name": "t", "type": "g4dn.xlarge", "ami": image(account), "key": "laptop", "region": account.region}
+    fields = {
+        "name": "t",
+        "type": "g4dn.xlarge",
+        "ami": image(account),
+        "key": "laptop",
+        "region": account.region,
+    }
     fields["ssh_from"] = "192.0.2.7/32"
     return ClusterSettings(**{**fields, "subnet": subnet(account), **changes})
 
 
 def inventory(account: Account) -> Iterator[str]:
-    """Everything that a cluster could leave behind, on the bill or not. Without disks: moto keeps those of ended
-    instances, whatever the launch template says."""
+    """Everything that a cluster could leave behind, on the bill or not. Without disks: moto keeps
+    those of ended instances, whatever the launch template says."""
     for reservation in account.all("ec2", "describe_instances", "Reservations"):
-        yield from (one["InstanceId"] for one in reservation["Instances"] if one["State"]["Name"] != "terminated")
-    yield from (one["FileSystemId"] for one in account.all("efs", "describe_file_systems", "FileSystems"))
-    yield from (one["VpcId"] for one in account.all("ec2", "describe_vpcs", "Vpcs") if not one["IsDefault"])
+        yield from (
+            one["InstanceId"]
+            for one in reservation["Instances"]
+            if one["State"]["Name"] != "terminated"
+        )
+    yield from (
+        one["FileSystemId"] for one in account.all("efs", "describe_file_systems", "FileSystems")
+    )
+    yield from (
+        one["VpcId"] for one in account.all("ec2", "describe_vpcs", "Vpcs") if not one["IsDefault"]
+    )
     groups = account.all("ec2", "describe_security_groups", "SecurityGroups")
     yield from (one["GroupId"] for one in groups if one["GroupName"] != "default")
     yield from (one["RoleName"] for one in account.all("iam", "list_roles", "Roles"))
@@ -66,9 +84,13 @@ def inventory(account: Account) -> Iterator[str]:
     yield from (one["LaunchTemplateId"] for one in templates)
     found = account.all("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups")
     yield from (one["AutoScalingGroupName"] for one in found)
-    yield from (one["AllocationId"] for one in account.call("ec2", "describe_addresses")["Addresses"])
+    yield from (
+        one["AllocationId"] for one in account.call("ec2", "describe_addresses")["Addresses"]
+    )
     yield from (one["NatGatewayId"] for one in gateways(account))
-    yield from (one["StackName"] for one in account.all("cloudformation", "describe_stacks", "Stacks"))
+    yield from (
+        one["StackName"] for one in account.all("cloudformation", "describe_stacks", "Stacks")
+    )
 
 
 def gateways(account: Account) -> list[Any]:
@@ -86,13 +108,25 @@ class Shell:
     def __init__(self, account: Account, capsys: pytest.CaptureFixture[str]) -> None:
         self.account = account
         self._capsys = capsys
-        self._made = ["--type", "g4dn.xlarge", "--ami", image(account), "--key", "laptop", "--subnet", subnet(account)]
+        self._made = [
+            "--type",
+            "g4dn.xlarge",
+            "--ami",
+            image(account),
+            "--key",
+            "laptop",
+            "--subnet",
+            subnet(account),
+        ]
         self._made += ["--ssh-from", "192.0.2.7/32"]
 
     def __call__(self, verb: str, *flags: str) -> list[str]:
         self._capsys.readouterr()
         made = self._made if verb in ("plan", "up") else []
-        assert aws_command.run([verb, "--region", self.account.region, "--name", "t", *made, *flags]) == 0
+        assert (
+            aws_command.run([verb, "--region", self.account.region, "--name", "t", *made, *flags])
+            == 0
+        )
         out, err = self._capsys.readouterr()
         assert SECRET not in out + err
         return out.splitlines()
@@ -108,7 +142,10 @@ def test_a_cluster_from_nothing_to_nothing(
     assert "price   2 x g4dn.xlarge (on-demand): $4.00 an hour" in planned
     quota = "quota 'Running On-Demand G and VT instances': 96 vCPUs, 0 in use, 8 needed"
     assert f"check   {quota}" in planned
-    assert f"check   launch copies this installation to the nodes: drumline {version('drumline')}" in planned
+    assert (
+        f"check   launch copies this installation to the nodes: drumline {version('drumline')}"
+        in planned
+    )
     # Two instances, 300 GiB and two addresses.
     assert "price   together $8.30 an hour, $199.20 a day" in planned
     assert "price   until its end at most $199.20" in planned
@@ -121,10 +158,16 @@ def test_a_cluster_from_nothing_to_nothing(
     assert first is not None
     template = cloud.call("cloudformation", "get_template", StackName="drumline-t")["TemplateBody"]
     assert SECRET not in f"{first} {template}", "nodes have a role, and no keys"
-    volume = next(one["FileSystemId"] for one in cloud.all("efs", "describe_file_systems", "FileSystems"))
-    assert [one["Encrypted"] for one in cloud.all("efs", "describe_file_systems", "FileSystems")] == [True]
+    volume = next(
+        one["FileSystemId"] for one in cloud.all("efs", "describe_file_systems", "FileSystems")
+    )
+    assert [
+        one["Encrypted"] for one in cloud.all("efs", "describe_file_systems", "FileSystems")
+    ] == [True]
     disks = cloud.all("ec2", "describe_volumes", "Volumes")
-    assert [one["Size"] for one in disks if one["Encrypted"]] == [150, 150], "moto has a second disk for each node"
+    assert [one["Size"] for one in disks if one["Encrypted"]] == [150, 150], (
+        "moto has a second disk for each node"
+    )
 
     made = set(inventory(cloud))
     drumline("up")
@@ -147,7 +190,10 @@ def test_a_cluster_from_nothing_to_nothing(
     drumline("up")
     again = find_stack(cloud, "drumline-t")
     assert again is not None
-    assert (parameters_of(again)["VolumeId"], again["StackId"] != first["StackId"]) == (volume, True)
+    assert (parameters_of(again)["VolumeId"], again["StackId"] != first["StackId"]) == (
+        volume,
+        True,
+    )
     drumline("down")
     assert set(inventory(cloud)) == {volume}, "down deleted a volume that was there before"
     assert "nothing else of t is on the bill" in drumline("down", "--delete-data")[-1]
@@ -158,7 +204,9 @@ class Killed(BaseException):
     """What a SIGKILL does to `up`, at one of its calls."""
 
 
-def test_up_killed_at_every_call_leaves_nothing_after_down(cloud: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_killed_at_every_call_leaves_nothing_after_down(
+    cloud: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = make_plan(cloud, settings(cloud))
     whole = cloud.call
     stages = [0]
@@ -189,7 +237,9 @@ def test_up_killed_at_every_call_leaves_nothing_after_down(cloud: Account, monke
                 bring_up(cloud, plan, quiet)
             monkeypatch.setattr(cloud, "call", whole)
             assert take_down(cloud, plan.settings, quiet, delete_data=True) == []
-            assert list(inventory(cloud)) == [], f"killed {'before' if is_before else 'after'} call {stage}"
+            assert list(inventory(cloud)) == [], (
+                f"killed {'before' if is_before else 'after'} call {stage}"
+            )
 
 
 def test_a_stack_that_fails_half_way_leaves_nothing_after_down(cloud: Account) -> None:
@@ -199,12 +249,15 @@ def test_a_stack_that_fails_half_way_leaves_nothing_after_down(cloud: Account) -
         bring_up(cloud, wrong, quiet)
     assert find_stack(cloud, "drumline-t") is not None
     assert list(inventory(cloud)), "moto has created the first half"
-    assert take_down(cloud, plan.settings, quiet, delete_data=False) == [], "an empty volume was kept"
+    assert take_down(cloud, plan.settings, quiet, delete_data=False) == [], (
+        "an empty volume was kept"
+    )
     assert list(inventory(cloud)) == []
 
 
 class Unfinished:
-    """moto's stacks are complete at once: with this they are being created, until they are deleted."""
+    """moto's stacks are complete at once: with this they are being created, until they are
+    deleted."""
 
     def __init__(self, account: Account, status: str = "CREATE_IN_PROGRESS") -> None:
         self._whole = account.call
@@ -235,13 +288,24 @@ def test_no_capacity_ends_the_creation_and_leaves_nothing(
         "Description": "Launching a new EC2 instance",
     }
     now = datetime.now(UTC) + timedelta(minutes=1)
-    earlier = {**failed, "StartTime": now - timedelta(days=1), "StatusMessage": "of an earlier cluster of this name"}
+    earlier = {
+        **failed,
+        "StartTime": now - timedelta(days=1),
+        "StatusMessage": "of an earlier cluster of this name",
+    }
     stub("autoscaling", "describe_scaling_activities", {"Activities": [earlier]})
-    stub("autoscaling", "describe_scaling_activities", {"Activities": [{**failed, "StartTime": now}, earlier]})
+    stub(
+        "autoscaling",
+        "describe_scaling_activities",
+        {"Activities": [{**failed, "StartTime": now}, earlier]},
+    )
     monkeypatch.setattr(cloud, "call", Unfinished(cloud))
     with pytest.raises(AwsError) as error:
         bring_up(cloud, plan, quiet)
-    assert error.value.what == f"AWS could not start the instances: {reason}; all that was made is removed again"
+    assert (
+        error.value.what
+        == f"AWS could not start the instances: {reason}; all that was made is removed again"
+    )
     assert list(inventory(Account(session, cloud.region))) == []
 
 
@@ -254,14 +318,26 @@ def test_what_is_left_is_named_if_aws_does_not_show_why_it_failed(
     stack = {"StackName": "drumline-t", "CreationTime": 0}
     stub("cloudformation", "describe_stacks", "ValidationError")
     stub("cloudformation", "create_stack", {"StackId": "arn:1"})
-    stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": "DELETE_IN_PROGRESS"}]})
+    stub(
+        "cloudformation",
+        "describe_stacks",
+        {"Stacks": [{**stack, "StackStatus": "DELETE_IN_PROGRESS"}]},
+    )
     stub("cloudformation", "describe_stack_events", "AccessDenied")
-    stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]})
+    stub(
+        "cloudformation",
+        "describe_stacks",
+        {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]},
+    )
     stub("efs", "describe_file_systems", {"FileSystems": []})
     stub("ec2", "describe_instances", {"Reservations": []})
     stub("ec2", "describe_volumes", {"Volumes": []})
     stub("ec2", "describe_addresses", {"Addresses": []})
-    stub("ec2", "describe_nat_gateways", {"NatGateways": [{"NatGatewayId": "nat-1", "State": "available"}]})
+    stub(
+        "ec2",
+        "describe_nat_gateways",
+        {"NatGateways": [{"NatGatewayId": "nat-1", "State": "available"}]},
+    )
     stub("efs", "describe_file_systems", {"FileSystems": []})
     with pytest.raises(AwsError) as error:
         bring_up(account, plan, quiet)
@@ -277,9 +353,14 @@ REASON = "the cluster could not be created, at Vpc (AWS::EC2::Vpc): The maximum 
 
 @pytest.mark.parametrize("nat_gateway", ["deleted", "available"])
 def test_a_failed_resource_is_named_after_the_rollback(
-    account: Account, stub: Stub, plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch, nat_gateway: str
+    account: Account,
+    stub: Stub,
+    plan: ClusterPlan,
+    monkeypatch: pytest.MonkeyPatch,
+    nat_gateway: str,
 ) -> None:
-    """By Stubber: moto's stacks do not fail. That all is removed is said only where AWS has nothing left."""
+    """By Stubber: moto's stacks do not fail. That all is removed is said only where AWS has nothing
+    left."""
     monkeypatch.setattr("drumline.launch.aws.teardown._LAST_CHECKS", 1)
 
     def event(resource: str, status: str, reason: str | None = None) -> dict[str, Any]:
@@ -296,11 +377,21 @@ def test_a_failed_resource_is_named_after_the_rollback(
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
     ]:
-        stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": status}]}, StackName="arn:1")
+        stub(
+            "cloudformation",
+            "describe_stacks",
+            {"Stacks": [{**stack, "StackStatus": status}]},
+            StackName="arn:1",
+        )
         if status == "CREATE_IN_PROGRESS":
             stub("autoscaling", "describe_scaling_activities", "ValidationError")
         if told:
-            stub("cloudformation", "describe_stack_events", {"StackEvents": [told]}, StackName="arn:1")
+            stub(
+                "cloudformation",
+                "describe_stack_events",
+                {"StackEvents": [told]},
+                StackName="arn:1",
+            )
     events = [
         event("Subnet", "CREATE_FAILED", "Resource creation cancelled"),
         event("Vpc", "CREATE_FAILED", "The maximum number of VPCs has been reached."),
@@ -312,9 +403,18 @@ def test_a_failed_resource_is_named_after_the_rollback(
     stub("cloudformation", "describe_stacks", {"Stacks": [rolling_back]}, StackName="arn:1")
     deleting = {"StackEvents": [event("Group", "DELETE_IN_PROGRESS")]}
     stub("cloudformation", "describe_stack_events", deleting, StackName="arn:1")
-    stub("cloudformation", "describe_stacks", {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]})
+    stub(
+        "cloudformation",
+        "describe_stacks",
+        {"Stacks": [{**stack, "StackStatus": "DELETE_COMPLETE"}]},
+    )
     volume = {"FileSystemId": "fs-1", "LifeCycleState": "available", "SizeInBytes": {"Value": 0}}
-    volume |= {"OwnerId": "1", "CreationToken": "x", "CreationTime": 9, "PerformanceMode": "generalPurpose"}
+    volume |= {
+        "OwnerId": "1",
+        "CreationToken": "x",
+        "CreationTime": 9,
+        "PerformanceMode": "generalPurpose",
+    }
     volume |= {"NumberOfMountTargets": 0, "Tags": [{"Key": "drumline:cluster", "Value": "t"}]}
     stub("efs", "describe_file_systems", {"FileSystems": [volume]})
     stub("efs", "describe_mount_targets", {"MountTargets": []}, FileSystemId="fs-1")
@@ -336,19 +436,37 @@ def test_a_failed_resource_is_named_after_the_rollback(
         assert error.value.what == (
             f"{REASON}; not all that was made is removed: still on the bill of t: NAT gateway nat-1"
         )
-        assert error.value.next_step == "drumline aws down --name t removes it, or names what AWS cannot delete"
+        assert (
+            error.value.next_step
+            == "drumline aws down --name t removes it, or names what AWS cannot delete"
+        )
 
 
 @pytest.fixture(name="plan")
 def make_a_plan() -> ClusterPlan:
-    hardware = Hardware(name="g4dn.xlarge", arch="x86_64", num_vcpus=4, num_gpus=1, gpu="T4", num_efas=0, num_cards=1)
+    hardware = Hardware(
+        name="g4dn.xlarge",
+        arch="x86_64",
+        num_vcpus=4,
+        num_gpus=1,
+        gpu="T4",
+        num_efas=0,
+        num_cards=1,
+    )
     given = ClusterSettings(name="t", type="g4dn.xlarge")
     return ClusterPlan(
-        settings=given, hardware=hardware, parameters={}, costs=(Cost("x", 1.0),), volume_price=None, notes=()
+        settings=given,
+        hardware=hardware,
+        parameters={},
+        costs=(Cost("x", 1.0),),
+        volume_price=None,
+        notes=(),
     )
 
 
-def test_a_node_that_ended_is_started_again_and_a_lost_one_is_replaced(cloud: Account, tmp_path: Path) -> None:
+def test_a_node_that_ended_is_started_again_and_a_lost_one_is_replaced(
+    cloud: Account, tmp_path: Path
+) -> None:
     plan = make_plan(cloud, settings(cloud))
     bring_up(cloud, plan, quiet)
     first, second = nodes_of(cloud, "t")
@@ -384,7 +502,9 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
     cloud: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_programs(tmp_path / "bin", monkeypatch, "aws", "session-manager-plugin")
-    plan = make_plan(cloud, settings(cloud, type="p4d.24xlarge", nodes=1, ssm=True, ssh_from=None, subnet=None))
+    plan = make_plan(
+        cloud, settings(cloud, type="p4d.24xlarge", nodes=1, ssm=True, ssh_from=None, subnet=None)
+    )
     given = plan.parameters
     assert (given["NatGateway"], given["PublicAddress"], given["Efa"]) == ("true", "false", "false")
     assert plan.template().count("InterfaceType: efa-only") == plan.hardware.num_efas == 4
@@ -396,7 +516,8 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
 def test_a_busy_endpoint_is_asked_again(
     aws_server: str, account: Account, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real connection to a server that answers 503 first, and then to one that does so for ever."""
+    """A real connection to a server that answers 503 first, and then to one that does so for
+    ever."""
     refusals = [503]
     with Proxy(aws_server, lambda method, path: refusals.pop() if refusals else None) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -405,6 +526,8 @@ def test_a_busy_endpoint_is_asked_again(
         monkeypatch.setattr("drumline.launch.aws.account._MAX_ATTEMPTS", 2)
         proxy.requests.clear()
         proxy.fault = lambda method, path: 503
-        with pytest.raises(AwsError, match=r"AWS is too busy for ec2:DescribeSubnets \(503\), after 2 attempts"):
+        with pytest.raises(
+            AwsError, match=r"AWS is too busy for ec2:DescribeSubnets \(503\), after 2 attempts"
+        ):
             Account(session, account.region).call("ec2", "describe_subnets")
         assert len(proxy.requests) == 2

@@ -1,4 +1,5 @@
-"""What runs on a node: the user data, for real, on a file system of its own with stand-ins; and the idle shutdown."""
+"""What runs on a node: the user data, for real, on a file system of its own with stand-ins; and the
+idle shutdown."""
 
 from __future__ import annotations
 
@@ -54,11 +55,15 @@ class Node:
             (folder / name).mkdir()
         for name in ("fstab", "log"):
             (folder / name).touch()
-        self._path = write_programs(folder, shared=folder / "shared", metadata=METADATA, python="echo 4")
+        self._path = write_programs(
+            folder, shared=folder / "shared", metadata=METADATA, python="echo 4"
+        )
 
     def boot(self, *commands: str, **changes: str) -> dict[str, Any]:
         """Run the user data, and then more commands; what it reported to the stack."""
-        data = load(template_text())["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+        data = load(template_text())["Resources"]["LaunchTemplate"]["Properties"][
+            "LaunchTemplateData"
+        ]
         text, _ = data["UserData"]["Fn::Base64"]["Fn::Sub"]
         for name, value in {**VALUES, **changes}.items():
             assert f"${{{name}}}" in text, "without it the nodes do not wait for what it names"
@@ -68,7 +73,9 @@ class Node:
         assert len(text) < 16_384, "AWS takes no longer user data"
         script = DISK.replace("{more}", "\n".join(commands)).replace("{folder}", str(self.folder))
         script = script.replace("{path}", self._path)
-        done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True)
+        done = subprocess.run(
+            ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         report: dict[str, Any] = json.loads((self.folder / "report").read_text())
         return report
@@ -82,7 +89,12 @@ def make_node(tmp_path: Path) -> Node:
 
 
 def test_user_data_prepares_a_node(node: Node) -> None:
-    assert node.boot() == {"Status": "SUCCESS", "UniqueId": "i-7", "Reason": "ready", "Data": "SUCCESS"}
+    assert node.boot() == {
+        "Status": "SUCCESS",
+        "UniqueId": "i-7",
+        "Reason": "ready",
+        "Data": "SUCCESS",
+    }
     options = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev"
     assert (node.folder / "fstab").read_text() == f"10.0.0.9:/ /mnt/shared nfs4 {options} 0 0\n"
     assert node.log.read_text().splitlines() == [
@@ -97,8 +109,13 @@ def test_user_data_prepares_a_node(node: Node) -> None:
     assert command == (
         "/opt/drumline/bin/python /opt/drumline/idle_shutdown.py --instance i-7 --region us-east-1 --minutes 60"
     )
-    assert (node.folder / "result/idle_shutdown.py").read_text() == Path(idle_shutdown.__file__).read_text()
-    assert "OnUnitActiveSec=60" in (node.folder / "result/drumline-idle.timer").read_text().splitlines()
+    assert (node.folder / "result/idle_shutdown.py").read_text() == Path(
+        idle_shutdown.__file__
+    ).read_text()
+    assert (
+        "OnUnitActiveSec=60"
+        in (node.folder / "result/drumline-idle.timer").read_text().splitlines()
+    )
     assert (node.folder / "result/owners").read_text().split() == ["1000", "1000"]
 
 
@@ -134,8 +151,8 @@ cp -r /opt/drumline/site {folder}/result/site
 
 
 def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
-    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not installed twice, not
-    by two launches at once either."""
+    """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not
+    installed twice, not by two launches at once either."""
     content = pack(build_wheels())
     (node.folder / "wheels").write_bytes(content)
     (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
@@ -144,10 +161,16 @@ def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> No
     report = node.boot(PREPARE.format(folder=node.folder, hash=digest), **boot)
     assert report["Status"] == "SUCCESS"
     assert (node.folder / "codes").read_text().split() == ["65", "0", "0", "0"]
-    assert (node.folder / "errors").read_text() == f"the wheels that arrived do not have the SHA-256 {digest}\n"
+    assert (
+        node.folder / "errors"
+    ).read_text() == f"the wheels that arrived do not have the SHA-256 {digest}\n"
     installs = [line for line in node.log.read_text().splitlines() if line.startswith("pip ")]
-    assert installs[0] == "pip -q install --retries 10 torch==2.13.0", "drumline was asked from an index"
-    assert [line.split(" /")[0] for line in installs[1:]] == ["pip -q install --no-index --no-deps --force-reinstall"]
+    assert installs[0] == "pip -q install --retries 10 torch==2.13.0", (
+        "drumline was asked from an index"
+    )
+    assert [line.split(" /")[0] for line in installs[1:]] == [
+        "pip -q install --no-index --no-deps --force-reinstall"
+    ]
     site = node.folder / "result/site"
     assert (site / "drumline/launch/aws/cluster.yaml").read_bytes() == TEMPLATE.read_bytes()
     versions = {installed.name: installed.version for installed in distributions(path=[str(site)])}
@@ -181,7 +204,9 @@ def age(path: Path, minutes: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_a_node_ends_itself_after_the_idle_minutes(ended: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_a_node_ends_itself_after_the_idle_minutes(
+    ended: list[tuple[str, str]], tmp_path: Path
+) -> None:
     idle_shutdown.main(FLAGS)
     assert ended == [], "the first minute counts as busy: the node has just started"
     age(tmp_path / "busy", 9)

@@ -1,4 +1,5 @@
-"""Drumline as two wheels: a real pip installs them, and asks an index for everything but Drumline."""
+"""Drumline as two wheels: a real pip installs them, and asks an index for everything but
+Drumline."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ import pytest
 
 from drumline.base.errors import UsageError
 from drumline.launch.aws.install import name_of
-from drumline.launch.aws.own_wheels import PROJECT_NAME, build_wheels, is_for_nodes, pack, third_party_requirements
+from drumline.launch.aws.own_wheels import (
+    PROJECT_NAME,
+    build_wheels,
+    is_for_nodes,
+    pack,
+    third_party_requirements,
+)
 from tests.unit.launch.aws.test_refusals import wheel
 
 
 class Index:
-    """A package index that has one version of what it was given, and notes what it was asked for."""
+    """A package index that has one version of what it was given, and notes what it was asked
+    for."""
 
     def __init__(self, folder: Path) -> None:
         self.asked: list[str] = []
@@ -72,8 +80,8 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
 
 @pytest.mark.soak
 def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: Index) -> None:
-    """As nodes of SkyPilot and ParallelCluster install them: with their dependencies. The index has a drumline-lint of
-    someone else, with a higher version."""
+    """As nodes of SkyPilot and ParallelCluster install them: with their dependencies. The index has
+    a drumline-lint of someone else, with a higher version."""
     paths = []
     for built in build_wheels():
         path = tmp_path / built.name
@@ -111,7 +119,9 @@ def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: In
         ("mlflow; extra == 'mlflow'", False),
     ],
 )
-def test_only_requirements_of_extras_that_a_node_has_no_use_for_are_left_out(line: str, is_needed: bool) -> None:
+def test_only_requirements_of_extras_that_a_node_has_no_use_for_are_left_out(
+    line: str, is_needed: bool
+) -> None:
     assert is_for_nodes(line) is is_needed
 
 
@@ -128,7 +138,9 @@ def test_an_installation_without_metadata_makes_no_wheel(
     left_by_setuptools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As old versions of setuptools make it: pip could not install the wheel, on every node."""
-    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [PathDistribution(left_by_setuptools)])
+    monkeypatch.setattr(
+        "importlib.metadata.distributions", lambda name: [PathDistribution(left_by_setuptools)]
+    )
     with pytest.raises(UsageError) as error:
         build_wheels()
     assert error.value.what == (
@@ -157,7 +169,10 @@ def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     (tmp_path / "drumline.whl").write_bytes(wheels[0].content)
     with zipfile.ZipFile(tmp_path / "drumline.whl") as archive:
         names = archive.namelist()
-        assert "drumline = drumline.cli:main" in archive.read("drumline-0.1.0.dist-info/entry_points.txt").decode()
+        assert (
+            "drumline = drumline.cli:main"
+            in archive.read("drumline-0.1.0.dist-info/entry_points.txt").decode()
+        )
     for name in (
         "drumline/launch/aws/cluster.yaml",
         "drumline/launch/aws/prepare.sh",

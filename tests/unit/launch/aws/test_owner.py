@@ -1,4 +1,5 @@
-"""Clusters and stacks of others, on a moto server: `drumline aws` leaves them alone and says whose they are."""
+"""Clusters and stacks of others, on a moto server: `drumline aws` leaves them alone and says whose
+they are."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from drumline.launch.aws.cluster_plan import make_plan
 from drumline.launch.aws.stack import TAG, find_stack, tags_of
 from tests.unit.launch.aws.test_life_cycle import quiet, settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning"
+)
 TOPIC = json.dumps({"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}})
 Connect = Callable[[Account], None]
 
@@ -37,7 +40,9 @@ def make_connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 def make_stack(account: Account, **tags: str) -> None:
     """`drumline-t`, as another program makes one."""
     named = [{"Key": key, "Value": value} for key, value in tags.items()]
-    account.call("cloudformation", "create_stack", StackName="drumline-t", TemplateBody=TOPIC, Tags=named)
+    account.call(
+        "cloudformation", "create_stack", StackName="drumline-t", TemplateBody=TOPIC, Tags=named
+    )
 
 
 def colleague(account: Account, session: Any) -> Account:
@@ -45,7 +50,10 @@ def colleague(account: Account, session: Any) -> Account:
     iam = account.client("iam")
     iam.create_user(UserName="jane")
     key = iam.create_access_key(UserName="jane")["AccessKey"]
-    keys = {"aws_access_key_id": key["AccessKeyId"], "aws_secret_access_key": key["SecretAccessKey"]}
+    keys = {
+        "aws_access_key_id": key["AccessKeyId"],
+        "aws_secret_access_key": key["SecretAccessKey"],
+    }
     jane = Account(type(session)(**keys), account.region)
     for service in ("pricing", "service-quotas"):  # Stubber answers these
         jane._clients[service] = account.client(service)
@@ -89,7 +97,12 @@ def test_a_cluster_without_its_group_is_named(cloud: Account, connect: Connect) 
     """Someone has deleted the group by hand."""
     plan = make_plan(cloud, settings(cloud))
     bring_up(cloud, plan, quiet)
-    cloud.call("autoscaling", "delete_auto_scaling_group", AutoScalingGroupName="drumline-t", ForceDelete=True)
+    cloud.call(
+        "autoscaling",
+        "delete_auto_scaling_group",
+        AutoScalingGroupName="drumline-t",
+        ForceDelete=True,
+    )
     with pytest.raises(AwsError) as error:
         bring_up(cloud, plan, quiet)
     assert (error.value.what, error.value.next_step) == (
@@ -99,7 +112,11 @@ def test_a_cluster_without_its_group_is_named(cloud: Account, connect: Connect) 
 
 
 def test_down_asks_before_it_removes_what_another_identity_made(
-    cloud: Account, session: Any, connect: Connect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cloud: Account,
+    session: Any,
+    connect: Connect,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jane = colleague(cloud, session)
     bring_up(jane, make_plan(jane, settings(jane)), quiet)
@@ -113,7 +130,9 @@ def test_down_asks_before_it_removes_what_another_identity_made(
     with pytest.raises(UsageError) as error:
         aws_command.run(down)
     assert error.value.what.startswith(who)
-    assert error.value.what.endswith("and you are arn:aws:sts::123456789012:user/moto; nothing was removed")
+    assert error.value.what.endswith(
+        "and you are arn:aws:sts::123456789012:user/moto; nothing was removed"
+    )
     assert error.value.next_step == (
         "ask whoever made it; to remove it all the same: drumline aws down --name t --any-owner"
     )
@@ -137,21 +156,28 @@ def test_down_asks_before_it_removes_what_another_identity_made(
 
     # The volume with jane's data is hers too.
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(UsageError, match=r"the volume fs-.*, with its data, was made by arn:aws:iam::.*:user/jane at"):
+    with pytest.raises(
+        UsageError,
+        match=r"the volume fs-.*, with its data, was made by arn:aws:iam::.*:user/jane at",
+    ):
         aws_command.run([*down, "--delete-data"])
     capsys.readouterr()
     assert aws_command.run([*down, "--delete-data", "--any-owner"]) == 0
     assert cloud.all("efs", "describe_file_systems", "FileSystems") == []
 
 
-def test_status_shows_who_made_a_cluster(cloud: Account, connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_who_made_a_cluster(
+    cloud: Account, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
     bring_up(cloud, make_plan(cloud, settings(cloud)), quiet)
     connect(cloud)
     assert aws_command.run(["status", "--region", cloud.region]) == 0
     assert "  made by arn:aws:sts::123456789012:user/moto at 20" in capsys.readouterr().out
 
 
-def test_a_session_that_boto3_named_is_its_role(account: Account, stub: Callable[..., None]) -> None:
+def test_a_session_that_boto3_named_is_its_role(
+    account: Account, stub: Callable[..., None]
+) -> None:
     """By Stubber: moto has one identity for a key. A comma cannot be in a tag."""
     role = "arn:aws:sts::123456789012:assumed-role/train"
     for name, identity in [

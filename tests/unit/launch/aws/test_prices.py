@@ -13,7 +13,9 @@ from drumline.launch.aws.offers import Hardware
 from drumline.launch.aws.prices import Cost, fixed_cost
 from drumline.launch.aws.stack import price_tags, price_words
 
-G6 = Hardware(name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1)
+G6 = Hardware(
+    name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1
+)
 DISKS = fixed_cost("2 x disk of 150 GiB", 0.001, 300)
 NAT = fixed_cost("NAT gateway", 0.045, ends_with_nodes=False)
 UNKNOWN = fixed_cost("2 x public address", None, 2)
@@ -45,13 +47,19 @@ def price_lines(*costs: Cost) -> list[str]:
         volume_price=None,
         notes=(),
     )
-    return [line.removeprefix("price   ") for line in plan.lines() if line.startswith("price   ")][len(costs) :]
+    return [line.removeprefix("price   ") for line in plan.lines() if line.startswith("price   ")][
+        len(costs) :
+    ]
 
 
 @pytest.mark.parametrize(
     ("costs", "together", "end"),
     [
-        ((on_demand(5.0), DISKS), "together $10.30 an hour, $247.20 a day", "until its end at most $103.00"),
+        (
+            (on_demand(5.0), DISKS),
+            "together $10.30 an hour, $247.20 a day",
+            "until its end at most $103.00",
+        ),
         (
             (on_demand(5.0), DISKS, UNKNOWN),
             "together unknown: 2 x public address has no listed price; the rest is $10.30 an hour",
@@ -68,10 +76,16 @@ def price_lines(*costs: Cost) -> list[str]:
             "together $4.30 an hour, $103.20 a day",
             "until its end unknown: spot prices change ($43.00 at the current price); --max-price limits them",
         ),
-        ((spot(3.5), DISKS), "together $4.30 an hour, $103.20 a day", "until its end at most $73.00"),
+        (
+            (spot(3.5), DISKS),
+            "together $4.30 an hour, $103.20 a day",
+            "until its end at most $73.00",
+        ),
     ],
 )
-def test_a_plan_says_at_most_only_where_it_holds(costs: tuple[Cost, ...], together: str, end: str) -> None:
+def test_a_plan_says_at_most_only_where_it_holds(
+    costs: tuple[Cost, ...], together: str, end: str
+) -> None:
     assert price_lines(*costs) == [
         together,
         end,

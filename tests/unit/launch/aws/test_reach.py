@@ -1,5 +1,6 @@
-"""Clusters that cannot work are refused by `plan`, before they cost: no way in, no way out, a disk that is too small, a
-zone that nobody chose. On a moto server; a Local Zone by Stubber, which moto does not have."""
+"""Clusters that cannot work are refused by `plan`, before they cost: no way in, no way out, a disk
+that is too small, a zone that nobody chose. On a moto server; a Local Zone by Stubber, which moto
+does not have."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from drumline.launch.aws.reach import check_session_manager
 from tests.unit.launch.aws.conftest import add_programs
 from tests.unit.launch.aws.test_life_cycle import image, settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Tried to parse", "ignore:.*utcnow", "ignore::ResourceWarning"
+)
 CARDS = {"type": "p5.48xlarge", "nodes": 1}
 
 
@@ -53,10 +56,14 @@ def new_subnet(account: Account, gateway: str = "") -> str:
     place = {"CidrBlock": "10.1.0.0/24", "AvailabilityZone": "us-east-1a"}
     subnet = str(ec2.create_subnet(VpcId=vpc, **place)["Subnet"]["SubnetId"])
     if gateway:
-        tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
+        tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
+            "RouteTables"
+        ]
         route = {"DestinationCidrBlock": "0.0.0.0/0", "RouteTableId": tables[0]["RouteTableId"]}
         if gateway == "nat":
-            nat = ec2.create_nat_gateway(SubnetId=subnet, ConnectivityType="private")["NatGateway"]["NatGatewayId"]
+            nat = ec2.create_nat_gateway(SubnetId=subnet, ConnectivityType="private")["NatGateway"][
+                "NatGatewayId"
+            ]
             ec2.create_route(**route, NatGatewayId=nat)
         else:
             internet = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
@@ -77,16 +84,25 @@ def test_a_subnet_without_a_way_out_is_refused(cloud: Account) -> None:
     assert what.endswith(
         ", which needs public addresses, and p5.48xlarge gets none, because it has several network cards"
     )
-    assert step == "give a --subnet whose route is a NAT gateway, or --no-efa, or no --subnet: up makes a VPC"
+    assert (
+        step
+        == "give a --subnet whose route is a NAT gateway, or --no-efa, or no --subnet: up makes a VPC"
+    )
     without_addresses = new_subnet(cloud, "internet")
     what, step = refusal(cloud, subnet=without_addresses, ssh_from="10.8.0.0/16")
-    assert what.endswith("which needs public addresses, and the subnet gives none (MapPublicIpOnLaunch is off)")
-    assert step == "give a --subnet whose route is a NAT gateway, or one that gives public addresses"
+    assert what.endswith(
+        "which needs public addresses, and the subnet gives none (MapPublicIpOnLaunch is off)"
+    )
+    assert (
+        step == "give a --subnet whose route is a NAT gateway, or one that gives public addresses"
+    )
 
 
 def test_a_private_subnet_is_reached_through_a_vpn_only(cloud: Account) -> None:
     private = new_subnet(cloud, "nat")
-    assert make_plan(cloud, settings(cloud, subnet=private, ssh_from="10.8.0.0/16")).parameters["VpcId"]
+    assert make_plan(cloud, settings(cloud, subnet=private, ssh_from="10.8.0.0/16")).parameters[
+        "VpcId"
+    ]
     assert refusal(cloud, subnet=private, ssh_from="me") == (
         f"the instances get no public address in {private}, so this machine's public address (--ssh-from me) cannot "
         "reach them",
@@ -98,10 +114,15 @@ def test_a_private_subnet_is_reached_through_a_vpn_only(cloud: Account) -> None:
         "give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16",
     )
     overlay = "100.64.0.0/10"  # of Tailscale and others: neither private nor public
-    assert make_plan(cloud, settings(cloud, subnet=private, ssh_from=overlay)).parameters["SshFrom"] == overlay
+    assert (
+        make_plan(cloud, settings(cloud, subnet=private, ssh_from=overlay)).parameters["SshFrom"]
+        == overlay
+    )
 
 
-def test_a_route_to_a_deleted_gateway_is_no_way_out(cloud: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_to_a_deleted_gateway_is_no_way_out(
+    cloud: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AWS keeps such a route with the state `blackhole`, which moto does not have."""
     subnet = new_subnet(cloud, "nat")
     call_aws = cloud.all
@@ -116,7 +137,9 @@ def test_a_route_to_a_deleted_gateway_is_no_way_out(cloud: Account, monkeypatch:
 
     monkeypatch.setattr(cloud, "all", with_deleted_gateway)
     what, _ = refusal(cloud, subnet=subnet, ssh_from="10.8.0.0/16")
-    assert what.startswith(f"{subnet} has no way to the internet: its route table has no working route for 0.0.0.0/0")
+    assert what.startswith(
+        f"{subnet} has no way to the internet: its route table has no working route for 0.0.0.0/0"
+    )
 
 
 def test_session_manager_needs_its_programs_here(
@@ -135,7 +158,9 @@ def test_session_manager_needs_its_programs_here(
 def test_a_disk_smaller_than_the_image_is_refused(cloud: Account) -> None:
     """moto gives every image a disk of one size."""
     ami = image(cloud)
-    (disk,) = cloud.call("ec2", "describe_images", ImageIds=[ami])["Images"][0]["BlockDeviceMappings"]
+    (disk,) = cloud.call("ec2", "describe_images", ImageIds=[ami])["Images"][0][
+        "BlockDeviceMappings"
+    ]
     size = disk["Ebs"]["VolumeSize"]
     assert refusal(cloud, ami=ami, disk=size - 1) == (
         f"--disk: {size - 1} GiB is smaller than the image {ami}, which has {size} GiB",
@@ -145,7 +170,11 @@ def test_a_disk_smaller_than_the_image_is_refused(cloud: Account) -> None:
 
 
 def test_a_local_zone_is_chosen_by_nobody(account: Account, stub: Callable[..., None]) -> None:
-    zones = {"us-west-2a": "availability-zone", "us-west-2-lax-1a": "local-zone", "us-west-2-wl1-x": "wavelength-zone"}
+    zones = {
+        "us-west-2a": "availability-zone",
+        "us-west-2-lax-1a": "local-zone",
+        "us-west-2-wl1-x": "wavelength-zone",
+    }
     described = [{"ZoneName": name, "ZoneType": kind} for name, kind in zones.items()]
     stub("ec2", "describe_availability_zones", {"AvailabilityZones": described})
     assert ordinary_zones(account) == {"us-west-2a"}
@@ -162,7 +191,8 @@ def test_a_plan_leaves_local_zones_out(cloud: Account, monkeypatch: pytest.Monke
     offered = ["us-east-1-atl-1a", "us-east-1b"]
     monkeypatch.setattr("drumline.launch.aws.cluster_plan.zones_with", lambda *_: offered)
     monkeypatch.setattr(
-        "drumline.launch.aws.prices.spot_prices", lambda *_: {"us-east-1-atl-1a": 0.1, "us-east-1b": 0.5}
+        "drumline.launch.aws.prices.spot_prices",
+        lambda *_: {"us-east-1-atl-1a": 0.1, "us-east-1b": 0.5},
     )
     plan = make_plan(cloud, settings(cloud, subnet=None, spot=True))
     assert plan.parameters["Zone"] == "us-east-1b"

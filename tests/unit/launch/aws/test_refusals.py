@@ -1,4 +1,5 @@
-"""Every refusal before anything is made is a sentence with the next step. Answers as AWS documents them, by Stubber."""
+"""Every refusal before anything is made is a sentence with the next step. Answers as AWS documents
+them, by Stubber."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ from drumline.launch.aws.prices import listed_price, spot_prices
 from tests.unit.launch.aws.conftest import REGION
 
 Stub = Callable[..., None]
-G6 = Hardware(name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1)
+G6 = Hardware(
+    name="g6.12xlarge", arch="x86_64", num_vcpus=48, num_gpus=4, gpu="L4", num_efas=1, num_cards=1
+)
 
 
 def message(error: pytest.ExceptionInfo[DrumlineError]) -> tuple[str, str | None]:
@@ -85,7 +88,9 @@ def test_refusals_of_aws(account: Account, stub: Stub, code: str, what: str, ste
     assert (*message(error), error.value.code) == (what, step, code)
 
 
-def test_no_credentials_no_network_and_wrong_arguments(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_no_network_and_wrong_arguments(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(AwsError, match="ec2: Parameter validation failed"):
         account.call("ec2", "describe_images", ImageIds=7)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -97,7 +102,9 @@ def test_no_credentials_no_network_and_wrong_arguments(account: Account, monkeyp
     assert step == "run aws configure, or aws sso login"
 
 
-def test_an_unreachable_service(account: Account, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service(
+    account: Account, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("drumline.launch.aws.account._MAX_ATTEMPTS", 1)
     with pytest.raises(AwsError, match="ec2 in us-east-1 is unreachable: Could not connect"):
         Account(session, REGION).call("ec2", "describe_images")
@@ -106,7 +113,10 @@ def test_an_unreachable_service(account: Account, session: Any, monkeypatch: pyt
 def test_regions_and_profiles(account: Account) -> None:
     with pytest.raises(UsageError) as error:
         connect("us-eas-1", None)
-    assert message(error) == ("there is no region 'us-eas-1'; did you mean 'us-east-1'?", "correct --region")
+    assert message(error) == (
+        "there is no region 'us-eas-1'; did you mean 'us-east-1'?",
+        "correct --region",
+    )
     with pytest.raises(UsageError) as error:
         connect(None, None)
     assert message(error) == ("no region is set", "give --region, such as --region us-east-1")
@@ -116,12 +126,17 @@ def test_regions_and_profiles(account: Account) -> None:
 
 def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
     stub("ec2", "describe_instance_types", "InvalidInstanceType")
-    with pytest.raises(UsageError, match=r"--type: there is no instance type 'g99.large' in us-east-1"):
+    with pytest.raises(
+        UsageError, match=r"--type: there is no instance type 'g99.large' in us-east-1"
+    ):
         find_hardware(account, "g99.large")
     stub("ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": []})
     with pytest.raises(UsageError) as error:
         zones_with(account, "p5.48xlarge")
-    assert message(error) == ("us-east-1 does not offer p5.48xlarge", "give another --region or another --type")
+    assert message(error) == (
+        "us-east-1 does not offer p5.48xlarge",
+        "give another --region or another --type",
+    )
     zones = ["us-east-1a", "us-east-1b"]
     with pytest.raises(UsageError) as error:
         check_zone(zones, "us-east-1e", "p5.48xlarge")
@@ -130,11 +145,18 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
         "give one of these as --zone (or a subnet in it), or another --type",
     )
     assert default_zone(zones, {}, "x") == "us-east-1a"
-    assert default_zone(zones, {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1c": 0.1}, "x") == "us-east-1b"
+    assert (
+        default_zone(zones, {"us-east-1a": 2.0, "us-east-1b": 1.0, "us-east-1c": 0.1}, "x")
+        == "us-east-1b"
+    )
 
 
 def running(instance_type: str, cores: int, **more: Any) -> dict[str, Any]:
-    return {"InstanceType": instance_type, "CpuOptions": {"CoreCount": cores, "ThreadsPerCore": 2}, **more}
+    return {
+        "InstanceType": instance_type,
+        "CpuOptions": {"CoreCount": cores, "ThreadsPerCore": 2},
+        **more,
+    }
 
 
 def test_the_quota_counts_what_runs(account: Account, stub: Stub) -> None:
@@ -147,7 +169,9 @@ def test_the_quota_counts_what_runs(account: Account, stub: Stub) -> None:
         running("m7i.large", 1),
     ]
     for _ in range(2):
-        stub("service-quotas", "get_service_quota", quota, ServiceCode="ec2", QuotaCode="L-DB2E81BA")
+        stub(
+            "service-quotas", "get_service_quota", quota, ServiceCode="ec2", QuotaCode="L-DB2E81BA"
+        )
         stub("ec2", "describe_instances", {"Reservations": [{"Instances": others}]})
     described = "quota 'Running On-Demand G and VT instances': 120 vCPUs, 20 in use"
     assert check_quota(account, G6, 2, "on-demand") == f"{described}, 96 needed"
@@ -183,7 +207,9 @@ def test_which_quota_counts(name: str, market: str, code: str | None) -> None:
 
 
 def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
-    name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    name = (
+        "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    )
     stub("ssm", "get_parameter", {"Parameter": {"Value": "ami-1"}}, Name=name)
     disks = [
         {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
@@ -193,7 +219,11 @@ def test_the_image_is_looked_up(account: Account, stub: Stub) -> None:
     described = {"Images": [image]}
     stub("ec2", "describe_images", described, ImageIds=["ami-1"])
     assert find_image(account, None, G6) == Image(id="ami-1", root_device="/dev/sda1", size_gib=75)
-    stub("ec2", "describe_images", {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/xvda"}]})
+    stub(
+        "ec2",
+        "describe_images",
+        {"Images": [{"Architecture": "arm64", "RootDeviceName": "/dev/xvda"}]},
+    )
     with pytest.raises(UsageError, match=r"ami-2 is for arm64, and g6.12xlarge is x86_64"):
         find_image(account, "ami-2", G6)
     stub("ec2", "describe_images", {"Images": []})
@@ -205,14 +235,24 @@ def test_prices(account: Account, stub: Stub) -> None:
     stub("pricing", "get_products", {"PriceList": []})
     assert listed_price(account, "instance", instanceType="g6.12xlarge") is None
     history = [
-        {"AvailabilityZone": "us-east-1a", "SpotPrice": "1.5", "Timestamp": datetime(2026, 1, 2, tzinfo=UTC)},
-        {"AvailabilityZone": "us-east-1a", "SpotPrice": "9.9", "Timestamp": datetime(2026, 1, 1, tzinfo=UTC)},
+        {
+            "AvailabilityZone": "us-east-1a",
+            "SpotPrice": "1.5",
+            "Timestamp": datetime(2026, 1, 2, tzinfo=UTC),
+        },
+        {
+            "AvailabilityZone": "us-east-1a",
+            "SpotPrice": "9.9",
+            "Timestamp": datetime(2026, 1, 1, tzinfo=UTC),
+        },
     ]
     stub("ec2", "describe_spot_price_history", {"SpotPriceHistory": history})
     assert spot_prices(account, "g6.12xlarge") == {"us-east-1a": 1.5}
 
 
-@pytest.mark.parametrize(("price", "words"), [(9.25, "costs $9.25 an hour"), (None, "has no known price")])
+@pytest.mark.parametrize(
+    ("price", "words"), [(9.25, "costs $9.25 an hour"), (None, "has no known price")]
+)
 def test_the_price_ceiling(price: float | None, words: str) -> None:
     with pytest.raises(UsageError) as error:
         cluster_plan._check_ceiling(ClusterSettings(type="g6.12xlarge", max_price=5.0), price)
@@ -222,10 +262,14 @@ def test_the_price_ceiling(price: float | None, words: str) -> None:
     cluster_plan._check_ceiling(ClusterSettings(type="g6.12xlarge", max_price=10.0), 9.25)
 
 
-def test_a_plan_needs_a_type_and_efa_needs_hardware(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_needs_a_type_and_efa_needs_hardware(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="no instance type is set"):
         make_plan(account, ClusterSettings())
-    monkeypatch.setattr(cluster_plan, "find_hardware", lambda *_: Hardware(**{**vars(G6), "num_efas": 0}))
+    monkeypatch.setattr(
+        cluster_plan, "find_hardware", lambda *_: Hardware(**{**vars(G6), "num_efas": 0})
+    )
     with pytest.raises(UsageError, match=r"g6.12xlarge has no EFA"):
         make_plan(account, ClusterSettings(type="g6.12xlarge", efa=True))
 
@@ -237,10 +281,17 @@ def test_a_volume_of_another_vpc_needs_a_subnet(account: Account, stub: Stub) ->
         "SubnetId": "subnet-12345678",
         "LifeCycleState": "available",
     }
-    here = {**target, "VpcId": "vpc-1", "AvailabilityZoneName": "us-east-1a", "IpAddress": "10.1.0.9"}
+    here = {
+        **target,
+        "VpcId": "vpc-1",
+        "AvailabilityZoneName": "us-east-1a",
+        "IpAddress": "10.1.0.9",
+    }
     stub("efs", "describe_file_systems", {"FileSystems": []})
     stub("efs", "describe_mount_targets", {"MountTargets": [here]})
-    with pytest.raises(UsageError, match="fs-1 is mounted in the VPC vpc-1, and a volume belongs to one VPC"):
+    with pytest.raises(
+        UsageError, match="fs-1 is mounted in the VPC vpc-1, and a volume belongs to one VPC"
+    ):
         cluster_plan._volume_parameters(account, ClusterSettings(volume="fs-1"), None)
     stub("efs", "describe_file_systems", {"FileSystems": []})
     stub("efs", "describe_mount_targets", {"MountTargets": [here]})
@@ -252,7 +303,11 @@ def test_a_volume_of_another_vpc_needs_a_subnet(account: Account, stub: Stub) ->
     )
     given = ClusterSettings(volume="fs-1", subnet="subnet-1")
     found = cluster_plan._volume_parameters(account, given, "us-east-1a")
-    assert found == {"VolumeId": "fs-1", "MountTargetAddress": "10.1.0.9", "MountTargetGroup": "sg-12345678"}
+    assert found == {
+        "VolumeId": "fs-1",
+        "MountTargetAddress": "10.1.0.9",
+        "MountTargetGroup": "sg-12345678",
+    }
 
 
 def test_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,8 +322,12 @@ def wheel(folder: Path, name: str, version: str) -> Path:
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         file.writestr(f"{info}/RECORD", "")
     return path
 
@@ -280,7 +339,11 @@ def checked(install: str) -> list[str]:
 @pytest.fixture(name="no_index")
 def make_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip takes packages from a folder."""
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+    for name, value in {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "PIP_CONFIG_FILE": "/dev/null",
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -295,7 +358,9 @@ def test_what_pip_cannot_install_is_refused_before_anything_is_made(
         "give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
     )
     commit = "0123456789" * 4
-    with pytest.raises(UsageError, match=rf"@{commit}: fatal: unable to access 'https://127.0.0.1:9/me/x/'"):
+    with pytest.raises(
+        UsageError, match=rf"@{commit}: fatal: unable to access 'https://127.0.0.1:9/me/x/'"
+    ):
         checked(f"drumline-x[aws]@git+https://127.0.0.1:9/me/x@{commit}")
     local_wheel = f"drumline-x[aws]@{wheel(tmp_path, 'drumline_x', '0.1.0').as_uri()}"
     assert checked(local_wheel) == [f"pip finds {local_wheel} from here"]
@@ -312,7 +377,9 @@ def test_a_plan_runs_no_code_of_a_package(tmp_path: Path, monkeypatch: pytest.Mo
         entry = tarfile.TarInfo("x-1/setup.py")
         entry.size = len(source)
         archive.addfile(entry, io.BytesIO(source.encode()))
-    with pytest.raises(UsageError, match="pip cannot install x==1: ERROR: No matching distribution found for x==1"):
+    with pytest.raises(
+        UsageError, match="pip cannot install x==1: ERROR: No matching distribution found for x==1"
+    ):
         checked("x==1")
     assert not (tmp_path / "ran").exists()
 
@@ -333,7 +400,9 @@ def test_by_default_the_nodes_get_what_runs_here_and_ask_no_index_for_it() -> No
 
 def test_flags_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[train]\nsteps = 3\n[aws]\ntype = "g6.12xlarge"\nnodes = 4\nmax_price = 5\nspot = true\n')
+    file.write_text(
+        '[train]\nsteps = 3\n[aws]\ntype = "g6.12xlarge"\nnodes = 4\nmax_price = 5\nspot = true\n'
+    )
     problems: list[str] = []
     found = settings_from({"config": str(file), "nodes": 2, "idle-minutes": 0}, problems)
     assert problems == []
@@ -350,7 +419,10 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"name": "My"}, "--name: 'My' is not at most 30 lowercase letters, digits and dashes, a letter first"),
+        (
+            {"name": "My"},
+            "--name: 'My' is not at most 30 lowercase letters, digits and dashes, a letter first",
+        ),
         (
             {"install": "drumline torch"},
             "--install: 'torch' is not pinned; write NAME==VERSION, a wheel, or git+URL@ with a whole commit",
@@ -375,7 +447,12 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
                 {"install": f"drumline {option} torch==2.13.0"},
                 f"--install: {option!r} is an option of pip; write requirements only, such as NAME==VERSION",
             )
-            for option in ("--index-url=https://x.example/==1", "-fhttps://x.example/x.whl", "--pre", "-r")
+            for option in (
+                "--index-url=https://x.example/==1",
+                "-fhttps://x.example/x.whl",
+                "--pre",
+                "-r",
+            )
         ),
         *(
             (
@@ -406,7 +483,10 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             {"install": "drumline[aws]@file:///x-1.whl"},
             "--install: 'drumline[aws]@file:///x-1.whl' is of this machine; give the URL at which the nodes find it",
         ),
-        ({"install": ".[train]"}, "--install: '.[train]' is of this machine; give the URL at which the nodes find it"),
+        (
+            {"install": ".[train]"},
+            "--install: '.[train]' is of this machine; give the URL at which the nodes find it",
+        ),
         (
             {"install": "https://me:hun/ter2@host/x-1.whl"},
             "--install: an address has a user, a password or options, which every node would show; give one without",
@@ -419,7 +499,10 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             {"ssh-from": "0.0.0.0/0"},
             "--ssh-from: 0.0.0.0/0 is open to (almost) the whole internet; give `me` or a smaller network",
         ),
-        ({"ssh-from": "home"}, "--ssh-from: Expected 4 octets in 'home'; give `me` or a network such as 192.0.2.7/32"),
+        (
+            {"ssh-from": "home"},
+            "--ssh-from: Expected 4 octets in 'home'; give `me` or a network such as 192.0.2.7/32",
+        ),
         (
             {"ssh-from": "me", "ssm": True},
             "--ssm and --ssh-from exclude each other: Session Manager needs no open port",

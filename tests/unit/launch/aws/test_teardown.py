@@ -1,5 +1,6 @@
-"""`down` of a cluster in a new VPC. moto cannot delete a route table, so Stubber answers as AWS documents it, and the
-order in which CloudFormation deletes is read from the template: what depends on something is deleted before it."""
+"""`down` of a cluster in a new VPC. moto cannot delete a route table, so Stubber answers as AWS
+documents it, and the order in which CloudFormation deletes is read from the template: what depends
+on something is deleted before it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def needed_by(resources: dict[str, Any], name: str) -> Iterator[str]:
     direct = resource.get("DependsOn", [])
     found = set(direct if isinstance(direct, list) else [direct])
     for one in walk(resource.get("Properties", {})):
-        found |= {str(value).partition(".")[0] for key, value in one.items() if key in ("Ref", "Fn::GetAtt")}
+        found |= {
+            str(value).partition(".")[0]
+            for key, value in one.items()
+            if key in ("Ref", "Fn::GetAtt")
+        }
     for other in found & resources.keys():
         yield other
         yield from needed_by(resources, other)
@@ -40,11 +45,25 @@ def needed_by(resources: dict[str, Any], name: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
-        # A gateway with mapped public addresses cannot be detached; an address in use cannot be released.
-        ("Nodes", {"GatewayAttachment", "RouteByNat", "RouteByGateway", "SubnetRoutes", "Placement"}),
-        ("Nat", {"NatAddress", "NatSubnet", "NatSubnetRoutes", "NatRouteByGateway", "GatewayAttachment"}),
+        # A gateway with mapped public addresses cannot be detached; an address in use cannot be
+        # released.
+        (
+            "Nodes",
+            {"GatewayAttachment", "RouteByNat", "RouteByGateway", "SubnetRoutes", "Placement"},
+        ),
+        (
+            "Nat",
+            {
+                "NatAddress",
+                "NatSubnet",
+                "NatSubnetRoutes",
+                "NatRouteByGateway",
+                "GatewayAttachment",
+            },
+        ),
         ("GatewayAttachment", {"Gateway", "Vpc"}),
-        # Subnets and groups with interfaces in them cannot be deleted: those of nodes and of the volume.
+        # Subnets and groups with interfaces in them cannot be deleted: those of nodes and of the
+        # volume.
         ("Nodes", {"Subnet", "Group", "MountTarget", "Profile"}),
         ("MountTarget", {"Subnet", "Group", "Volume"}),
         ("Group", {"Vpc"}),
@@ -65,7 +84,8 @@ def test_what_blocks_a_deletion_is_deleted_before(name: str, needs: set[str]) ->
 
 
 class Cloud:
-    """The answers of an account with a new VPC, a NAT gateway and a volume, and the order of the calls."""
+    """The answers of an account with a new VPC, a NAT gateway and a volume, and the order of the
+    calls."""
 
     def __init__(self, account: Account, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
         self.account = account
@@ -86,13 +106,28 @@ class Cloud:
 
     def is_in(self, *states: str, by: str = STACK) -> None:
         for state in states:
-            described = {"StackId": STACK, "StackName": "drumline-t", "CreationTime": 5, "StackStatus": state}
+            described = {
+                "StackId": STACK,
+                "StackName": "drumline-t",
+                "CreationTime": 5,
+                "StackStatus": state,
+            }
             described["Tags"] = [{"Key": stack.TAG, "Value": "t"}]
             self._stub("cloudformation", "describe_stacks", {"Stacks": [described]}, StackName=by)
             if state == "DELETE_IN_PROGRESS":
-                event = {"StackId": STACK, "EventId": "e", "StackName": "drumline-t", "Timestamp": 0}
+                event = {
+                    "StackId": STACK,
+                    "EventId": "e",
+                    "StackName": "drumline-t",
+                    "Timestamp": 0,
+                }
                 told = {**event, "LogicalResourceId": "Group", "ResourceStatus": state}
-                self._stub("cloudformation", "describe_stack_events", {"StackEvents": [told]}, StackName=STACK)
+                self._stub(
+                    "cloudformation",
+                    "describe_stack_events",
+                    {"StackEvents": [told]},
+                    StackName=STACK,
+                )
 
     def is_deleted(self) -> None:
         self._stub("cloudformation", "delete_stack", {}, StackName=STACK)
@@ -101,24 +136,48 @@ class Cloud:
         """As AWS answers while an interface is still in the group."""
         reason = "resource sg-1 has a dependent object (Service: Ec2, Status Code: 400, DependencyViolation)"
         told = {"ResourceType": "AWS::EC2::SecurityGroup", "LastUpdatedTimestamp": 0}
-        group = {"LogicalResourceId": "Group", "PhysicalResourceId": "sg-1", "ResourceStatus": "DELETE_FAILED"}
-        network = {"LogicalResourceId": "Nat", "PhysicalResourceId": "nat-1", "ResourceStatus": "DELETE_COMPLETE"}
+        group = {
+            "LogicalResourceId": "Group",
+            "PhysicalResourceId": "sg-1",
+            "ResourceStatus": "DELETE_FAILED",
+        }
+        network = {
+            "LogicalResourceId": "Nat",
+            "PhysicalResourceId": "nat-1",
+            "ResourceStatus": "DELETE_COMPLETE",
+        }
         found = [{**told, **group, "ResourceStatusReason": reason}, {**told, **network}]
         answer = {"StackResourceSummaries": found}
         self._stub("cloudformation", "list_stack_resources", answer, StackName=STACK)
 
-    def has_left(self, *, node: str = "terminated", disks: list[str] | None = None, nat: str = "deleted") -> None:
+    def has_left(
+        self, *, node: str = "terminated", disks: list[str] | None = None, nat: str = "deleted"
+    ) -> None:
         """What has the tag: instances and NAT gateways are shown for an hour after their end."""
         instance = {"InstanceId": "i-1", "State": {"Name": node}}
         volumes = [{"VolumeId": one, "State": "in-use"} for one in disks or []]
         self._stub("ec2", "describe_instances", {"Reservations": [{"Instances": [instance]}]})
         self._stub("ec2", "describe_volumes", {"Volumes": volumes})
         self._stub("ec2", "describe_addresses", {"Addresses": []})
-        self._stub("ec2", "describe_nat_gateways", {"NatGateways": [{"NatGatewayId": "nat-1", "State": nat}]})
+        self._stub(
+            "ec2",
+            "describe_nat_gateways",
+            {"NatGateways": [{"NatGatewayId": "nat-1", "State": nat}]},
+        )
 
     def has_volume(self, made_at: int = 7) -> None:
-        needed = {"OwnerId": "1", "CreationToken": "x", "CreationTime": made_at, "PerformanceMode": "generalPurpose"}
-        volume = {"FileSystemId": "fs-1", "LifeCycleState": "available", "SizeInBytes": {"Value": 6144}, **needed}
+        needed = {
+            "OwnerId": "1",
+            "CreationToken": "x",
+            "CreationTime": made_at,
+            "PerformanceMode": "generalPurpose",
+        }
+        volume = {
+            "FileSystemId": "fs-1",
+            "LifeCycleState": "available",
+            "SizeInBytes": {"Value": 6144},
+            **needed,
+        }
         tags = [{"Key": stack.TAG, "Value": "t"}]
         one = {**volume, "NumberOfMountTargets": 0, "Tags": tags}
         self._stub("efs", "describe_file_systems", {"FileSystems": [one]})
@@ -142,10 +201,20 @@ def test_a_dependency_violation_is_tried_again_and_then_nothing_is_left(cloud: C
     cloud.has_left()
     cloud.has_volume()
     steps: list[str] = []
-    assert take_down(cloud.account, SETTINGS, steps.append, delete_data=False) == [Billed("volume", "fs-1", 6144)]
+    assert take_down(cloud.account, SETTINGS, steps.append, delete_data=False) == [
+        Billed("volume", "fs-1", 6144)
+    ]
     once = ["delete_stack", "describe_stacks", "describe_stack_events", "describe_stacks"]
     volume = "describe_file_systems"
-    assert cloud.calls == ["describe_stacks", *once, "list_stack_resources", *once, volume, *CHECKED, volume]
+    assert cloud.calls == [
+        "describe_stacks",
+        *once,
+        "list_stack_resources",
+        *once,
+        volume,
+        *CHECKED,
+        volume,
+    ]
     assert steps == ["Group: DELETE_IN_PROGRESS"] * 2
 
 
@@ -159,9 +228,13 @@ def test_what_cannot_be_deleted_is_named(cloud: Cloud) -> None:
     cloud.cannot_delete()
     with pytest.raises(AwsError) as error:
         take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
-    assert error.value.what.startswith("AWS could not delete:\n  - Group (sg-1): resource sg-1 has a dependent object")
+    assert error.value.what.startswith(
+        "AWS could not delete:\n  - Group (sg-1): resource sg-1 has a dependent object"
+    )
     assert "nat-1" not in error.value.what
-    assert (error.value.next_step or "").startswith("remove what of yours uses it, such as an interface in its")
+    assert (error.value.next_step or "").startswith(
+        "remove what of yours uses it, such as an interface in its"
+    )
 
 
 def test_a_disk_that_ends_a_moment_after_its_instance_is_waited_for(cloud: Cloud) -> None:
@@ -188,12 +261,18 @@ def test_what_stays_on_the_bill_is_an_error(cloud: Cloud, monkeypatch: pytest.Mo
     with pytest.raises(AwsError) as error:
         take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
     assert error.value.what == "still on the bill of t: instance i-1, NAT gateway nat-1"
-    assert error.value.next_step == "run down again in a minute; if they stay, delete them in the EC2 console"
+    assert (
+        error.value.next_step
+        == "run down again in a minute; if they stay, delete them in the EC2 console"
+    )
 
 
 @pytest.mark.parametrize(("made_at", "is_kept"), [(7, False), (3, True)])
-def test_up_was_killed_while_the_stack_was_made(cloud: Cloud, stub: Stub, made_at: int, is_kept: bool) -> None:
-    """A volume that was made for it has no data; an older one is that of an earlier cluster of the name."""
+def test_up_was_killed_while_the_stack_was_made(
+    cloud: Cloud, stub: Stub, made_at: int, is_kept: bool
+) -> None:
+    """A volume that was made for it has no data; an older one is that of an earlier cluster of the
+    name."""
     cloud.begins_in("CREATE_IN_PROGRESS")
     cloud.is_in("DELETE_IN_PROGRESS", "DELETE_COMPLETE")
     cloud.has_volume(made_at)

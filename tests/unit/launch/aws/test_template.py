@@ -1,4 +1,5 @@
-"""The template: nothing open, all encrypted, no old metadata service, no wildcard right, and no word of cfn-lint."""
+"""The template: nothing open, all encrypted, no old metadata service, no wildcard right, and no
+word of cfn-lint."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.offers import Hardware
 
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
-# AWS offers no way to limit these to a resource: they open the node's own channel to Session Manager.
+# AWS offers no way to limit these to a resource: they open the node's own channel to Session
+# Manager.
 WITHOUT_RESOURCE = {
     "ssm:UpdateInstanceInformation",
     "ssmmessages:CreateControlChannel",
@@ -49,7 +51,9 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
     """Every mapping in it, also those in both branches of an If."""
     if isinstance(value, dict):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from walk(inner)
 
 
@@ -73,7 +77,10 @@ def weaknesses(template: dict[str, Any]) -> Iterator[str]:
         if kind == "AWS::EFS::FileSystem" and properties.get("Encrypted") is not True:
             yield f"{name}: not encrypted"
         if kind in ("AWS::EC2::LaunchTemplate", "AWS::EC2::Instance"):
-            yield from (f"{name}: {weakness}" for weakness in weak_instance(properties["LaunchTemplateData"]))
+            yield from (
+                f"{name}: {weakness}"
+                for weakness in weak_instance(properties["LaunchTemplateData"])
+            )
         yield from (f"{name}: {right}" for right in wide_rights(properties))
 
 
@@ -83,7 +90,10 @@ def weak_instance(data: dict[str, Any]) -> Iterator[str]:
     if not data.get("BlockDeviceMappings"):
         yield "the image's own disk may not be encrypted"
     for disk in data.get("BlockDeviceMappings", ()):
-        if disk["Ebs"].get("Encrypted") is not True or disk["Ebs"].get("DeleteOnTermination") is not True:
+        if (
+            disk["Ebs"].get("Encrypted") is not True
+            or disk["Ebs"].get("DeleteOnTermination") is not True
+        ):
             yield "a disk is not encrypted, or stays"
 
 
@@ -93,7 +103,9 @@ def wide_rights(properties: dict[str, Any]) -> Iterator[str]:
     for statement in walk(properties):
         if not {"Effect", "Action", "Resource"} <= statement.keys():
             continue
-        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        actions = (
+            statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        )
         yield from (f"the right {action}" for action in actions if "*" in action)
         if statement["Resource"] == "*" and not set(actions) <= WITHOUT_RESOURCE:
             yield f"{actions} on everything"
@@ -121,7 +133,11 @@ def test_the_template_has_no_weakness() -> None:
         ),
         ("FromPort: 443, ToPort: 443", "FromPort: 0, ToPort: 65535", "Group: more than a port"),
         ("      Encrypted: true\n", "", "Volume: not encrypted"),
-        ("Encrypted: true, DeleteOnTermination", "DeleteOnTermination", "LaunchTemplate: a disk is not encrypted"),
+        (
+            "Encrypted: true, DeleteOnTermination",
+            "DeleteOnTermination",
+            "LaunchTemplate: a disk is not encrypted",
+        ),
         ("HttpTokens: required", "HttpTokens: optional", "LaunchTemplate: IMDSv1"),
         ("ssm:UpdateInstanceInformation", "'ssm:*'", "SessionRights: the right ssm:*"),
         (
@@ -157,12 +173,22 @@ def test_the_parameters_are_those_of_the_plan() -> None:
     assert {name for name in names if not name.startswith("AWS::")} <= parameters | resources
 
 
-CARDS = Hardware(name="p5.48xlarge", arch="x86_64", num_vcpus=192, num_gpus=8, gpu="H100", num_efas=32, num_cards=32)
+CARDS = Hardware(
+    name="p5.48xlarge",
+    arch="x86_64",
+    num_vcpus=192,
+    num_gpus=8,
+    gpu="H100",
+    num_efas=32,
+    num_cards=32,
+)
 
 
 def plan_of(hardware: Hardware, **changes: Any) -> ClusterPlan:
     settings = ClusterSettings(type=hardware.name, **changes)
-    return ClusterPlan(settings=settings, hardware=hardware, parameters={}, costs=(), volume_price=None, notes=())
+    return ClusterPlan(
+        settings=settings, hardware=hardware, parameters={}, costs=(), volume_price=None, notes=()
+    )
 
 
 def interfaces(plan: ClusterPlan) -> list[dict[str, Any]]:
@@ -179,7 +205,9 @@ def test_each_card_gets_an_efa_as_aws_recommends() -> None:
     places = [(one["NetworkCardIndex"], one["DeviceIndex"]) for one in others]
     assert places == [(0, 1), *((card, 0) for card in range(1, 32))]
     without_first = dataclasses.replace(CARDS, num_efas=16, num_cards=17)
-    assert [one["NetworkCardIndex"] for one in interfaces(plan_of(without_first))[1:]] == list(range(1, 17))
+    assert [one["NetworkCardIndex"] for one in interfaces(plan_of(without_first))[1:]] == list(
+        range(1, 17)
+    )
     assert len(interfaces(plan_of(CARDS, efa=False))) == 1
     assert len(interfaces(plan_of(dataclasses.replace(CARDS, num_efas=1, num_cards=1)))) == 1
 

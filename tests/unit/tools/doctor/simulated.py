@@ -1,6 +1,8 @@
-"""Hosts that exist in memory alone: the coordinator asks them like real ones, and they answer from a table.
+"""Hosts that exist in memory alone: the coordinator asks them like real ones, and they answer from
+a table.
 
-With them planning, checks and reports are tested for hundreds of hosts, with faults in chosen places.
+With them planning, checks and reports are tested for hundreds of hosts, with faults in chosen
+places.
 """
 
 from __future__ import annotations
@@ -64,7 +66,12 @@ class SimulatedClient:
         eth0 = {"name": "eth0", "address": address(self.number), "mtu": 1500, "is_up": True}
         lo = {"name": "lo", "address": "127.0.0.1", "mtu": 65536, "is_up": True}
         networks = {"interfaces": [lo, eth0], "gloo": eth0, "nccl": eth0}
-        return {"host": name(self.number), **networks, "variables": {}, "reached_at": address(self.number)}
+        return {
+            "host": name(self.number),
+            **networks,
+            "variables": {},
+            "reached_at": address(self.number),
+        }
 
     def _clock(self, _: dict[str, Any]) -> float:
         import time
@@ -101,7 +108,11 @@ class SimulatedClient:
 
     def _measure(self, arguments: dict[str, Any]) -> dict[str, Any]:
         ends = (self.number, arguments["target"]["node"])
-        speed = SLOW if any(end in self.cluster.slow for end in ends) else FAST + (ends[0] * 7 + ends[1]) % 13 * 1e6
+        speed = (
+            SLOW
+            if any(end in self.cluster.slow for end in ends)
+            else FAST + (ends[0] * 7 + ends[1]) % 13 * 1e6
+        )
         return {"latency_s": 5e-5, "bytes_per_s": speed}
 
 
@@ -119,7 +130,9 @@ def address(number: int) -> str:
 
 def examine(cluster: Cluster) -> Survey:
     """The whole examination of them."""
-    survey = Survey([HostRecord(name(number), name(number)) for number in range(cluster.count)], 29500)
+    survey = Survey(
+        [HostRecord(name(number), name(number)) for number in range(cluster.count)], 29500
+    )
     coordinator = Coordinator(survey, {}, lambda _: None)
 
     def opener(number: int) -> Opener:
@@ -128,5 +141,7 @@ def examine(cluster: Cluster) -> Survey:
 
         return open_client
 
-    asyncio.run(examination.examine(coordinator, [opener(number) for number in range(cluster.count)]))
+    asyncio.run(
+        examination.examine(coordinator, [opener(number) for number in range(cluster.count)])
+    )
     return survey

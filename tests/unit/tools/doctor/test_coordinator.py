@@ -26,7 +26,8 @@ def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> 
 
 
 def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
-    # A host that is silent, names that nobody resolves, ports that are closed; what is left is for measuring speed.
+    # A host that is silent, names that nobody resolves, ports that are closed; what is left is for
+    # measuring speed.
     assert START_S + probe.RESOLVE_S + probe.CONNECT_S < 15 - 1
 
 
@@ -38,7 +39,13 @@ def test_a_way_that_looks_slow_is_measured_again() -> None:
 
 def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> None:
     cluster = Cluster(
-        24, down=[5], closed={(number, 3) for number in range(24)}, unnamed={(9, 4)}, holes={(7, 8)}, slow=[6], late=[2]
+        24,
+        down=[5],
+        closed={(number, 3) for number in range(24)},
+        unnamed={(9, 4)},
+        holes={(7, 8)},
+        slow=[6],
+        late=[2],
     )
     told = {(found.check, found.where) for found in pair_findings(examine(cluster))}
     assert told == {
@@ -80,9 +87,18 @@ HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
             "import sys; print('ssh: connect to host b port 22: No route to host', file=sys.stderr); sys.exit(255)",
             "it is unreachable: it is down, or a firewall drops",
         ),
-        (HELLO + "input(); print('what?', flush=True); input()", "received what is not JSON: b'what?"),
-        (HELLO + "input(); print('x' * 2_000_000, flush=True); input()", "it sent a line of over 1,048,576 bytes"),
-        (HELLO + "input(); raise SystemExit('Killed')", "the doctor's program exited there: Killed"),
+        (
+            HELLO + "input(); print('what?', flush=True); input()",
+            "received what is not JSON: b'what?",
+        ),
+        (
+            HELLO + "input(); print('x' * 2_000_000, flush=True); input()",
+            "it sent a line of over 1,048,576 bytes",
+        ),
+        (
+            HELLO + "input(); raise SystemExit('Killed')",
+            "the doctor's program exited there: Killed",
+        ),
         ("""print('{"doctor": "drumline", "form": 0}')""", "its version of drumline is different"),
         (
             "for _ in range(600): print('Welcome!')",
@@ -93,7 +109,8 @@ HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
             "its answer is not that of the doctor: interfaces is None; list is needed",
         ),
         (
-            HELLO + """input(); print('{"id": 1, "ok": {"host": "\\\\u001b[31m"}}', flush=True); input()""",
+            HELLO
+            + """input(); print('{"id": 1, "ok": {"host": "\\\\u001b[31m"}}', flush=True); input()""",
             "is not printable",
         ),
         (HELLO + """input(); print('{"id": 1, "error": "no"}', flush=True); input()""", "no"),
@@ -125,7 +142,9 @@ ODD = (
         ("NodeServer._measure", {"bytes_per_s": "x"}),
     ],
 )
-def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_not(method: str, answer: object) -> None:
+def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_not(
+    method: str, answer: object
+) -> None:
     good, odd = examined(REAL, ODD.format(method=method, answer=answer)).hosts
     assert good.absent is None, good.absent
     assert odd.absent is not None
@@ -139,7 +158,9 @@ def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not
         )
         try:
             await client.wait_for_hello()
-            with pytest.raises(NodeLostError, match=r"it did not answer within 0.05 s \(asked for: clock\)"):
+            with pytest.raises(
+                NodeLostError, match=r"it did not answer within 0.05 s \(asked for: clock\)"
+            ):
                 await client.ask("clock", 0.05)
             with pytest.raises(NodeLostError):
                 await client.ask("clock", 5)
@@ -153,7 +174,9 @@ def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not
 
 def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
     async def try_it() -> None:
-        client = await NodeClient.start(sys.executable, "-m", "drumline.tools.doctor.pairs.node_server")
+        client = await NodeClient.start(
+            sys.executable, "-m", "drumline.tools.doctor.pairs.node_server"
+        )
         try:
             await client.wait_for_hello()
             for action, arguments, words in (

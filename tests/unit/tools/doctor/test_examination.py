@@ -9,18 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.tools.doctor.pairs.examination import choose_addresses, other_addresses, rounds, targets_of
+from drumline.tools.doctor.pairs.examination import (
+    choose_addresses,
+    other_addresses,
+    rounds,
+    targets_of,
+)
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 
 LO, ETH0, DOCKER0, IB0 = (
     {"name": name, "address": address, "mtu": 1500, "is_up": True}
-    for name, address in (("lo", "127.0.0.1"), ("eth0", "10.0.0.2"), ("docker0", "172.17.0.1"), ("ib0", "10.1.0.2"))
+    for name, address in (
+        ("lo", "127.0.0.1"),
+        ("eth0", "10.0.0.2"),
+        ("docker0", "172.17.0.1"),
+        ("ib0", "10.1.0.2"),
+    )
 )
 
 
 def survey(*leads_to: str, reached_at: str | None = None, by_ssh: bool = True) -> Survey:
     """Two hosts, of which the first looks for the second, which has four networks."""
-    host = HostRecord("b", "b", address=reached_at, interfaces=[LO, DOCKER0, ETH0, IB0], gloo=DOCKER0, nccl=IB0)
+    host = HostRecord(
+        "b", "b", address=reached_at, interfaces=[LO, DOCKER0, ETH0, IB0], gloo=DOCKER0, nccl=IB0
+    )
     seen = Survey([HostRecord("a", "a", interfaces=[LO]), host], 29500, by_ssh=by_ssh)
     seen.edge(0, 1).addresses = list(leads_to)
     return seen
@@ -46,15 +58,21 @@ def test_the_address_that_others_use(seen: Survey, address: str) -> None:
 def test_every_network_that_may_be_chosen_is_tried() -> None:
     seen = survey("10.0.0.2")
     choose_addresses(seen)
-    assert other_addresses(seen, 1) == ["172.17.0.1", "10.1.0.2"], "those that gloo and NCCL would take come first"
+    assert other_addresses(seen, 1) == ["172.17.0.1", "10.1.0.2"], (
+        "those that gloo and NCCL would take come first"
+    )
     opened = {"data": [40000, 40001], "others": {"172.17.0.1": 40002}}
-    tried = list(targets_of(seen, 0, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}, 1: opened}))
+    tried = list(
+        targets_of(seen, 0, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}, 1: opened})
+    )
     assert [(kind, target["port"], target.get("large")) for kind, target in tried] == [
         ("data", 40000, True),
         ("data", 40001, False),
         ("172.17.0.1", 40002, None),
     ]
-    (back, rendezvous) = targets_of(seen, 1, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}})
+    (back, rendezvous) = targets_of(
+        seen, 1, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}}
+    )
     assert (back[0], rendezvous[0], rendezvous[1]["port"]) == ("data", "rendezvous", 29500)
 
 
@@ -71,7 +89,9 @@ def test_every_pair_meets_once_and_each_host_is_in_one_pair_a_round(count: int) 
 
 
 @given(st.integers(2, 20), st.data())
-def test_of_some_pairs_only_those_are_left_in_rounds_that_have_any(count: int, data: st.DataObject) -> None:
+def test_of_some_pairs_only_those_are_left_in_rounds_that_have_any(
+    count: int, data: st.DataObject
+) -> None:
     every = list(combinations(range(count), 2))
     wanted = data.draw(st.lists(st.sampled_from(every), unique=True))
     # The way back is the same pair.

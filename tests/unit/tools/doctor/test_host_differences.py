@@ -1,4 +1,5 @@
-"""What differs across hosts: the odd ones are named, with values, on 2, 3 and 256 hosts; real folders are compared."""
+"""What differs across hosts: the odd ones are named, with values, on 2, 3 and 256 hosts; real
+folders are compared."""
 
 from __future__ import annotations
 
@@ -37,17 +38,36 @@ def test_hosts_that_are_alike_have_rows_and_no_findings() -> None:
         "MTU": "1500",
     }
     assert not any(row.differs for row in rows)
-    assert rows[0].as_json() == {"name": "Python", "values": [{"value": "3.12.3", "hosts": ["a", "b", "c"]}]}
+    assert rows[0].as_json() == {
+        "name": "Python",
+        "values": [{"value": "3.12.3", "hosts": ["a", "b", "c"]}],
+    }
     assert compare_hosts({"a": healthy("a")})[0] == []
 
 
 ODD: list[tuple[dict[str, Any], str, str]] = [
-    ({"python": "3.12.1"}, "warning", "Python differs across hosts: 3.12.3 on a and b; 3.12.1 on c"),
-    ({"python": "3.11.9"}, "problem", "Python differs across hosts: 3.12.3 on a and b; 3.11.9 on c"),
-    ({"torch": "2.11.0"}, "problem", "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c"),
+    (
+        {"python": "3.12.1"},
+        "warning",
+        "Python differs across hosts: 3.12.3 on a and b; 3.12.1 on c",
+    ),
+    (
+        {"python": "3.11.9"},
+        "problem",
+        "Python differs across hosts: 3.12.3 on a and b; 3.11.9 on c",
+    ),
+    (
+        {"torch": "2.11.0"},
+        "problem",
+        "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c",
+    ),
     ({"cuda": None}, "problem", "CUDA (of torch) differs across hosts: 12.8 on a and b; none on c"),
     ({"nccl": "2.26.2"}, "problem", "NCCL differs across hosts: 2.27.5 on a and b; 2.26.2 on c"),
-    ({"driver": "560.1"}, "warning", "driver differs across hosts: 570.86.15 on a and b; 560.1 on c"),
+    (
+        {"driver": "560.1"},
+        "warning",
+        "driver differs across hosts: 570.86.15 on a and b; 560.1 on c",
+    ),
     (
         {"gpus": [gpu(0)]},
         "warning",
@@ -110,7 +130,12 @@ def test_what_one_host_lacks_is_not_compared() -> None:
     """Its own findings tell that the folder is not there."""
     code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "until": None, "hash": "x"}
     gone = {"folder": "src", "missing": True}
-    assert findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}) == []
+    assert (
+        findings(
+            a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}
+        )
+        == []
+    )
 
 
 def test_256_hosts_take_little_time_and_few_lines() -> None:
@@ -125,7 +150,9 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
         if number == 7:
             code["files"] = {**files, "part/1.py": "other"}
             mine["package-299"] = "3.0"
-        hosts[f"node-{number}"] = healthy(f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}")
+        hosts[f"node-{number}"] = healthy(
+            f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}"
+        )
     start = time.process_time()
     found, rows = compare_hosts(hosts)
     assert time.process_time() - start < 5
@@ -162,7 +189,9 @@ def test_the_first_files_of_other_code_are_named(tmp_path: Path) -> None:
     a = write(tmp_path / "a", train_dot_py="1", model__net_dot_py="2", notes_dot_md="x", **files)
     b = write(tmp_path / "b", train_dot_py="1", model__net_dot_py="2", notes_dot_md="y", **files)
     c = write(tmp_path / "c", train_dot_py="changed", model__new_dot_py="3")
-    found = findings(a={"code": code_facts(a)}, b={"code": code_facts(b)}, c={"code": code_facts(c)})
+    found = findings(
+        a={"code": code_facts(a)}, b={"code": code_facts(b)}, c={"code": code_facts(c)}
+    )
     assert [(one.level, one.where, one.what) for one in found] == [
         (
             "problem",
@@ -213,7 +242,9 @@ def test_code_that_is_too_much_is_compared_as_far_as_it_was_read(
     assert findings(a={"code": whole}, b={"code": part}) == []
     write(b, **{"003_dot_py": "changed"})
     found = findings(a={"code": whole}, b={"code": code_facts(b)})
-    assert [one.what for one in found] == [f"the code in {b} differs from that on a: 003.py differs"]
+    assert [one.what for one in found] == [
+        f"the code in {b} differs from that on a: 003.py differs"
+    ]
 
 
 def data(folder: Path, count: int = 40) -> Path:
@@ -228,7 +259,12 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path:
     a = data(tmp_path / "a")
     b = data(tmp_path / "b")
     facts = data_facts(a)
-    assert (facts["files"], facts["bytes"], facts["complete"], len(facts["samples"])) == (40, 4000, True, 16)
+    assert (facts["files"], facts["bytes"], facts["complete"], len(facts["samples"])) == (
+        40,
+        4000,
+        True,
+        16,
+    )
     assert json.loads(json.dumps(facts)) == facts
 
     def said() -> list[str]:
@@ -249,7 +285,8 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path:
     assert said() == ["39 files instead of 40 and 3900 bytes instead of 4000"]
     rows = compare_hosts({"a": healthy("a", data=facts), "b": healthy("b", data=data_facts(b))})[1]
     assert (
-        rows[-1].text() == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
+        rows[-1].text()
+        == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
     )
 
 
@@ -268,7 +305,9 @@ def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
     assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
 
 
-def test_a_tree_that_takes_too_long_is_compared_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_that_takes_too_long_is_compared_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = data_facts(data(tmp_path / "a"))
     ticks = iter(range(1000))
 
@@ -283,7 +322,11 @@ def test_a_tree_that_takes_too_long_is_compared_in_part(tmp_path: Path, monkeypa
     assert (part["files"], part["complete"]) == (13, False)
     found = findings(a={"data": whole}, b={"data": part})
     assert [(one.level, one.where, one.what) for one in found] == [
-        ("note", "b", "the data has too many files to read all of them in a second; the first 8 were compared")
+        (
+            "note",
+            "b",
+            "the data has too many files to read all of them in a second; the first 8 were compared",
+        )
     ]
     first = next(files_below(tmp_path / "b", enters=lambda entry: True))
     Path(first.path).write_bytes(b"short")
@@ -303,5 +346,7 @@ def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> No
     assert names == sorted(names, key=lambda name: name.split("/"))
     assert ("broken", -1) in found
     assert "pipe" not in names, "to open it would wait for ever"
-    assert len([name for name in names if name.endswith(".bin")]) == 5, "a folder that is linked twice is read once"
+    assert len([name for name in names if name.endswith(".bin")]) == 5, (
+        "a folder that is linked twice is read once"
+    )
     assert names[-1] == "x.txt"

@@ -1,16 +1,27 @@
-"""Findings about NCCL's and torch's variables: bad, old and misspelt ones; and that the table is consistent."""
+"""Findings about NCCL's and torch's variables: bad, old and misspelt ones; and that the table is
+consistent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from drumline.tools.doctor.machine.known_variables import MEANING, PREFIXES, REMOVED, RENAMED, RULES, variable_faults
+from drumline.tools.doctor.machine.known_variables import (
+    MEANING,
+    PREFIXES,
+    REMOVED,
+    RENAMED,
+    RULES,
+    variable_faults,
+)
 from tests.unit.tools.doctor.machines import healthy
 
 
 def said(**variables: str) -> list[tuple[str, str, str]]:
-    return [(level, what, str(fix)) for level, what, fix in variable_faults(healthy(variables=variables))]
+    return [
+        (level, what, str(fix))
+        for level, what, fix in variable_faults(healthy(variables=variables))
+    ]
 
 
 def every_rule() -> Iterator[tuple[str, str, str, str]]:
@@ -28,14 +39,18 @@ def test_the_table_holds_together() -> None:
 
 
 def test_a_harmless_setting_is_no_finding() -> None:
-    assert said(NCCL_DEBUG="WARN", NCCL_P2P_DISABLE="0", NCCL_IB_HCA="mlx5", OMP_NUM_THREADS="8") == []
+    assert (
+        said(NCCL_DEBUG="WARN", NCCL_P2P_DISABLE="0", NCCL_IB_HCA="mlx5", OMP_NUM_THREADS="8") == []
+    )
     assert said(CUDA_SOMETHING="1", NCCL_UNKNOWN_SETTING="1") == []
 
 
 def test_each_rule_is_reported_with_its_value_and_a_fix() -> None:
     for name, value, level, what in every_rule():
         fix = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else f"unset {name}"
-        assert said(**{name: value.lower() or "x"}) == [(level, f"{name}={value.lower() or 'x'}: {what}", fix)]
+        assert said(**{name: value.lower() or "x"}) == [
+            (level, f"{name}={value.lower() or 'x'}: {what}", fix)
+        ]
 
 
 NAMES = [
@@ -60,7 +75,13 @@ NAMES = [
         "NCCL_BLOCKING_WAIT=1: the host waits for every collective: nothing overlaps",
         "unset NCCL_BLOCKING_WAIT",
     ),
-    ("NCCL_LL_THRESHOLD", "0", "warning", "NCCL_LL_THRESHOLD=0 has no effect any more", "unset NCCL_LL_THRESHOLD"),
+    (
+        "NCCL_LL_THRESHOLD",
+        "0",
+        "warning",
+        "NCCL_LL_THRESHOLD=0 has no effect any more",
+        "unset NCCL_LL_THRESHOLD",
+    ),
     (
         "NCCL_MAX_NRINGS",
         "4",

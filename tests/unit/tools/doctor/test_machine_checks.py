@@ -36,14 +36,24 @@ def test_nothing_is_reported_about_a_healthy_machine() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"python": "3.10.12"}, "problem", "Python 3.10.12 is older than 3.11", "use a newer Python (--python PATH)"),
+    (
+        {"python": "3.10.12"},
+        "problem",
+        "Python 3.10.12 is older than 3.11",
+        "use a newer Python (--python PATH)",
+    ),
     (
         {"torch": None, "cuda": None},
         "problem",
         "torch is not installed for /env/bin/python",
         "pip install 'torch>=2.11'",
     ),
-    ({"torch": "2.9.1+cu128"}, "problem", "torch 2.9.1+cu128 is older than 2.11", "pip install 'torch>=2.11'"),
+    (
+        {"torch": "2.9.1+cu128"},
+        "problem",
+        "torch 2.9.1+cu128 is older than 2.11",
+        "pip install 'torch>=2.11'",
+    ),
     (
         {"torch": "2.13.0+cpu", "cuda": None},
         "problem",
@@ -135,7 +145,12 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "crash there with a bus error",
         "delete what dead processes left in /dev/shm",
     ),
-    ({"shm": None}, "problem", "there is no /dev/shm, through which DataLoader workers and NCCL pass tensors", SHM_FIX),
+    (
+        {"shm": None},
+        "problem",
+        "there is no /dev/shm, through which DataLoader workers and NCCL pass tensors",
+        SHM_FIX,
+    ),
     (
         {"open_files": {"soft": 1024, "hard": 524288}},
         "warning",
@@ -216,7 +231,12 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "a process may use 1 of this host's 64 processors for 2 GPUs: DataLoader workers will compete for them",
         "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
     ),
-    ({"threads": "1,2"}, "warning", "OMP_NUM_THREADS is '1,2', but there are 32 processors", "unset OMP_NUM_THREADS"),
+    (
+        {"threads": "1,2"},
+        "warning",
+        "OMP_NUM_THREADS is '1,2', but there are 32 processors",
+        "unset OMP_NUM_THREADS",
+    ),
     (
         {"clock": {"time": 1.0, "synchronised": False}},
         "note",
@@ -240,7 +260,11 @@ def test_gpus_may_be_named_by_their_uuid_or_be_slices() -> None:
 
 LOOPBACK = {"gloo_interface": "lo", "addresses": ["127.0.1.1"]}
 BRIDGED = {
-    "interfaces": [network("lo", "127.0.0.1"), network("docker0", "172.17.0.1"), network("eth0", "10.0.0.1")],
+    "interfaces": [
+        network("lo", "127.0.0.1"),
+        network("docker0", "172.17.0.1"),
+        network("eth0", "10.0.0.1"),
+    ],
     "nccl_interface": "docker0",
 }
 OUTSIDE = "which reaches no other host"
@@ -296,11 +320,17 @@ def test_what_leads_nowhere_is_worse_with_other_hosts() -> None:
     for changes, alone, with_others, what, fix in NOWHERE:
         for many_hosts, level in ((False, alone), (True, with_others)):
             found = said(many_hosts=many_hosts, **changes)
-            assert [one[0] for one in found if one[1:] == (what, fix)] == ([] if level is None else [level])
+            assert [one[0] for one in found if one[1:] == (what, fix)] == (
+                [] if level is None else [level]
+            )
 
 
 def test_a_machine_without_any_network_may_use_the_loopback() -> None:
-    only = {"interfaces": [network("lo", "127.0.0.1")], "gloo_interface": "lo", "nccl_interface": "lo"}
+    only = {
+        "interfaces": [network("lo", "127.0.0.1")],
+        "gloo_interface": "lo",
+        "nccl_interface": "lo",
+    }
     assert said(**only) == []
     assert ("problem", "export GLOO_SOCKET_IFNAME=NAME") in {
         (level, fix) for level, _, fix in said(many_hosts=True, **only)

@@ -1,4 +1,5 @@
-"""What the doctor learns of the machine that the tests run on, and how it reads what tools and files tell."""
+"""What the doctor learns of the machine that the tests run on, and how it reads what tools and
+files tell."""
 
 from __future__ import annotations
 
@@ -94,7 +95,10 @@ def test_nvidia_smi_is_read() -> None:
     ("script", "gpu_error"),
     [
         ("sleep 60", "nvidia-smi did not answer within 0.3 s"),
-        ("echo 'NVIDIA-SMI has failed because'; exit 9", "nvidia-smi failed: NVIDIA-SMI has failed because"),
+        (
+            "echo 'NVIDIA-SMI has failed because'; exit 9",
+            "nvidia-smi failed: NVIDIA-SMI has failed because",
+        ),
         ("exit 9", "nvidia-smi failed: no output"),
         ("echo 'No devices were found'; exit 6", ""),
     ],
@@ -105,15 +109,21 @@ def test_an_nvidia_smi_that_fails_or_hangs(
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{'exec ' if 'sleep' in script else ''}{script}\n")
     program.chmod(0o755)
-    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n")
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n"
+    )
     information = tmp_path / "gpus" / "0000:0f:00.0" / "information"
     information.parent.mkdir(parents=True)
-    information.write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\nVideo BIOS: \t\n")
+    information.write_text(
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\nVideo BIOS: \t\n"
+    )
     monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path)
     smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"})
     found = smi.facts(0.3 if "sleep" in script else 20)
     assert (found["driver"], found["gpu_error"]) == ("570.172.08", gpu_error)
-    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [(0, "NVIDIA H200", "GPU-1f0a")]
+    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [
+        (0, "NVIDIA H200", "GPU-1f0a")
+    ]
     facts = healthy(**found)
     rows = dict(machine_rows(facts))
     assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
@@ -123,7 +133,12 @@ def test_an_nvidia_smi_that_fails_or_hangs(
 def test_a_machine_is_shown_in_lines() -> None:
     code = {"folder": "src", "files": {"a.py": "1"}, "hash": "abc"}
     data = {"folder": "/data", "files": 3, "bytes": 2048, "hash": "def", "complete": False}
-    variables = {"NCCL_DEBUG": "WARN", "NCCL_RINGS": "x", "NCCL_BLOCKING_WAIT": "0", "NCCL_OWN": NOT_SHOWN}
+    variables = {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_RINGS": "x",
+        "NCCL_BLOCKING_WAIT": "0",
+        "NCCL_OWN": NOT_SHOWN,
+    }
     facts = healthy(code=code, data=data, variables=variables, visible_gpus="0,1")
     assert machine_rows(facts) == [
         ("host", "node-a (10.0.0.1), Linux 6.8 x86_64"),
@@ -165,7 +180,11 @@ def test_a_machine_is_shown_in_lines() -> None:
     assert shown["CUDA_VISIBLE_DEVICES"] == "not set"
     assert shown["processors"] == "4 of 8, the container's quota is 2.5"
     assert shown["memory"] == "2 KiB, 0 bytes free, the container's limit is 1 KiB"
-    assert (shown["shared memory"], shown["open files"], shown["clock"]) == ("none", "no limit", "?")
+    assert (shown["shared memory"], shown["open files"], shown["clock"]) == (
+        "none",
+        "no limit",
+        "?",
+    )
     assert shown["run folder"] == "runs: no answer within 1 s"
 
 
@@ -185,16 +204,27 @@ def test_a_call_that_does_not_return_is_given_up() -> None:
     assert in_background(lambda: 7).result(20) == 7
 
 
-def test_packages_are_those_that_would_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_those_that_would_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder, names in {
         "first": ["torch-2.11.0.dist-info", "Own_Tool.egg-info", "old-1.0-py3.11.egg-info"],
         "second": ["torch-2.13.0+cpu.dist-info", "numpy-2.4.6.dist-info", "not_a_package"],
     }.items():
         for name in names:
             (tmp_path / folder / name).mkdir(parents=True)
-    (tmp_path / "first" / "Own_Tool.egg-info" / "PKG-INFO").write_text("Name: Own_Tool\nVersion: 0.3\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")])
-    assert installed_packages() == {"numpy": "2.4.6", "old": "1.0", "own-tool": "0.3", "torch": "2.11.0"}
+    (tmp_path / "first" / "Own_Tool.egg-info" / "PKG-INFO").write_text(
+        "Name: Own_Tool\nVersion: 0.3\n"
+    )
+    monkeypatch.setattr(
+        sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")]
+    )
+    assert installed_packages() == {
+        "numpy": "2.4.6",
+        "old": "1.0",
+        "own-tool": "0.3",
+        "torch": "2.11.0",
+    }
 
 
 def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_path: Path) -> None:
@@ -208,8 +238,13 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
         "from drumline.tools.doctor.machine.machine_facts import *; print(torch_facts(installed_packages())); "
         "import sys; sys.modules['torch'] = None; print(torch_facts({}))"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}",
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert told.stdout.splitlines() == [
         "{'torch': '2.12.0+cu130', 'cuda': '13.0', 'nccl': '2.28.9'}",
         "{'torch': None, 'cuda': None, 'nccl': None}",

@@ -24,13 +24,23 @@ def healthy(*names: str) -> Survey:
     for number, name in enumerate(names, start=1):
         eth0 = {"name": "eth0", "address": f"10.0.0.{number}", "mtu": 1500, "is_up": True}
         networks = [{**eth0, "name": "lo", "address": "127.0.0.1"}, eth0]
-        host = HostRecord(name, name, hostname=name, address=eth0["address"], interfaces=networks, gloo=eth0, nccl=eth0)
+        host = HostRecord(
+            name,
+            name,
+            hostname=name,
+            address=eth0["address"],
+            interfaces=networks,
+            gloo=eth0,
+            nccl=eth0,
+        )
         host.clock_s = 0.01
         hosts.append(host)
     survey = Survey(hosts, 29500)
     for source, target in list(survey.pairs()):
         rendezvous: Any = "open" if target == 0 else None
-        survey.edges[source, target] = replace(GOOD, addresses=[hosts[target].address or ""], rendezvous=rendezvous)
+        survey.edges[source, target] = replace(
+            GOOD, addresses=[hosts[target].address or ""], rendezvous=rendezvous
+        )
     return survey
 
 
@@ -71,7 +81,12 @@ def test_what_a_host_could_not_do() -> None:
 @pytest.mark.parametrize(
     ("names", "closed", "where", "words"),
     [
-        ("a b", "ab", "a -> b", "data ports closed from a (no answer: packets are dropped, as a security group"),
+        (
+            "a b",
+            "ab",
+            "a -> b",
+            "data ports closed from a (no answer: packets are dropped, as a security group",
+        ),
         ("a b", "ab", "a -> b", "; the other direction is open"),
         ("a b", "ab ba", "a <-> b", "data ports closed both ways"),
         ("a b c", "ab cb", "b", "data ports closed from every other host"),
@@ -101,7 +116,10 @@ def test_where_data_ports_are_to_be_opened() -> None:
     assert "on b for" in the_only(change(healthy("a", "b", "c"), "ab cb", **closed)).fix
     assert "out of b for" in the_only(change(healthy("a", "b", "c"), "ba bc", **closed)).fix
     assert "on a and b for" in the_only(change(healthy("a", "b"), "ab ba", **closed)).fix
-    assert "AWS: all traffic from the security group itself" in the_only(change(healthy("a", "b"), "ab", **closed)).fix
+    assert (
+        "AWS: all traffic from the security group itself"
+        in the_only(change(healthy("a", "b"), "ab", **closed)).fix
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,16 +136,23 @@ def test_how_a_port_is_closed(outcome: str, words: str) -> None:
 
 def test_the_rendezvous_port() -> None:
     found = the_only(change(healthy("a", "b", "c"), "ba ca", rendezvous=Reason.NO_ANSWER))
-    assert found.line().startswith("problem: a: the rendezvous port 29500 is closed from every other host (no answer")
+    assert found.line().startswith(
+        "problem: a: the rendezvous port 29500 is closed from every other host (no answer"
+    )
     assert found.fix == "open TCP 29500 on a to the job's hosts"
-    assert the_only(change(healthy("a", "b", "c"), "ca", rendezvous=Reason.REFUSED)).where == "c -> a"
+    assert (
+        the_only(change(healthy("a", "b", "c"), "ca", rendezvous=Reason.REFUSED)).where == "c -> a"
+    )
 
 
 def test_a_rendezvous_port_that_is_taken() -> None:
     survey = healthy("a", "b")
     survey.hosts[0].rendezvous_error = "Address already in use"
     found = the_only(change(survey, "ba", rendezvous=None))
-    assert found.line() == "problem: a: nothing can listen on the rendezvous port 29500: Address already in use"
+    assert (
+        found.line()
+        == "problem: a: nothing can listen on the rendezvous port 29500: Address already in use"
+    )
     assert "ss -ltnp 'sport = :29500' on a" in found.fix
 
 
@@ -147,14 +172,22 @@ def test_a_name_that_does_not_resolve() -> None:
 def test_a_name_that_leads_elsewhere() -> None:
     survey = change(healthy("a", "b", "c"), "ab", addresses=["10.9.9.9"])
     found = the_only(survey)
-    assert found.line() == "problem: a -> b: b resolves to 10.9.9.9 on a, which is not an address of b"
+    assert (
+        found.line() == "problem: a -> b: b resolves to 10.9.9.9 on a, which is not an address of b"
+    )
     assert found.fix == "map b to 10.0.0.2 in /etc/hosts on a or in DNS"
     # What is closed at the wrong address is not told of the right host.
     assert (
-        the_only(change(healthy("a", "b"), "ba", addresses=["10.9.9.9"], rendezvous=Reason.NO_ANSWER)).check == "name"
+        the_only(
+            change(healthy("a", "b"), "ba", addresses=["10.9.9.9"], rendezvous=Reason.NO_ANSWER)
+        ).check
+        == "name"
     )
     # An address that is translated on the way is as good.
-    assert pair_findings(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], rendezvous="open")) == []
+    assert (
+        pair_findings(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], rendezvous="open"))
+        == []
+    )
 
 
 def test_two_names_of_one_host() -> None:
@@ -186,7 +219,9 @@ def test_an_interface_that_nobody_reaches() -> None:
     assert found.fix == "export GLOO_SOCKET_IFNAME=eth0 on b"
     survey.hosts[1].variables = {"GLOO_SOCKET_IFNAME": "docker0"}
     assert "(172.17.0.1, set by GLOO_SOCKET_IFNAME=docker0), which" in the_only(survey).what
-    assert pair_findings(change(survey, "ab", others={"172.17.0.1": "open"})) == [], "a second network that works"
+    assert pair_findings(change(survey, "ab", others={"172.17.0.1": "open"})) == [], (
+        "a second network that works"
+    )
 
 
 def test_the_loopback_is_never_reached_and_nccl_counts_where_there_are_gpus() -> None:
@@ -212,14 +247,22 @@ def test_where_the_main_address_is_closed_the_one_that_works_is_named() -> None:
     survey = healthy("a", "b")
     second = {"name": "ib0", "address": "10.1.0.2", "mtu": 4096, "is_up": True}
     survey.hosts[1].interfaces.append(second)
-    change(survey, "ab", data=Reason.NO_ANSWER, others={"10.1.0.2": "open", "10.0.0.2": Reason.NO_ANSWER})
+    change(
+        survey,
+        "ab",
+        data=Reason.NO_ANSWER,
+        others={"10.1.0.2": "open", "10.0.0.2": Reason.NO_ANSWER},
+    )
     assert "export GLOO_SOCKET_IFNAME=ib0 on b" in [found.fix for found in pair_findings(survey)]
 
 
 def test_a_black_hole() -> None:
     found = the_only(change(healthy("a", "b", "c"), "ab cb", received=0, passes=1400))
     assert found.where == "b"
-    assert "large messages from every other host never arrive, though small ones do: an MTU black hole" in found.what
+    assert (
+        "large messages from every other host never arrive, though small ones do: an MTU black hole"
+        in found.what
+    )
     assert "(nothing of 64 KiB arrived; packets of 1400 bytes pass)" in found.what
     assert found.fix.startswith("sudo ip link set dev eth0 mtu 1400 on b")
     found = the_only(change(healthy("a", "b", "c"), "ab", received=0))
@@ -234,16 +277,27 @@ def test_a_large_message_that_came_in_part_is_slow_and_no_black_hole() -> None:
 
 def test_slow_lines() -> None:
     found = the_only(change(healthy("a", "b", "c"), "ab ba cb bc", bytes_per_s=1e8))
-    assert found.line() == "problem: b: all links to and from it carry 800 Mbit/s; others carry 8.0 Gbit/s"
+    assert (
+        found.line()
+        == "problem: b: all links to and from it carry 800 Mbit/s; others carry 8.0 Gbit/s"
+    )
     assert found.fix.startswith("ethtool eth0; tc qdisc show dev eth0 on b")
-    assert the_only(change(healthy("a", "b", "c"), "ba bc", bytes_per_s=1e8)).what.startswith("all links from it")
-    assert the_only(change(healthy("a", "b", "c"), "ab cb", bytes_per_s=1e8)).what.startswith("all links to it")
+    assert the_only(change(healthy("a", "b", "c"), "ba bc", bytes_per_s=1e8)).what.startswith(
+        "all links from it"
+    )
+    assert the_only(change(healthy("a", "b", "c"), "ab cb", bytes_per_s=1e8)).what.startswith(
+        "all links to it"
+    )
     found = the_only(change(healthy("a", "b", "c"), "ac", bytes_per_s=1e8))
     assert found.line() == "problem: a -> c: it carries 800 Mbit/s; others carry 8.0 Gbit/s"
     assert the_only(change(healthy("a", "b"), "ab", bytes_per_s=1e8)).where == "a -> b"
-    assert pair_findings(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], "a neighbour takes as much"
+    assert pair_findings(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], (
+        "a neighbour takes as much"
+    )
     half = change(healthy("a", "b", "c"), "ab cb ba", bytes_per_s=1e8)
-    assert the_only(change(half, "bc", bytes_per_s=None)).what.startswith("all links to and from it")
+    assert the_only(change(half, "bc", bytes_per_s=None)).what.startswith(
+        "all links to and from it"
+    )
 
 
 def test_a_line_that_could_not_be_measured() -> None:
@@ -277,7 +331,10 @@ def test_lists_of_names() -> None:
 
 
 def test_a_host_whose_facts_have_another_form_is_reported_and_the_rest_is_judged() -> None:
-    survey = Survey([HostRecord("a", "a", facts=machines.healthy()), HostRecord("b", "b", facts={"host": 3})], 29500)
+    survey = Survey(
+        [HostRecord("a", "a", facts=machines.healthy()), HostRecord("b", "b", facts={"host": 3})],
+        29500,
+    )
     findings, table = cluster.check_facts(survey)
     (found,) = [one for one in findings if one.where == "b"]
     assert found.line().startswith("problem: b: its facts cannot be read (KeyError(")

@@ -1,4 +1,5 @@
-"""`drumline doctor TASK`: which parameters some batches use, and what has to be set for several ranks."""
+"""`drumline doctor TASK`: which parameters some batches use, and what has to be set for several
+ranks."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def test_what_has_to_be_set(use: ParameterUse, config: Config, line: str, fix: s
         (SOMETIMES, DistConfig(sync="local:8")),
     ],
 )
-def test_what_is_set_already_or_needs_nothing_is_no_finding(use: ParameterUse, dist: DistConfig) -> None:
+def test_what_is_set_already_or_needs_nothing_is_no_finding(
+    use: ParameterUse, dist: DistConfig
+) -> None:
     assert use_findings(use, Config(dist=dist), task="mine") == []
 
 
@@ -103,12 +106,15 @@ seen: dict[str, Any] = {}
 
 
 class Branches(Classify):
-    """One layer is never used, one at random, one is frozen; BatchNorm counts batches, and the task its calls."""
+    """One layer is never used, one at random, one is frozen; BatchNorm counts batches, and the task
+    its calls."""
 
     calls = 0
 
     def model(self) -> nn.Module:
-        model = nn.ModuleDict({name: nn.Linear(6, 6).double() for name in ("always", "never", "random", "frozen")})
+        model = nn.ModuleDict(
+            {name: nn.Linear(6, 6).double() for name in ("always", "never", "random", "frozen")}
+        )
         model["frozen"].requires_grad_(False)
         model["head"] = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
         seen["model"] = model

@@ -35,7 +35,10 @@ def open_port() -> Iterator[int]:
 
 def test_open_ports_take_large_messages_and_have_a_speed(port: int) -> None:
     targets = [Target(3, HERE, port, large=True), Target(3, HERE, port)]
-    assert probe_all(targets, TOKEN) == [{"outcome": "open", "received": LARGE_BYTES}, {"outcome": "open"}]
+    assert probe_all(targets, TOKEN) == [
+        {"outcome": "open", "received": LARGE_BYTES},
+        {"outcome": "open"},
+    ]
     assert probe_all([], TOKEN) == []
     speed = measure(targets[0], TOKEN, seconds=0.02)
     assert speed.keys() == {"latency_s", "bytes_per_s"}
@@ -54,7 +57,9 @@ def test_closed_ports() -> None:
     assert probe(Target(3, HERE, free_port()), TOKEN) == {"outcome": "connection refused"}
     # Of everybody on the link, to whom no connection leads.
     assert probe(Target(3, "255.255.255.255", 9), TOKEN)["outcome"] == "no route to host"
-    assert measure(Target(3, HERE, free_port()), TOKEN, 0.02)["error"].endswith("Connection refused")
+    assert measure(Target(3, HERE, free_port()), TOKEN, 0.02)["error"].endswith(
+        "Connection refused"
+    )
 
 
 def test_a_large_message_that_stalls_is_counted_and_the_sizes_that_pass_are_sought(
@@ -103,5 +108,7 @@ def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 
     held = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: held.wait(20) and [])
-    assert resolve_all(["a"], limit_s=0.05) == {"a": {"error": "the resolver did not answer within 0.05 s"}}
+    assert resolve_all(["a"], limit_s=0.05) == {
+        "a": {"error": "the resolver did not answer within 0.05 s"}
+    }
     held.set()

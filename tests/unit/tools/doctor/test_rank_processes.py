@@ -32,7 +32,9 @@ MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
 
 
 def host_ranks(num_procs: int = 2, limit_s: float = 30.0) -> HostRanks:
-    return HostRanks(first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s)
+    return HostRanks(
+        first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s
+    )
 
 
 def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
@@ -47,7 +49,9 @@ def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPat
     assert second["result"]["seen"] == ["5", "8", "1", "2", "a", "29500"]
 
 
-def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (failed,) = run("raise ImportError('no torch here')", monkeypatch, num_procs=1)
     assert failed["error"] == "exited with code 1: ImportError: no torch here"
     (hung,) = run(
@@ -58,7 +62,9 @@ def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(monkeypatch:
     )
     assert hung["error"] == "still running after 1 s: waiting"
     (found,) = collective_findings([{"host": "b", **failed}], {})
-    assert found.line() == ("problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here")
+    assert found.line() == (
+        "problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here"
+    )
 
 
 def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,10 +107,18 @@ def test_all_end_when_the_node_is_killed(tmp_path: Path) -> None:
 
 
 def test_what_ranks_found_is_reported_once() -> None:
-    found = {"level": "problem", "check": "collectives", "where": "b", "what": "wrong sum", "fix": "mend"}
+    found = {
+        "level": "problem",
+        "check": "collectives",
+        "where": "b",
+        "what": "wrong sum",
+        "fix": "mend",
+    }
     result = {"findings": [found], "numbers": NUMBERS}
     said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
-    assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == ["problem: me@b: wrong sum"]
+    assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == [
+        "problem: me@b: wrong sum"
+    ]
     assert collectives_line(said) == "collectives: 2 ranks, some checks failed; " + MEASURED
     blamed = {**found, "what": "rank 2 on b is stopped", "rank": 2}
     silent = {"host": "b", "rank": 2, "result": None, "error": "killed by SIGKILL"}
@@ -116,7 +130,9 @@ def test_what_ranks_found_is_reported_once() -> None:
 
 def test_a_node_whose_input_ends_ends_too() -> None:
     async def try_it() -> int:
-        client = await NodeClient.start(sys.executable, "-m", "drumline.tools.doctor.pairs.node_server")
+        client = await NodeClient.start(
+            sys.executable, "-m", "drumline.tools.doctor.pairs.node_server"
+        )
         await client.wait_for_hello()
         assert isinstance(json.loads(json.dumps(await client.ask("clock", 20))), float)
         client.writer.close()

@@ -9,7 +9,13 @@ import pytest
 
 from drumline.base.text import bit_rate, latency
 from drumline.net.dial import Reason
-from drumline.tools.doctor.doctor_report import as_json, finding_lines, plain_lines, report, result_line
+from drumline.tools.doctor.doctor_report import (
+    as_json,
+    finding_lines,
+    plain_lines,
+    report,
+    result_line,
+)
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.host_differences import compare_values
 from drumline.tools.doctor.pairs.matrix import all_letters, matrix
@@ -72,7 +78,9 @@ def test_of_hundreds_only_the_rows_with_something_wrong() -> None:
         "n003         slow: n000, n001, n002 and 61 more",
         "n007         data ports closed: n009",
     ]
-    many = list(plain_lines(matrix(examine(Cluster(65, closed={(number, 60) for number in range(40)})))))
+    many = list(
+        plain_lines(matrix(examine(Cluster(65, closed={(number, 60) for number in range(40)}))))
+    )
     assert "and 16 more  see --json" in many
 
 
@@ -81,12 +89,24 @@ def finding(where: str, what: str = "it is cold", level: str = "problem") -> Fin
 
 
 def test_the_same_of_several_hosts_is_reported_once() -> None:
-    lines = [text for _, text in finding_lines([finding("a"), finding("b", level="note"), finding("c")])]
-    assert lines == ["problem: a and c: it is cold", "  fix: a coat", "note: b: it is cold", "  fix: a coat"]
+    lines = [
+        text for _, text in finding_lines([finding("a"), finding("b", level="note"), finding("c")])
+    ]
+    assert lines == [
+        "problem: a and c: it is cold",
+        "  fix: a coat",
+        "note: b: it is cold",
+        "  fix: a coat",
+    ]
 
 
 def test_of_one_kind_no_more_than_can_be_read() -> None:
-    lines = [text for _, text in finding_lines([finding("a", f"it is {number} degrees") for number in range(15)])]
+    lines = [
+        text
+        for _, text in finding_lines(
+            [finding("a", f"it is {number} degrees") for number in range(15)]
+        )
+    ]
     assert len(lines) == 2 * 12 + 1
     assert lines[-1] == "problem: weather: 3 more of this kind; --json has all"
 
@@ -104,9 +124,18 @@ def test_the_result() -> None:
 def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     survey = examine(Cluster(3, closed={(0, 1)}))
     table = [compare_values("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
-    report(pair_findings(survey), survey=survey, differences=table, is_terminal=is_terminal, width=100)
+    report(
+        pair_findings(survey), survey=survey, differences=table, is_terminal=is_terminal, width=100
+    )
     out = capsys.readouterr().out
-    parts = ["every pair", "6 links, 5 fine", "what differs between hosts", "2.13", "problem: n000 -> n001", "result:"]
+    parts = [
+        "every pair",
+        "6 links, 5 fine",
+        "what differs between hosts",
+        "2.13",
+        "problem: n000 -> n001",
+        "result:",
+    ]
     places = [out.index(part) for part in parts]
     assert places == sorted(places)
     assert (
@@ -120,7 +149,9 @@ def test_json_has_all() -> None:
     told = json.loads(as_json(pair_findings(survey), survey=survey, facts={"n000": {}}))
     assert told["result"] == "result: not ready to train: 2 problems"
     assert {one["check"] for one in told["findings"]} == {"host", "data ports"}
-    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "no answer"} in told["network"]["edges"]
+    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "no answer"} in told[
+        "network"
+    ]["edges"]
     assert told["network"]["hosts"][2]["absent"].startswith("it is unreachable")
 
 
@@ -137,7 +168,9 @@ def test_numbers_as_people_say_them() -> None:
 
 def work(count: int) -> float:
     begin = time.process_time()
-    survey = examine(Cluster(count, closed={(1, 2)}, unnamed={(other, 3) for other in range(count)}))
+    survey = examine(
+        Cluster(count, closed={(1, 2)}, unnamed={(other, 3) for other in range(count)})
+    )
     findings = pair_findings(survey)
     list(plain_lines(matrix(survey)))
     as_json(findings, survey=survey)
@@ -146,5 +179,6 @@ def work(count: int) -> float:
 
 def test_the_work_grows_with_the_number_of_ways_and_no_faster() -> None:
     work(16)
-    # 96 hosts have 9.2 times the ways of 32; with a step that looks at all ways for each host it would be 27 times.
+    # 96 hosts have 9.2 times the ways of 32; with a step that looks at all ways for each host it
+    # would be 27 times.
     assert work(96) < 18 * work(32)

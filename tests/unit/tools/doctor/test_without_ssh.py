@@ -1,4 +1,5 @@
-"""Without ssh: which nodes may join, which may not and why, and what a node reports that cannot connect."""
+"""Without ssh: which nodes may join, which may not and why, and what a node reports that cannot
+connect."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tests.ranks import free_port
 SETTINGS = HostSettings({})
 
 
-def place(node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0) -> NodeOptions:
+def place(
+    node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0
+) -> NodeOptions:
     return NodeOptions(node, nodes, "127.0.0.1", port, secret, wait_s)
 
 
@@ -34,7 +37,9 @@ def refused(master: NodeOptions, *nodes: NodeOptions) -> list[str]:
     async def host() -> list[str]:
         rendezvous = DoctorRendezvous(master)
         waiting = asyncio.create_task(rendezvous.wait(lambda _: None))
-        telling = asyncio.gather(*(asyncio.to_thread(_told, replace(node, port=port)) for node in nodes))
+        telling = asyncio.gather(
+            *(asyncio.to_thread(_told, replace(node, port=port)) for node in nodes)
+        )
         await asyncio.wait({waiting, telling}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         for client in rendezvous.joined.values():
@@ -58,7 +63,11 @@ def _told(node: NodeOptions) -> str:
     [
         (None, "one", "node 0 refuses node 1: DRUMLINE_SECRET is set on node 1 and not on node 0"),
         ("one", None, "node 0 refuses node 1: DRUMLINE_SECRET is set on node 0 and not on node 1"),
-        ("one", "two", "node 0 refuses node 1: DRUMLINE_SECRET of node 1 differs from that of node 0"),
+        (
+            "one",
+            "two",
+            "node 0 refuses node 1: DRUMLINE_SECRET of node 1 differs from that of node 0",
+        ),
     ],
 )
 def test_secrets_that_do_not_fit(master: str | None, node: str | None, words: str) -> None:
@@ -89,7 +98,14 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
 
     async def come_and_go() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        hello = {"drumline": "doctor", "node": 2, "to": 0, "nodes": 4, "nonce": nonce(), "secret": False}
+        hello = {
+            "drumline": "doctor",
+            "node": 2,
+            "to": 0,
+            "nodes": 4,
+            "nonce": nonce(),
+            "secret": False,
+        }
         writer.write(encode(hello) + b"\n")
         assert "nonce" in json.loads(await reader.readline())
         writer.write(encode({"proof": None}) + b"\n" + encode(HELLO) + b"\n")
@@ -113,7 +129,9 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
         for client in rendezvous.joined.values():
             client.writer.close()
             await client.writer.wait_closed()
-        assert all("closed the connection before the end" in one for one in await asyncio.gather(*told))
+        assert all(
+            "closed the connection before the end" in one for one in await asyncio.gather(*told)
+        )
         return missing
 
     rendezvous = DoctorRendezvous(place(0, nodes=4, port=port))
@@ -202,7 +220,9 @@ def test_where_node_0_cannot_listen() -> None:
     assert "does not resolve" in cannot_listen(replace(far, master="no-such-host.invalid"))
 
 
-def test_a_name_that_leads_to_the_loopback_is_no_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_leads_to_the_loopback_is_no_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def debian(*_: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
 
@@ -213,5 +233,8 @@ def test_a_name_that_leads_to_the_loopback_is_no_rendezvous(monkeypatch: pytest.
 
 
 def test_a_rank_out_of_range() -> None:
-    with pytest.raises(UsageError, match=r"--node-rank is 2 of --nodes 2\n  try: give each node a number from 0 to 1"):
+    with pytest.raises(
+        UsageError,
+        match=r"--node-rank is 2 of --nodes 2\n  try: give each node a number from 0 to 1",
+    ):
         place(2)

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from drumline.cli.find_rank import batch_table, describe_batch
-from drumline.tools.find.batch_search import PRECISION, BatchSearch, Trial, is_out_of_memory, largest
+from drumline.tools.find.batch_search import (
+    PRECISION,
+    BatchSearch,
+    Trial,
+    is_out_of_memory,
+    largest,
+)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 17, 64, 100, 1000])
@@ -32,13 +38,25 @@ def test_the_largest_size_that_fits_is_found(limit: int, smallest: int) -> None:
 
 
 def test_errors_that_are_no_lack_of_memory_are_not_taken_for_it() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
-    assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear"))
-    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
-    assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"))
+    assert is_out_of_memory(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    )
+    assert is_out_of_memory(
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear")
+    )
+    assert is_out_of_memory(
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+    )
+    assert not is_out_of_memory(
+        RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
+    )
 
 
-TRIALS = [Trial(1, True, 100.0, 1 << 30), Trial(2, True, 180.0, 2 << 30), Trial(4, False, 0.0, 3 << 30)]
+TRIALS = [
+    Trial(1, True, 100.0, 1 << 30),
+    Trial(2, True, 180.0, 2 << 30),
+    Trial(4, False, 0.0, 3 << 30),
+]
 TRIALS += [Trial(3, True, 120.0, 3 << 30)]
 
 

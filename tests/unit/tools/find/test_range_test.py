@@ -1,4 +1,5 @@
-"""What a range test makes of its losses: when it ends, what it suggests, and what it says if there is nothing to."""
+"""What a range test makes of its losses: when it ends, what it suggests, and what it says if there
+is nothing to."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ OPTIONS = RangeOptions(1e-6, 10.0, 100)
 
 
 def run_over(
-    loss_at: Callable[[float], float], *, noise: float = 0.0, setting: float = 1.0, own: str | None = None
+    loss_at: Callable[[float], float],
+    *,
+    noise: float = 0.0,
+    setting: float = 1.0,
+    own: str | None = None,
 ) -> RangeTest:
     """A range test whose loss is a function of the rate."""
     draw = random.Random(3)
@@ -75,11 +80,16 @@ def test_smoothing_does_not_shift_the_lowest_loss() -> None:
     assert smoothed([1.0, 2.0, 3.0, math.nan])[0] == 2.0
 
 
-@pytest.mark.parametrize("loss_at", [lambda rate: 2.3, lambda rate: 2.3 + rate, lambda rate: math.nan])
-def test_there_is_no_suggestion_where_the_loss_does_not_fall(loss_at: Callable[[float], float]) -> None:
+@pytest.mark.parametrize(
+    "loss_at", [lambda rate: 2.3, lambda rate: 2.3 + rate, lambda rate: math.nan]
+)
+def test_there_is_no_suggestion_where_the_loss_does_not_fall(
+    loss_at: Callable[[float], float],
+) -> None:
     for noise in (0.0, 0.05):
         with pytest.raises(
-            TrainingError, match=r"no rate from 1e-06 to \S+ lowered the loss by more than it varies"
+            TrainingError,
+            match=r"no rate from 1e-06 to \S+ lowered the loss by more than it varies",
         ) as e:
             run_over(loss_at, noise=noise).suggestion()
         assert e.value.next_step is not None
@@ -99,13 +109,18 @@ def test_the_table_is_a_plot() -> None:
     columns = [row.index("*") for row in rows]
     assert columns[0] > min(columns)
     assert columns[-1] == max(columns)
-    assert next(row for row in rows if row.endswith("*  lowest")).startswith(f"{found.rates[found.lowest]:>9.2e}")
+    assert next(row for row in rows if row.endswith("*  lowest")).startswith(
+        f"{found.rates[found.lowest]:>9.2e}"
+    )
     assert rows[-1].endswith("*  diverged")
     assert len(rows) <= 28
 
 
 def test_a_table_without_any_finite_loss() -> None:
-    assert [row.split()[1] for row in range_table(run_over(lambda rate: math.nan))] == ["loss", "nan"]
+    assert [row.split()[1] for row in range_table(run_over(lambda rate: math.nan))] == [
+        "loss",
+        "nan",
+    ]
 
 
 def test_the_suggestion_names_the_setting() -> None:
@@ -117,4 +132,6 @@ def test_the_suggestion_names_the_setting() -> None:
     scaled = run_over(valley, setting=0.25)  # --optim.scale_lr linear on four ranks
     assert lr_setting(scaled, 0.02) == 0.005
     own = run_over(valley, own="Mine.optimizer()")
-    assert describe_rate(own, 0.02).startswith("Mine.optimizer(): 0.02 as the highest lr of its groups, 1/10 of ")
+    assert describe_rate(own, 0.02).startswith(
+        "Mine.optimizer(): 0.02 as the highest lr of its groups, 1/10 of "
+    )

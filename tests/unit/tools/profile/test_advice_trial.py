@@ -1,4 +1,5 @@
-"""Trials of advice: changed and unchanged runs take turns, and what a change brought is compared with the forecast."""
+"""Trials of advice: changed and unchanged runs take turns, and what a change brought is compared
+with the forecast."""
 
 from __future__ import annotations
 
@@ -13,9 +14,17 @@ from drumline.tools.profile.advice_trial import AdviceTrial, ShortRuns, trial_li
 from drumline.tools.prove.killed_run import Leg, RunFailedError
 
 
-def advice(settings: Mapping[str, str] | None, saved_s: tuple[float, float, float] = (0.04, 0.05, 0.03)) -> Advice:
+def advice(
+    settings: Mapping[str, str] | None, saved_s: tuple[float, float, float] = (0.04, 0.05, 0.03)
+) -> Advice:
     return Advice(
-        bottleneck="data", text="", settings=settings, cost_s=0.06, step_s=0.1, saved_s=saved_s, derivation=""
+        bottleneck="data",
+        text="",
+        settings=settings,
+        cost_s=0.06,
+        step_s=0.1,
+        saved_s=saved_s,
+        derivation="",
     )
 
 
@@ -38,10 +47,15 @@ def test_changed_and_unchanged_runs_take_turns() -> None:
     precision = {"train.precision": "bf16"}
     runs = RecordedRuns(arguments=list, procs=2, folder=Path(), step_s=0.1, batch_size=8)
     notes: list[str] = []
-    trials = try_advice([advice(workers), advice(None), advice(precision)], runs, note=notes.append, rounds=2)
+    trials = try_advice(
+        [advice(workers), advice(None), advice(precision)], runs, note=notes.append, rounds=2
+    )
     assert order == [{}, workers, precision, {}, workers], "what has failed is not run again"
     assert notes == ["round 1 of 2: 3 short runs", "round 2 of 2: 3 short runs"]
-    assert [(one.before_s, one.after_s) for one in trials] == [([0.08, 0.08], [0.04, 0.04]), ([], [])]
+    assert [(one.before_s, one.after_s) for one in trials] == [
+        ([0.08, 0.08], [0.04, 0.04]),
+        ([], []),
+    ]
     assert list(trial_lines(trials)) == [
         "--data.workers 4: 80 ms -> 40 ms a step: -50% (-50% to -50% in 2 runs); predicted -40% (-50% to -30%): "
         "as predicted",
@@ -71,7 +85,9 @@ def test_what_was_measured_is_kept_when_the_unchanged_job_fails_later() -> None:
         try_advice([advice({"data.workers": "4"})], runs, note=notes.append)
 
 
-def test_a_run_begins_without_the_folder_of_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_begins_without_the_folder_of_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(leg: Leg) -> None:
         assert not leg.folder.exists()
         leg.folder.mkdir()
@@ -93,10 +109,13 @@ def test_without_a_setting_to_try_nothing_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after_s", "verdict"), [(0.045, "more than predicted"), (0.06, "as predicted"), (0.08, "less than predicted")]
+    ("after_s", "verdict"),
+    [(0.045, "more than predicted"), (0.06, "as predicted"), (0.08, "less than predicted")],
 )
 def test_a_result_outside_of_the_band_is_reported_as_such(after_s: float, verdict: str) -> None:
-    trial = AdviceTrial(advice=advice({"data.workers": "4"}), before_s=[0.1, 0.11, 0.09], after_s=[after_s] * 3)
+    trial = AdviceTrial(
+        advice=advice({"data.workers": "4"}), before_s=[0.1, 0.11, 0.09], after_s=[after_s] * 3
+    )
     (line,) = trial_lines([trial])
     assert line.endswith(verdict)
     assert trial.spread == (pytest.approx(after_s / 0.11), pytest.approx(after_s / 0.09))

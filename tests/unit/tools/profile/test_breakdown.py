@@ -1,4 +1,5 @@
-"""Traces with known answers: parts that overlap, nest and wait, clocks that differ, files that are damaged."""
+"""Traces with known answers: parts that overlap, nest and wait, clocks that differ, files that are
+damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +21,16 @@ from drumline.tools.profile.breakdown import divide_steps, divided, matched
 from drumline.tools.profile.intervals import clipped, difference, intersection, length, union
 from drumline.tools.profile.profile_analysis import analyse
 from drumline.tools.profile.trace_file import Event, RankTrace, from_events, read_events, unpacked
-from tests.unit.tools.scale.profiles import AUTOGRAD, Entry, entry, gloo_step, mark, nccl_ranks, two_ranks, write_rank
+from tests.unit.tools.scale.profiles import (
+    AUTOGRAD,
+    Entry,
+    entry,
+    gloo_step,
+    mark,
+    nccl_ranks,
+    two_ranks,
+    write_rank,
+)
 
 
 def read_trace(path: Path) -> RankTrace:
@@ -28,11 +38,18 @@ def read_trace(path: Path) -> RankTrace:
 
 
 def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
-    """Nested operations count once, those that make a batch are data, gloo's own thread does not compute."""
+    """Nested operations count once, those that make a batch are data, gloo's own thread does not
+    compute."""
     result = two_ranks(tmp_path)
     assert result == read_profile(tmp_path)
     fast, slow = result.ranks
-    expected = {"compute": 25, "waiting_for_rank": 30, "exposed_communication": 20, "data": 10, "host_sync": 0}
+    expected = {
+        "compute": 25,
+        "waiting_for_rank": 30,
+        "exposed_communication": 20,
+        "data": 10,
+        "host_sync": 0,
+    }
     assert {name: fast.parts_s[name] * 1000 for name in expected} == pytest.approx(expected)
     assert fast.parts_s["gaps"] * 1000 == pytest.approx(15)
     assert slow.parts_s["waiting_for_rank"] == 0
@@ -92,7 +109,8 @@ def test_a_python_function_that_waits_does_not_compute(tmp_path: Path) -> None:
 
 
 def gpu_entries() -> list[Entry]:
-    """The host is done after 5 ms; the GPU computes from 2 to 30 and 34 to 60, and reduces from 20 to 50."""
+    """The host is done after 5 ms; the GPU computes from 2 to 30 and 34 to 60, and reduces from 20
+    to 50."""
     return [
         mark("drumline.step#2", 0, 4),
         mark("drumline.step#3", 4, 5),
@@ -120,7 +138,14 @@ def gpu_entries() -> list[Entry]:
 
 
 def test_on_a_gpu_kernels_count_and_steps_are_those_of_the_device(tmp_path: Path) -> None:
-    write_rank(tmp_path, 0, gpu_entries(), world_size=1, bucket_bytes=(), sync_lines=((10**18 + 61_100_000, "a.py:7"),))
+    write_rank(
+        tmp_path,
+        0,
+        gpu_entries(),
+        world_size=1,
+        bucket_bytes=(),
+        sync_lines=((10**18 + 61_100_000, "a.py:7"),),
+    )
     result = analyse(tmp_path)
     [rank] = result.ranks
     assert rank.step_s == pytest.approx((0.032, 0.028))
@@ -143,7 +168,8 @@ def test_ranks_on_a_gpu_with_a_slow_one(tmp_path: Path) -> None:
 
 
 def test_small_buckets_on_a_gpu(tmp_path: Path) -> None:
-    """The first holds the last layer: it is ready after the forward pass and a little of the backward pass."""
+    """The first holds the last layer: it is ready after the forward pass and a little of the
+    backward pass."""
     result = nccl_ranks(tmp_path, "tiny")
     assert result.buckets[0].num_bytes == 2_621_480
     assert len(result.buckets) == 7
@@ -176,7 +202,8 @@ def test_the_source_line_of_a_host_sync_is_reported_after_it(tmp_path: Path) -> 
 
 
 def syncs_of(run: Path, entries: list[Entry], **at_ms: float) -> dict[tuple[str, str], float]:
-    """The calls of each host sync by its source line and name; `at_ms`: when lines were reported."""
+    """The calls of each host sync by its source line and name; `at_ms`: when lines were
+    reported."""
     lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
     frame = [*gpu_entries()[:2], mark("drumline.end", 61.2, 70), *gpu_entries()[3:12]]
     write_rank(run, 0, [*frame, *entries], world_size=1, bucket_bytes=(), sync_lines=lines)
@@ -253,8 +280,17 @@ def test_a_trace_that_unpacks_to_too_much_or_ends_early_is_refused(tmp_path: Pat
 
 
 def test_entries_of_a_wrong_type_are_left_out(tmp_path: Path) -> None:
-    wrong = [None, 3, {"ph": "X"}, {"ph": "X", "name": 3, "ts": 1, "dur": 1}, entry("aten::mm", 0, 1) | {"ts": "0"}]
-    wrong += [entry("aten::mm", 0, 1) | {"ts": float("nan")}, entry("aten::mm", 0, 1) | {"dur": -5, "args": []}]
+    wrong = [
+        None,
+        3,
+        {"ph": "X"},
+        {"ph": "X", "name": 3, "ts": 1, "dur": 1},
+        entry("aten::mm", 0, 1) | {"ts": "0"},
+    ]
+    wrong += [
+        entry("aten::mm", 0, 1) | {"ts": float("nan")},
+        entry("aten::mm", 0, 1) | {"dur": -5, "args": []},
+    ]
     steps = gloo_step(2, 0, bucket_at=30, reduced_at=80)
     write_rank(tmp_path, 0, [*wrong, *steps, mark("drumline.end", 100, 100)], world_size=1)  # type: ignore[list-item]
     assert analyse(tmp_path).parts_s["compute"] == pytest.approx(0.025)
@@ -271,7 +307,9 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 
 @given(times, times, st.integers(0, 20), st.integers(20, 40))
-def test_sets_of_instants(one: list[tuple[int, int]], other: list[tuple[int, int]], low: int, high: int) -> None:
+def test_sets_of_instants(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], low: int, high: int
+) -> None:
     left = union(one)
     right = union(other)
     assert all(end < start for (_, end), (start, _) in pairwise(left))
@@ -304,13 +342,19 @@ def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path)
 
 def reduced(times: list[tuple[float, float]]) -> RankTrace:
     """A rank whose all-reduces are called and end at these times, in ms."""
-    works = [Event(call / 1e3, end / 1e3, "gloo:all_reduce", "user_annotation", "7:9", {}) for call, end in times]
-    return from_events([Event(0.0, 0.1, "drumline.step#2", "user_annotation", "7:1", {}), *works], 0)
+    works = [
+        Event(call / 1e3, end / 1e3, "gloo:all_reduce", "user_annotation", "7:9", {})
+        for call, end in times
+    ]
+    return from_events(
+        [Event(0.0, 0.1, "drumline.step#2", "user_annotation", "7:1", {}), *works], 0
+    )
 
 
 def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
-    """Ranks 0 and 1 reduce among themselves first, ranks 2 and 3 later, then all four together. gloo's trace does not
-    name the groups, but nobody leaves an all-reduce before the last rank has joined."""
+    """Ranks 0 and 1 reduce among themselves first, ranks 2 and 3 later, then all four together.
+    gloo's trace does not name the groups, but nobody leaves an all-reduce before the last rank has
+    joined."""
     early = (0.0, 5.0)
     late = (20.0, 25.0)
     together = (40.0, 50.0)

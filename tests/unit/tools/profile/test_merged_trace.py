@@ -1,5 +1,6 @@
-"""The trace of all ranks: one process for each rank and its GPU, times by one clock, flows that stay apart; by the
-trace event format, as Perfetto's JSON importer reads it (test_perfetto.py opens traces in Perfetto itself)."""
+"""The trace of all ranks: one process for each rank and its GPU, times by one clock, flows that
+stay apart; by the trace event format, as Perfetto's JSON importer reads it (test_perfetto.py opens
+traces in Perfetto itself)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ import pytest
 
 from drumline.tools.profile.merged_trace import EARLY_US, PROCESSES, renumbered
 from drumline.tools.profile.profile_analysis import analyse
-from tests.unit.tools.scale.profiles import MS, Entry, entry, mark, nccl_ranks, two_ranks, write_rank
+from tests.unit.tools.scale.profiles import (
+    MS,
+    Entry,
+    entry,
+    mark,
+    nccl_ranks,
+    two_ranks,
+    write_rank,
+)
 
 
 def merged(run: Path) -> list[Entry]:
@@ -23,7 +32,8 @@ def merged(run: Path) -> list[Entry]:
 
 
 def processes_of(path: Path) -> list[str]:
-    """The names of the processes in a merged trace, whose entries are checked against the format."""
+    """The names of the processes in a merged trace, whose entries are checked against the
+    format."""
     entries = merged(path.parents[1])
     names = {one["pid"]: one["args"]["name"] for one in entries if one["name"] == "process_name"}
     ranks_of_flow: dict[int, set[int]] = defaultdict(set)
@@ -65,11 +75,23 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     flow = {"ph": "s", "id": 5, "pid": 7, "tid": 1, "ts": 2.0, "name": "ac2g"}
     kernel = {**entry("sgemm", 1, 2, "kernel"), "pid": 0}
     thread = {"ph": "M", "name": "thread_name", "pid": 7, "tid": 1, "args": {"name": "main"}}
-    unused = {"ph": "M", "name": "process_name", "pid": 3, "tid": 0, "ts": 0, "args": {"name": "python"}}
+    unused = {
+        "ph": "M",
+        "name": "process_name",
+        "pid": 3,
+        "tid": 0,
+        "ts": 0,
+        "args": {"name": "python"},
+    }
     own_rows = [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9.0}]
     own_rows += [{**entry("PyTorch Profiler (0)", 0, 9), "pid": "Spans", "tid": "PyTorch Profiler"}]
     found = list(
-        renumbered([thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, None, {"ph": "X"}], 3, "a", 10.0)
+        renumbered(
+            [thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, None, {"ph": "X"}],
+            3,
+            "a",
+            10.0,
+        )
     )
     assert [one["pid"] for one in found[:4]] == [400, 400, 401, 400]
     assert found[3]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
@@ -83,9 +105,22 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
 def ranks_with_flows(run: Path) -> None:
     """Each of two ranks has an arrow with the number 5, from its first operation to its second."""
     for rank in (0, 1):
-        steps = [mark("drumline.step#2", 0, 50), mark("drumline.end", 50, 50), entry("aten::mm", 0, 30)]
+        steps = [
+            mark("drumline.step#2", 0, 50),
+            mark("drumline.end", 50, 50),
+            entry("aten::mm", 0, 30),
+        ]
         arrows = [
-            {"ph": phase, "id": 5, "pid": 7, "tid": 1, "ts": at * MS, "name": "fwdbwd", "cat": "fwdbwd", "bp": "e"}
+            {
+                "ph": phase,
+                "id": 5,
+                "pid": 7,
+                "tid": 1,
+                "ts": at * MS,
+                "name": "fwdbwd",
+                "cat": "fwdbwd",
+                "bp": "e",
+            }
             for phase, at in (("s", 2), ("f", 42))
         ]
         write_rank(run, rank, [*steps, entry("MmBackward0", 40, 45), *arrows])
@@ -99,7 +134,10 @@ def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
-    kernels = [{**entry("mm", *times, "kernel"), "pid": 0, "tid": 7} for times in ((0, 10), (9, 12), (12, 15))]
+    kernels = [
+        {**entry("mm", *times, "kernel"), "pid": 0, "tid": 7}
+        for times in ((0, 10), (9, 12), (12, 15))
+    ]
     elsewhere = {**entry("mm", 2, 11, "kernel"), "pid": 0, "tid": 8}
     found = [one for one in renumbered([*kernels, elsewhere], 0, "a", 0.0) if one["ph"] == "X"]
     assert [(one["ts"] / MS, one["dur"] / MS) for one in found] == [(0, 9), (9, 3), (12, 3), (2, 9)]

@@ -19,7 +19,11 @@ def make_profile(
     **values: Any,
 ) -> ProfileResult:
     """A job whose backward pass begins at 0.4 s; a bucket is (bytes, ready)."""
-    parts = {**dict.fromkeys(PARTS, 0.0), "compute": sum(compute_s) / len(compute_s), **(parts_s or {})}
+    parts = {
+        **dict.fromkeys(PARTS, 0.0),
+        "compute": sum(compute_s) / len(compute_s),
+        **(parts_s or {}),
+    }
     rank = RankSteps(
         rank=0,
         host="a",
@@ -47,7 +51,8 @@ def make_profile(
         "hidden_communication_s": 0.0,
         "ranks": (rank,),
         "buckets": tuple(
-            Bucket(num_bytes=size, ready_s=ready, backward_s=ready - 0.4, reduce_s=0.1) for size, ready in buckets
+            Bucket(num_bytes=size, ready_s=ready, backward_s=ready - 0.4, reduce_s=0.1)
+            for size, ready in buckets
         ),
         "other_collectives_s": 0.0,
         "other_collectives": 0.0,
@@ -58,6 +63,10 @@ def make_profile(
     return ProfileResult(**{**fields, **values})
 
 
-def make_network(bytes_per_s: float = MIB, latency_s: float = 0.0, *, backend: str = "gloo") -> Network:
+def make_network(
+    bytes_per_s: float = MIB, latency_s: float = 0.0, *, backend: str = "gloo"
+) -> Network:
     link = Link(name="test", bytes_per_s=bytes_per_s, latency_s=latency_s)
-    return Network(backend=backend, between=link, inside=INSIDE["nvlink4" if backend == "nccl" else "loopback"])
+    return Network(
+        backend=backend, between=link, inside=INSIDE["nvlink4" if backend == "nccl" else "loopback"]
+    )

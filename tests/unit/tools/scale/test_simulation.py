@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from drumline.base.errors import UsageError
 from drumline.tools.scale.network_model import Transfer
-from drumline.tools.scale.simulation import last_end, shape_of, slowest_weights, step_s, typical_step_s
+from drumline.tools.scale.simulation import (
+    last_end,
+    shape_of,
+    slowest_weights,
+    step_s,
+    typical_step_s,
+)
 from tests.unit.tools.scale.jobs_to_scale import MIB, make_network, make_profile
 
 
@@ -26,7 +32,8 @@ def test_two_buckets_one_after_the_other() -> None:
 
 
 def test_two_at_a_time_share_the_link() -> None:
-    # Alone until 2 (1 s done); then each at half speed: the short one needs 1 s, then 1.5 s remain for the first.
+    # Alone until 2 (1 s done); then each at half speed: the short one needs 1 s, then 1.5 s remain
+    # for the first.
     assert last_end([1.0, 2.0], transfers(3.0, 0.5), lanes=2) == pytest.approx(4.5)
     # What waits for hops leaves the link to the other: both take as long as alone.
     waits = [Transfer(alone_s=2.0, busy_s=0.5), Transfer(alone_s=2.0, busy_s=0.5)]
@@ -37,8 +44,8 @@ def test_two_at_a_time_share_the_link() -> None:
 
 
 def test_a_step_of_two_buckets_has_its_known_length() -> None:
-    # Ready at 0.5 and 0.9; two ranks move 1 MiB of each at 1 MiB/s. From 0.9 on each has half: the first until 2.1,
-    # the second, then alone, until 2.5. The optimizer takes 0.1.
+    # Ready at 0.5 and 0.9; two ranks move 1 MiB of each at 1 MiB/s. From 0.9 on each has half: the
+    # first until 2.1, the second, then alone, until 2.5. The optimizer takes 0.1.
     shape = shape_of(make_profile())
     assert shape.tail_s == pytest.approx(0.1)
     assert step_s(shape, make_network(MIB), 2, 1) == pytest.approx(2.6)
@@ -51,7 +58,9 @@ def test_data_gaps_and_other_collectives_are_added() -> None:
     parts = {"data": 0.25, "gaps": 0.1, "host_sync": 0.1}
     shape = shape_of(make_profile(parts_s=parts, other_collectives=3.0))
     assert shape.alone_s == pytest.approx(1.45)
-    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.6, 1.08])  # gaps are spread over the step
+    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx(
+        [0.6, 1.08]
+    )  # gaps are spread over the step
     # Three small all-reduces of two hops each.
     network = make_network(1e15, 0.01)
     assert step_s(shape, network, 2, 1) == pytest.approx(1.45 + 3 * 0.02 + 0.02)
@@ -88,7 +97,9 @@ def test_buckets_of_another_size_are_ready_in_between() -> None:
 def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
     buckets = ((MIB, 0.6), (MIB, 0.9))
     rounded = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "bf16"}))
-    assert [one.num_bytes for one in rounded.with_bucket_cap(1.0).buckets] == [MIB // 2] * 4, "4 MiB of gradients"
+    assert [one.num_bytes for one in rounded.with_bucket_cap(1.0).buckets] == [MIB // 2] * 4, (
+        "4 MiB of gradients"
+    )
     factors = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "powersgd"}))
     assert factors.with_bucket_cap(1.0) == factors, "its factors are not in proportion"
 
@@ -102,9 +113,12 @@ def test_micro_batches_communicate_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "count"), [({"dist.sync_batchnorm": "true"}, 12), ({"dist.sync_batchnorm": "false"}, 4), ({}, 12)]
+    ("settings", "count"),
+    [({"dist.sync_batchnorm": "true"}, 12), ({"dist.sync_batchnorm": "false"}, 4), ({}, 12)],
 )
-def test_each_micro_batch_has_the_collectives_of_sync_batchnorm(settings: dict[str, str], count: float) -> None:
+def test_each_micro_batch_has_the_collectives_of_sync_batchnorm(
+    settings: dict[str, str], count: float
+) -> None:
     """Of a script it is not known: the more expensive case is assumed."""
     shape = shape_of(make_profile(other_collectives=4.0, settings=settings))
     assert shape.with_accumulation(3).other_collectives == count
@@ -125,7 +139,9 @@ def test_more_ranks_and_slower_links_never_shorten_a_step(
     buckets: list[tuple[int, float]], spread: list[float], ranks: int, rate: float, backend: str
 ) -> None:
     mean = sum(spread) / len(spread)
-    ready = accumulate((0.4 + gap if not number else gap for number, (_, gap) in enumerate(buckets)), initial=0)
+    ready = accumulate(
+        (0.4 + gap if not number else gap for number, (_, gap) in enumerate(buckets)), initial=0
+    )
     timed = [(size, min(at, mean)) for (size, _), at in zip(buckets, list(ready)[1:], strict=True)]
     shape = shape_of(make_profile(compute_s=spread, buckets=timed))
     here = step_s(shape, make_network(rate, backend=backend), ranks, 1)
@@ -148,7 +164,9 @@ def test_more_ranks_and_slower_links_never_shorten_a_step(
         ({"parts_s": {"gaps": float("nan")}}, "the profile has no compute time"),
     ],
 )
-def test_a_profile_without_what_is_needed_is_refused(values: dict[str, object], message: str) -> None:
+def test_a_profile_without_what_is_needed_is_refused(
+    values: dict[str, object], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         shape_of(make_profile(**values))  # type: ignore[arg-type]
 
@@ -158,7 +176,9 @@ def test_gloo_runs_two_collectives_at_a_time() -> None:
     shape = shape_of(make_profile(buckets=((4, 0.9), (4, 0.9))))
     assert step_s(shape, make_network(1e15, 0.1), 2, 1) == pytest.approx(0.9 + 0.2 + 0.1)
     # NCCL's one after the other, with its own latencies beside those of the link.
-    assert step_s(shape, make_network(1e15, 0.1, backend="nccl"), 2, 1) == pytest.approx(0.9 + 0.4 + 0.1, rel=1e-3)
+    assert step_s(shape, make_network(1e15, 0.1, backend="nccl"), 2, 1) == pytest.approx(
+        0.9 + 0.4 + 0.1, rel=1e-3
+    )
 
 
 def test_what_the_profiler_took_is_not_predicted() -> None:

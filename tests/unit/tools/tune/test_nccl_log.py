@@ -1,7 +1,7 @@
 """NCCL's debug logs: who is connected how, what went wrong, and logs that are damaged.
 
-Lines are as NCCL's source writes them (2.21 to 2.30). `tests/data/nccl/` has logs of two ranks on an H200 (NCCL
-2.28.9), as tests/gpu/test_nccl_logs.py makes them.
+Lines are as NCCL's source writes them (2.21 to 2.30). `tests/data/nccl/` has logs of two ranks on
+an H200 (NCCL 2.28.9), as tests/gpu/test_nccl_logs.py makes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ def recorded(name: str) -> Path:
 def read(*texts: str | bytes | Path) -> NcclLog:
     log = NcclLog()
     for text in texts:
-        content = text.read_bytes() if isinstance(text, Path) else text.encode() if isinstance(text, str) else text
+        content = (
+            text.read_bytes()
+            if isinstance(text, Path)
+            else text.encode()
+            if isinstance(text, str)
+            else text
+        )
         log.read(io.BytesIO(content), "train.log")
     return log
 
@@ -58,12 +64,22 @@ def four_ranks() -> str:
     for rank in range(4):
         host = f"gpu-0{rank // 2}"
         pid = 100 + rank
-        text += info(host, pid, "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>")
+        text += info(
+            host, pid, "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"
+        )
         text += info(host, pid, "Using network IB") + done(host, pid, rank, 4)
-        text += info(host, pid, f"Channel 00/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read")
-        text += info(host, pid, f"Channel 01/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read")
-    text += info("gpu-00", 101, "Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA(PCI)/Shared")
-    text += info("gpu-01", 102, "Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA(PCI)/Shared")
+        text += info(
+            host, pid, f"Channel 00/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read"
+        )
+        text += info(
+            host, pid, f"Channel 01/0 : {rank}[{rank % 2}] -> {rank ^ 1}[1] via P2P/CUMEM/read"
+        )
+    text += info(
+        "gpu-00", 101, "Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA(PCI)/Shared"
+    )
+    text += info(
+        "gpu-01", 102, "Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA(PCI)/Shared"
+    )
     return text + info("gpu-01", 103, "Channel 00/0 : 3[1] -> 0[0] [send] via NET/IB/1(2)/GDRDMA")
 
 
@@ -76,10 +92,18 @@ def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
     assert (log.world_size, sorted(log.ranks)) == (2, [0, 1])
     assert len(log.versions) == 1
     assert all(re.fullmatch(r"2\.\d+\.\d+\+cuda\d+\.\d+", version) for version in log.versions)
-    links = {(one.source, one.target): (one.transport, one.device, one.num_channels > 0) for one in log.links()}
-    assert links == {(0, 1): ("NET/Socket", "lo 127.0.0.1", True), (1, 0): ("NET/Socket", "lo 127.0.0.1", True)}
+    links = {
+        (one.source, one.target): (one.transport, one.device, one.num_channels > 0)
+        for one in log.links()
+    }
+    assert links == {
+        (0, 1): ("NET/Socket", "lo 127.0.0.1", True),
+        (1, 0): ("NET/Socket", "lo 127.0.0.1", True),
+    }
     assert problems(log) == []
-    assert [finding.check for finding in log.findings()] == ["transport", "transport"], "they are on one host"
+    assert [finding.check for finding in log.findings()] == ["transport", "transport"], (
+        "they are on one host"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,12 +165,18 @@ def test_ranks_of_a_group_are_shown_as_those_of_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "ranks"), [(100, (0, 1, 2, 3)), (101, (1,))], ids=["fits the world too", "no log of the other"]
+    ("pid", "ranks"),
+    [(100, (0, 1, 2, 3)), (101, (1,))],
+    ids=["fits the world too", "no log of the other"],
 )
-def test_ranks_of_a_group_that_is_not_known_are_shown_as_such(pid: int, ranks: tuple[int, ...]) -> None:
+def test_ranks_of_a_group_that_is_not_known_are_shown_as_such(
+    pid: int, ranks: tuple[int, ...]
+) -> None:
     sends = info("gpu-00", pid, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0")
     log = read(four_ranks(), *map(split, ranks), sends)
-    assert "NET/Socket: 0 -> 1 (1 channel; ranks of an unknown communicator)" in list(log_lines(log))
+    assert "NET/Socket: 0 -> 1 (1 channel; ranks of an unknown communicator)" in list(
+        log_lines(log)
+    )
     assert log.findings() == []
 
 
@@ -211,7 +241,10 @@ def test_a_connection_that_is_tried_again_is_no_fault() -> None:
 
 
 def test_causes_come_before_what_follows_from_them() -> None:
-    closed = "".join(warn("a", pid, f"socketProgress: Connection closed by remote peer b<{pid}>") for pid in range(5))
+    closed = "".join(
+        warn("a", pid, f"socketProgress: Connection closed by remote peer b<{pid}>")
+        for pid in range(5)
+    )
     log = read(closed, warn("b", 77, "Cuda failure 'out of memory'"))
     assert problems(log)[0] == "CUDA memory"
 
@@ -222,19 +255,32 @@ def test_a_timeout_of_torch_is_named() -> None:
         "WorkNCCL(SeqNum=812, OpType=ALLREDUCE, NumelIn=77290, NumelOut=77290, Timeout(ms)=600000) ran for 600012 ms\n"
     )
     (finding,) = read(text).findings()
-    assert (finding.where, finding.what) == ("rank 3", "ALLREDUCE #812 timed out: another rank did not join it")
+    assert (finding.where, finding.what) == (
+        "rank 3",
+        "ALLREDUCE #812 timed out: another rank did not join it",
+    )
 
 
 def test_ranks_that_never_finish_their_start_and_missing_logs() -> None:
     found = read(begun("a", 1, 0, 3) + done("b", 2, 1, 3)).findings()
-    assert [(one.check, one.where) for one in found] == [("initialization", "rank 0 on a"), ("logs", "every host")]
+    assert [(one.check, one.where) for one in found] == [
+        ("initialization", "rank 0 on a"),
+        ("logs", "every host"),
+    ]
     assert found[1].what == "no log of 1 of 3 ranks, the first is rank 2"
 
 
 def test_versions_and_networks_that_differ() -> None:
-    text = done("a", 1, 0, 2) + info("a", 1, "Using network IB") + done("b", 2, 1, 2).replace("2.28.9", "2.27.5")
+    text = (
+        done("a", 1, 0, 2)
+        + info("a", 1, "Using network IB")
+        + done("b", 2, 1, 2).replace("2.28.9", "2.27.5")
+    )
     found = read(text + info("b", 2, "Using network Socket")).findings()
-    assert [(one.level, one.check) for one in found] == [("problem", "version"), ("problem", "network")]
+    assert [(one.level, one.check) for one in found] == [
+        ("problem", "version"),
+        ("problem", "network"),
+    ]
     assert found[1].what == "the network of NCCL differs across ranks: IB, Socket"
 
 
@@ -254,11 +300,19 @@ def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
         text += info(host, rank, "NET/Plugin: Could not find: libnccl-net.so.") + info(
             host, rank, "Using network Socket"
         )
-        text += info(host, rank, "NET/Socket : Using [0]lo:127.0.0.1<0>") + done(host, rank, rank, 2)
-        text += info(host, rank, f"Channel 00/0 : {rank}[0] -> {1 - rank}[0] [send] via NET/Socket/0")
+        text += info(host, rank, "NET/Socket : Using [0]lo:127.0.0.1<0>") + done(
+            host, rank, rank, 2
+        )
+        text += info(
+            host, rank, f"Channel 00/0 : {rank}[0] -> {1 - rank}[0] [send] via NET/Socket/0"
+        )
     found = read(text).findings()
-    assert [(one.level, one.check) for one in found] == [("problem", "interface")] * 2 + [("note", "network")] * 2
-    assert found[2].what == "NCCL found neither InfiniBand nor a plugin (libnccl-net.so), and uses TCP"
+    assert [(one.level, one.check) for one in found] == [("problem", "interface")] * 2 + [
+        ("note", "network")
+    ] * 2
+    assert (
+        found[2].what == "NCCL found neither InfiniBand nor a plugin (libnccl-net.so), and uses TCP"
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +342,8 @@ def test_every_transport_is_known(via: str, transport: str, device: str) -> None
 def test_lines_that_two_ranks_wrote_into_each_other() -> None:
     whole = four_ranks()
     text = (
-        whole + "gpu-00:100:107 [0] NCCL INFO Channel 02/0 : 0[0] -> 1gpu-01:102:109 [0] NCCL INFO Using network IB\n"
+        whole
+        + "gpu-00:100:107 [0] NCCL INFO Channel 02/0 : 0[0] -> 1gpu-01:102:109 [0] NCCL INFO Using network IB\n"
     )
     text += "[default0]:gpu-00:100:107 [0] NCCL INFO Channel 03/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
     log = read(text)
@@ -303,13 +358,17 @@ def test_a_log_that_is_cut_anywhere_is_read() -> None:
     for end in range(0, len(whole), 97):
         found = read(whole[:end])
         found.findings()
-        assert {(one.source, one.target) for one in found.links()} <= {(one.source, one.target) for one in complete}
+        assert {(one.source, one.target) for one in found.links()} <= {
+            (one.source, one.target) for one in complete
+        }
 
 
 def test_garbage_between_lines_changes_nothing() -> None:
     chance = random.Random(3)
     whole = four_ranks().encode().splitlines(keepends=True)
-    noisy = b"".join(part for line in whole for part in (chance.randbytes(300).replace(b"\n", b"") + b"\n", line))
+    noisy = b"".join(
+        part for line in whole for part in (chance.randbytes(300).replace(b"\n", b"") + b"\n", line)
+    )
     assert read(noisy).links() == read(b"".join(whole)).links()
     assert read(noisy).findings() == []
 
@@ -329,7 +388,9 @@ def test_no_line_is_too_long() -> None:
     assert log.world_size == 4
 
 
-def test_of_a_huge_log_the_beginning_and_the_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_huge_log_the_beginning_and_the_end_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nccl_log, "HALF_BYTES", 20_000)
     path = tmp_path / "nccl.log"
     fault = warn("gpu-01", 102, "Cuda failure 'out of memory'")

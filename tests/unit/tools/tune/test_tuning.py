@@ -1,4 +1,5 @@
-"""Which variables are printed, with which reason: only those that a finding or a measurement calls for."""
+"""Which variables are printed, with which reason: only those that a finding or a measurement calls
+for."""
 
 from __future__ import annotations
 
@@ -30,18 +31,27 @@ def cards(*rdma: tuple[str, str], gbit: float | None = None, **more: Any) -> dic
 
 
 def two_hosts(speed: float = 9.0, others: dict[str, str] | None = None, **facts: Any) -> Survey:
-    """Host a and b, which reach each other at eth0; `others`: the outcome of the other addresses of b."""
+    """Host a and b, which reach each other at eth0; `others`: the outcome of the other addresses of
+    b."""
     hosts = []
     interfaces = [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")]
     interfaces += [network(f"eth0x{place}", address) for place, address in enumerate(others or {})]
     for name in HOSTS:
         known = healthy(
-            name, **{key: value[name] if isinstance(value, Both) else value for key, value in facts.items()}
+            name,
+            **{
+                key: value[name] if isinstance(value, Both) else value
+                for key, value in facts.items()
+            },
         )
-        record = HostRecord(name, name, hostname=name, address="10.0.0.1", interfaces=interfaces, facts=known)
+        record = HostRecord(
+            name, name, hostname=name, address="10.0.0.1", interfaces=interfaces, facts=known
+        )
         record.gloo = record.nccl = {"name": "eth0", "address": "10.0.0.1"}
         hosts.append(record)
-    edges = {pair: Edge(data=OPEN, bytes_per_s=speed * GBIT, latency_s=1e-5) for pair in ((0, 1), (1, 0))}
+    edges = {
+        pair: Edge(data=OPEN, bytes_per_s=speed * GBIT, latency_s=1e-5) for pair in ((0, 1), (1, 0))
+    }
     edges[0, 1].others = others
     return Survey(hosts, 29500, edges=edges)
 
@@ -53,7 +63,9 @@ class Both(dict[str, Any]):
 def tuned(survey: Survey) -> list[TunedVariable]:
     facts = {host.name: host.facts for host in survey.hosts if host.facts}
     findings = [*tuning_findings(facts, survey), *pair_findings(survey)]
-    findings += [one for known in facts.values() for one in machine_findings(known, many_hosts=True)]
+    findings += [
+        one for known in facts.values() for one in machine_findings(known, many_hosts=True)
+    ]
     return tuned_variables(findings, facts)
 
 
@@ -108,9 +120,10 @@ def test_a_fast_link_that_one_connection_does_not_fill() -> None:
         "InfiniBand",
         "export NCCL_NSOCKS_PERTHREAD=3  # 12 connections fill the link",
     ]
-    assert [line.partition(" ")[2][:22] for line in lines(two_hosts(speed=30.0, cards=cards(gbit=100.0)))] == [
-        "NCCL_SOCKET_NTHREADS=4"
-    ]
+    assert [
+        line.partition(" ")[2][:22]
+        for line in lines(two_hosts(speed=30.0, cards=cards(gbit=100.0)))
+    ] == ["NCCL_SOCKET_NTHREADS=4"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +134,10 @@ def test_a_fast_link_that_one_connection_does_not_fill() -> None:
         (10.0, {"cards": cards()}),  # the kernel does not know
         (10.0, {"cards": cards(gbit=100.0), "gpus": []}),
         (10.0, {"cards": cards(("mlx5_0", "InfiniBand"), gbit=100.0)}),
-        (10.0, {"cards": cards(interfaces={"eth0": {"gbit": 100.0, "vendor": "0x1d0f"}})}),  # NCCL knows AWS
+        (
+            10.0,
+            {"cards": cards(interfaces={"eth0": {"gbit": 100.0, "vendor": "0x1d0f"}})},
+        ),  # NCCL knows AWS
     ],
 )
 def test_where_more_connections_are_not_called_for(speed: float, facts: dict[str, Any]) -> None:
@@ -137,7 +153,9 @@ def test_infiniband_on_some_hosts_only_is_not_used() -> None:
 def test_cards_of_two_kinds_are_not_mixed() -> None:
     both = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("mlx5_2", "RoCE"))
     (line,) = lines(two_hosts(cards=both))
-    assert line.startswith("export NCCL_IB_HCA='=mlx5_0,mlx5_1'  # NCCL cannot connect InfiniBand (mlx5_0")
+    assert line.startswith(
+        "export NCCL_IB_HCA='=mlx5_0,mlx5_1'  # NCCL cannot connect InfiniBand (mlx5_0"
+    )
     assert lines(two_hosts(cards=cards(("mlx5_0", "RoCE"), ("mlx5_1", "RoCE")))) == []
 
 
@@ -152,9 +170,13 @@ def test_a_value_that_is_right_for_one_host_is_not_set_on_another() -> None:
 
 
 def test_hosts_without_a_common_kind_of_card_use_neither() -> None:
-    (one,) = tuned(two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards(("mlx5_0", "RoCE")))))
+    (one,) = tuned(
+        two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards(("mlx5_0", "RoCE"))))
+    )
     assert (one.name, one.value, one.hosts) == ("NCCL_IB_DISABLE", "1", ())
-    assert one.reason == "NCCL cannot connect InfiniBand (a) with RoCE (b): no kind is on every host"
+    assert (
+        one.reason == "NCCL cannot connect InfiniBand (a) with RoCE (b): no kind is on every host"
+    )
 
 
 def test_the_example_of_the_docs_is_what_is_printed() -> None:
@@ -163,7 +185,10 @@ def test_the_example_of_the_docs_is_what_is_printed() -> None:
     for host in survey.hosts:
         host.gloo = {"name": "lo", "address": "127.0.1.1"}
     example = (
-        (Path(__file__).parents[4] / "docs" / "tuning.md").read_text().partition("```text\n")[2].partition("```")[0]
+        (Path(__file__).parents[4] / "docs" / "tuning.md")
+        .read_text()
+        .partition("```text\n")[2]
+        .partition("```")[0]
     )
     shown = [line for line in example.splitlines() if line.startswith(("export", "unset"))]
     assert [line.replace("# a:", "# gpu-01:") for line in lines(survey)] == shown
@@ -189,7 +214,9 @@ def test_efa_on_some_hosts_only_is_not_used() -> None:
     assert lines(two_hosts(cards=Both(a=efa, b=cards()))) == [
         "export NCCL_NET=Socket  # NCCL would use EFA on a and TCP on b, and not connect them"
     ]
-    assert lines(two_hosts(cards=Both(a=cards(("rdmap0s6", "EFA")), b=cards()))) == [], "TCP on both"
+    assert lines(two_hosts(cards=Both(a=cards(("rdmap0s6", "EFA")), b=cards()))) == [], (
+        "TCP on both"
+    )
 
 
 def test_where_nccl_uses_ip_over_infiniband_it_uses_nothing_else() -> None:
@@ -204,7 +231,11 @@ def test_where_nccl_uses_ip_over_infiniband_it_uses_nothing_else() -> None:
     [
         ({"cpus": {"count": 64, "usable": 8, "quota": None}}, "4", "may use 8 of 64 processors"),
         ({"cpus": {"count": 64, "usable": 64, "quota": 6.0}}, "3", "may use 6 of 64 processors"),
-        ({"threads": "32"}, "16", "2 ranks with OMP_NUM_THREADS=32 are more threads than the 32 processors"),
+        (
+            {"threads": "32"},
+            "16",
+            "2 ranks with OMP_NUM_THREADS=32 are more threads than the 32 processors",
+        ),
     ],
 )
 def test_threads_are_counted_from_the_processors_that_may_be_used(
@@ -231,7 +262,10 @@ def test_lines_can_be_sourced_whatever_a_host_is_called() -> None:
     findings += [Finding("warning", "x", "b", "other", variable=VariableFix("A", "2"))]
     script = "\n".join(one.line().replace("\n", "\\n") for one in tuned_variables(findings, facts))
     run = f"hostname() {{ echo '{evil}'; }}\nset -eu\n{script}\nprintf %s \"$A\""
-    assert subprocess.run(["bash", "-c", run], capture_output=True, text=True, check=True).stdout == evil
+    assert (
+        subprocess.run(["bash", "-c", run], capture_output=True, text=True, check=True).stdout
+        == evil
+    )
 
 
 def test_cards_are_read_from_sys(tmp_path: Path) -> None:
@@ -261,7 +295,9 @@ def test_cards_are_read_from_sys(tmp_path: Path) -> None:
         ("mlx5_0", "InfiniBand", 400.0), ("rdmap0", "EFA", None),
     ]  # fmt: skip
     assert found["interfaces"]["eth0"] == {"gbit": 100.0, "vendor": "0x15b3"}
-    assert found["interfaces"]["lo"] == found["interfaces"]["veth1"] == {"gbit": None, "vendor": None}
+    assert (
+        found["interfaces"]["lo"] == found["interfaces"]["veth1"] == {"gbit": None, "vendor": None}
+    )
     assert found["nccl_plugin"] == str(tmp_path / "libnccl-net.so")
     assert card_facts({}, tmp_path / "none")["rdma"] == []
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumline.watch.cluster_state import ClusterState, Collective, LostNode, NodeState, RankState, WorkerState
+from drumline.watch.cluster_state import (
+    ClusterState,
+    Collective,
+    LostNode,
+    NodeState,
+    RankState,
+    WorkerState,
+)
 from drumline.watch.heartbeat import Phase
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -41,7 +48,9 @@ WORKER_IN_SAMPLE = (
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4391"
 
 
-def reduced(number: int = 4410, size: int = 77290, *, is_done: bool = False, op: str = "all_reduce") -> Collective:
+def reduced(
+    number: int = 4410, size: int = 77290, *, is_done: bool = False, op: str = "all_reduce"
+) -> Collective:
     return Collective(group="default_pg", number=number, op=op, sizes=((size,),), is_done=is_done)
 
 
@@ -49,7 +58,8 @@ def recorded(last: int, *, waits: bool, size: int = 77290) -> tuple[Collective, 
     """A flight recorder: a bucket and a loss in turn up to `last`, which it is in still, or not."""
     numbers = range(last - 5, last + 1)
     return tuple(
-        reduced(number, size if number % 2 == 0 else 1, is_done=number < last or not waits) for number in numbers
+        reduced(number, size if number % 2 == 0 else 1, is_done=number < last or not waits)
+        for number in numbers
     )
 
 
@@ -66,7 +76,11 @@ def blocked_rank(rank: int, *, on: int = 4410, **changes: Any) -> RankState:
 
 def late_rank(rank: int, phase: Phase, **changes: Any) -> RankState:
     """A rank that did not enter the collective that the others are blocked in."""
-    usual: dict[str, Any] = {"phase": phase, "collectives": recorded(4409, waits=False), "answers": True}
+    usual: dict[str, Any] = {
+        "phase": phase,
+        "collectives": recorded(4409, waits=False),
+        "answers": True,
+    }
     return rank_state(rank, **{**usual, **changes})
 
 
@@ -76,7 +90,9 @@ def rank_state(rank: int, **changes: Any) -> RankState:
         "host": "node-a" if rank < 4 else "node-b",
         "pid": 4700 + rank,
         "step": 812,
-        "micro": 1 if changes.get("phase") in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER) else 0,
+        "micro": 1
+        if changes.get("phase") in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+        else 0,
         "num_marks": 4000,
         "age_s": 4.0,
         "state_s": 4.0,
@@ -84,18 +100,28 @@ def rank_state(rank: int, **changes: Any) -> RankState:
     return RankState(**{**usual, **changes})
 
 
-def worker(number: int, state: str = "S", stack: tuple[str, ...] = WORKER_IDLE, **changes: Any) -> WorkerState:
+def worker(
+    number: int, state: str = "S", stack: tuple[str, ...] = WORKER_IDLE, **changes: Any
+) -> WorkerState:
     return WorkerState(number=number, pid=5000 + number, state=state, stack=stack, **changes)
 
 
-def cluster(*odd: RankState, world_size: int = 8, lost: tuple[LostNode, ...] = (), **nodes: Any) -> ClusterState:
-    """The run with these ranks, and all others waiting. `nodes`: changes of node_0, node_1, ... ."""
-    ranks = {rank: blocked_rank(rank) for rank in range(world_size)} | {one.rank: one for one in odd}
+def cluster(
+    *odd: RankState, world_size: int = 8, lost: tuple[LostNode, ...] = (), **nodes: Any
+) -> ClusterState:
+    """The run with these ranks, and all others waiting. `nodes`: changes of node_0, node_1, ...
+    ."""
+    ranks = {rank: blocked_rank(rank) for rank in range(world_size)} | {
+        one.rank: one for one in odd
+    }
     away = {number for one in lost for number in one.ranks}
     hosts: dict[str, list[RankState]] = {}
     for number, rank in sorted(ranks.items()):
         if number not in away:
             hosts.setdefault(rank.host, []).append(rank)
-    found = [NodeState(node="abcdef".index(host[-1]), host=host, ranks=tuple(there)) for host, there in hosts.items()]
+    found = [
+        NodeState(node="abcdef".index(host[-1]), host=host, ranks=tuple(there))
+        for host, there in hosts.items()
+    ]
     changed = (NodeState(**{**vars(node), **nodes.get(f"node_{node.node}", {})}) for node in found)
     return ClusterState(me=0, nodes=tuple(changed), lost=lost)

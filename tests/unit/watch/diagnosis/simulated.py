@@ -1,6 +1,8 @@
-"""A simulated run: ranks take steps in simulated time, synchronize at the end of each backward pass, and may break.
+"""A simulated run: ranks take steps in simulated time, synchronize at the end of each backward
+pass, and may break.
 
-It gives the states of the cluster that sidecars would observe, and a leader that shows them to a watchdog.
+It gives the states of the cluster that sidecars would observe, and a leader that shows them to a
+watchdog.
 """
 
 from __future__ import annotations
@@ -63,7 +65,11 @@ class Run:
     def cluster(self, now: float, *, closely: bool = False) -> ClusterState:
         ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
         nodes = [
-            NodeState(node=number, host=host_of(number), ranks=tuple(ranks[low : low + self.ranks_per_node]))
+            NodeState(
+                node=number,
+                host=host_of(number),
+                ranks=tuple(ranks[low : low + self.ranks_per_node]),
+            )
             for number, low in enumerate(range(0, len(ranks), self.ranks_per_node))
         ]
         nodes[-1] = replace(nodes[-1], slowdown=self.slowdown)
@@ -106,7 +112,10 @@ class Run:
         )
         if closely:
             facts = replace(
-                facts, answers=True, stack=IN_BACKWARD if waits else (), collectives=flight(here.entered, waits=waits)
+                facts,
+                answers=True,
+                stack=IN_BACKWARD if waits else (),
+                collectives=flight(here.entered, waits=waits),
             )
         begun, change = self.broken.get(rank, (FOR_EVER, None))
         return replace(facts, **change(now - begun)) if change and now >= begun else facts
@@ -125,7 +134,11 @@ def _silent(node: NodeState, no_heartbeat_s: float) -> LostNode:
 def flight(entered: int, *, waits: bool) -> tuple[Collective, ...]:
     return tuple(
         Collective(
-            group="default_pg", number=number, op="all_reduce", sizes=((77290,),), is_done=number < entered or not waits
+            group="default_pg",
+            number=number,
+            op="all_reduce",
+            sizes=((77290,),),
+            is_done=number < entered or not waits,
         )
         for number in range(max(1, entered - 5), entered + 1)
     )
@@ -136,7 +149,8 @@ def host_of(node: int) -> str:
 
 
 def simulate(steps: Sequence[Step], *, world_size: int, start_s: float = 1.0) -> list[list[Moment]]:
-    """What each rank does when. A phase that never ends blocks the others in their backward pass."""
+    """What each rank does when. A phase that never ends blocks the others in their backward
+    pass."""
     lines = [[Moment(0.0, 0, Phase.START, 1.0, 0)] for _ in range(world_size)]
     clocks = [start_s] * world_size
     for number, step in enumerate(steps):
@@ -163,7 +177,9 @@ def simulate(steps: Sequence[Step], *, world_size: int, start_s: float = 1.0) ->
     return lines
 
 
-def _enter(line: list[Moment], at: float, step: int, phase: Phase, cpu: float, entered: int) -> None:
+def _enter(
+    line: list[Moment], at: float, step: int, phase: Phase, cpu: float, entered: int
+) -> None:
     if at < FOR_EVER:
         line.append(Moment(at, step, phase, cpu, entered))
 
@@ -176,7 +192,12 @@ class Said:
 
 
 def watch(
-    run: Run, *, until: float, hang_s: float = 60.0, gather_s: float = 1.0, watchdog: Watchdog | None = None
+    run: Run,
+    *,
+    until: float,
+    hang_s: float = 60.0,
+    gather_s: float = 1.0,
+    watchdog: Watchdog | None = None,
 ) -> tuple[list[Said], list[Recovery], list[float]]:
     """The diagnoses of a leader, what happened after each, and when it collected evidence."""
     watchdog = watchdog or Watchdog(hang_s=hang_s, world_size=len(run.lines))
@@ -194,7 +215,9 @@ def watch(
             now += gather_s
             by_now = run.cluster(now)
             diagnosis = diagnose(replace(asked, lost=by_now.lost, never_seen=by_now.never_seen))
-            if (alarm := watchdog.decide(diagnosis, run.cluster(now), now)) is not None and diagnosis is not None:
+            if (
+                alarm := watchdog.decide(diagnosis, run.cluster(now), now)
+            ) is not None and diagnosis is not None:
                 said.append(Said(now, alarm, diagnosis))
         now += 0.5
     return said, recoveries, gathered

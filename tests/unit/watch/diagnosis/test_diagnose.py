@@ -13,7 +13,14 @@ import drumline
 from drumline.base.rank_environment import LauncherLink
 from drumline.base.typed_json import from_json
 from drumline.net.dial import Reason
-from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, RankState
+from drumline.watch.cluster_state import (
+    ANSWER_OF,
+    Answer,
+    ClusterState,
+    LostNode,
+    NodeState,
+    RankState,
+)
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence
 from drumline.watch.diagnosis.exited import find_lost_connection
@@ -55,14 +62,26 @@ def found(given: ClusterState) -> Diagnosis:
 
 
 def ended(rank: int, exit: int | None, **changes: Any) -> RankState:
-    usual: dict[str, Any] = {"phase": Phase.FORWARD, "state": "X", "exit": exit, "state_s": 0.6, "age_s": 0.7}
+    usual: dict[str, Any] = {
+        "phase": Phase.FORWARD,
+        "state": "X",
+        "exit": exit,
+        "state_s": 0.6,
+        "age_s": 0.7,
+    }
     return rank_state(rank, **{**usual, **changes})
 
 
 def dragged(rank: int, **changes: Any) -> RankState:
     return rank_state(
         rank,
-        **{"phase": Phase.FAILED, "failure": CLOSED, "failure_kind": FailureKind.LOST_PEER, "age_s": 0.5, **changes},
+        **{
+            "phase": Phase.FAILED,
+            "failure": CLOSED,
+            "failure_kind": FailureKind.LOST_PEER,
+            "age_s": 0.5,
+            **changes,
+        },
     )
 
 
@@ -75,7 +94,15 @@ WHOLE = [
         id="killed",
     ),
     pytest.param(
-        cluster(ended(5, -9, killed_after_s=0.0, killed_by="launcher", killed_because="node 0 (node-a) restarted")),
+        cluster(
+            ended(
+                5,
+                -9,
+                killed_after_s=0.0,
+                killed_by="launcher",
+                killed_because="node 0 (node-a) restarted",
+            )
+        ),
         Cause.ENDED,
         "failure: rank 5 on node-b was killed by drumline's launcher at step 812, in forward, because node 0 (node-a) "
         "restarted. Try: look for the cause of that; the ranks resume from the newest checkpoint",
@@ -107,7 +134,11 @@ WHOLE = [
         id="stopped",
     ),
     pytest.param(
-        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
+        cluster(
+            late_rank(
+                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))
+            )
+        ),
         Cause.STOPPED,
         "hang: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stopped by a signal at "
         "data/images.py:31 in __getitem__); 7 ranks are blocked in all_reduce #4410. Try: find out who stopped it; "
@@ -115,14 +146,27 @@ WHOLE = [
         id="stopped worker",
     ),
     pytest.param(
-        cluster(late_rank(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)),
+        cluster(
+            late_rank(
+                5,
+                Phase.FORWARD,
+                state="t",
+                tracer="gdb (process 991)",
+                collectives=(),
+                answers=False,
+            )
+        ),
         Cause.DEBUGGED,
         "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks are blocked in "
         "all_reduce #4410. Try: continue process 4705 on node-b in the debugger, or detach",
         id="debugged",
     ),
     pytest.param(
-        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
+        cluster(
+            late_rank(
+                5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE))
+            )
+        ),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is blocked at data/images.py:31 "
         "in __getitem__); 7 ranks are blocked in all_reduce #4410. Try: check what data/images.py:31 in __getitem__ "
@@ -130,7 +174,14 @@ WHOLE = [
         id="dataset in a worker",
     ),
     pytest.param(
-        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))),
+        cluster(
+            late_rank(
+                5,
+                Phase.DATA,
+                stack=IN_QUEUE,
+                workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)),
+            )
+        ),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks are "
         "blocked in all_reduce #4410. Try: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or"
@@ -154,7 +205,9 @@ WHOLE = [
         id="gil",
     ),
     pytest.param(
-        cluster(late_rank(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
+        cluster(
+            late_rank(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))
+        ),
         Cause.NOT_ENTERED,
         "stall: rank 5 on node-b did not enter all_reduce #4410 of [77290]: it has been at cuda/__init__.py:985 in "
         "synchronize, between steps since step 812; 7 ranks are blocked in all_reduce #4410. Try: check why it is "
@@ -162,7 +215,11 @@ WHOLE = [
         id="not entered",
     ),
     pytest.param(
-        cluster(blocked_rank(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
+        cluster(
+            blocked_rank(
+                2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1))
+            )
+        ),
         Cause.MISMATCH,
         "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2"
         " on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Try: make every rank call the"
@@ -181,7 +238,9 @@ WHOLE = [
     pytest.param(
         cluster(
             rank_state(0, phase=Phase.LEFT),
-            rank_state(1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)),
+            rank_state(
+                1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)
+            ),
             world_size=2,
         ),
         Cause.TEARDOWN,
@@ -207,7 +266,11 @@ WHOLE = [
         id="one way",
     ),
     pytest.param(
-        cluster(late_rank(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))),
+        cluster(
+            late_rank(
+                0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",)
+            )
+        ),
         Cause.STORAGE,
         "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
         "store): in the kernel (state D) for 12 s without reading or writing a byte; 7 ranks are blocked in "
@@ -232,7 +295,9 @@ WHOLE = [
         id="slow",
     ),
     pytest.param(
-        cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.04, is_starved=True, answers=None)),
+        cluster(
+            late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.04, is_starved=True, answers=None)
+        ),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (0.04 cores, waiting for a CPU of a "
         "crowded machine, at job/losses.py:44 in contrastive); 7 ranks are blocked in all_reduce #4410. Try: wait, or "
@@ -258,7 +323,10 @@ def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence:
     assert diagnosis.is_certain == (sentence.partition(":")[0] != "stall")
     # What it is judged by has come through JSON from other nodes.
     assert (
-        diagnose(replace(given, nodes=tuple(from_json(NodeState, asdict(node)) for node in given.nodes))) == diagnosis
+        diagnose(
+            replace(given, nodes=tuple(from_json(NodeState, asdict(node)) for node in given.nodes))
+        )
+        == diagnosis
     )
 
 
@@ -282,11 +350,22 @@ def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence:
             "no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; the launcher receives heartbeats from "
             "both node-b and node-a",
         ),
-        (LauncherLink(silent_nodes=(1,), num_nodes=3), "node-b", "with two nodes, either node-b or node-a may be"),
+        (
+            LauncherLink(silent_nodes=(1,), num_nodes=3),
+            "node-b",
+            "with two nodes, either node-b or node-a may be",
+        ),
     ],
-    ids=["the other is cut off", "this host is cut off", "both are heard", "other nodes than the launcher has"],
+    ids=[
+        "the other is cut off",
+        "this host is cut off",
+        "both are heard",
+        "other nodes than the launcher has",
+    ],
 )
-def test_the_launcher_knows_which_end_of_a_link_is_cut_off(link: LauncherLink, host: str, sentence: str) -> None:
+def test_the_launcher_knows_which_end_of_a_link_is_cut_off(
+    link: LauncherLink, host: str, sentence: str
+) -> None:
     diagnosis = found(replace(cluster(lost=(B_GONE,)), launcher=link))
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, host)
     assert sentence in diagnosis.what
@@ -295,7 +374,9 @@ def test_the_launcher_knows_which_end_of_a_link_is_cut_off(link: LauncherLink, h
 def test_only_while_all_processes_are_healthy_a_lost_host_may_return() -> None:
     assert found(cluster(lost=(B_GONE,))).may_return
     refuses = replace(B_GONE, how="connection refused", answer=Answer.REFUSED, no_heartbeat_s=6.0)
-    lost_peer = rank_state(0, phase=Phase.FAILED, failure="reset by peer", failure_kind=FailureKind.LOST_PEER)
+    lost_peer = rank_state(
+        0, phase=Phase.FAILED, failure="reset by peer", failure_kind=FailureKind.LOST_PEER
+    )
     for state in (cluster(lost=(refuses,)), cluster(lost_peer, lost=(B_GONE,))):
         diagnosis = found(state)
         assert diagnosis.cause is Cause.UNREACHABLE
@@ -308,19 +389,34 @@ def test_every_cause_has_its_sentence_here() -> None:
 
 
 def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
-    # Its launcher ended these after the first one raised, and the last one only after its time of grace.
-    raised = rank_state(6, phase=Phase.FAILED, failure="KeyError: 'label'", age_s=40.0, state="X", state_s=39.0, exit=1)
+    # Its launcher ended these after the first one raised, and the last one only after its time of
+    # grace.
+    raised = rank_state(
+        6,
+        phase=Phase.FAILED,
+        failure="KeyError: 'label'",
+        age_s=40.0,
+        state="X",
+        state_s=39.0,
+        exit=1,
+    )
     told = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
-    diagnosis = found(cluster(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7))))
+    diagnosis = found(
+        cluster(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7)))
+    )
     assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.EXCEPTION, 6, "node-b")
-    # No exit codes under another launcher, and no failure in the one that was killed: it is gone, the others talk.
+    # No exit codes under another launcher, and no failure in the one that was killed: it is gone,
+    # the others talk.
     diagnosis = found(cluster(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 1)
     assert diagnosis.what == (
         "rank 1 on node-a exited at step 812, in forward, for an unknown reason; 3 ranks lost the connection to it"
     )
     # A level 0 script says nothing but exit codes: the first to end is the best guess.
-    codes = [rank_state(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)]
+    codes = [
+        rank_state(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4)
+        for rank in range(4)
+    ]
     diagnosis = found(cluster(*codes, world_size=4))
     assert (diagnosis.rank, diagnosis.step) == (1, None)
     assert diagnosis.what == "rank 1 on node-a exited with code 1"
@@ -339,7 +435,11 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
         (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
         (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
         (-64 - 1, "was killed by signal 65 at", "find out who sent it"),
-        (3, "exited with code 3 at step 812, in forward", "read its traceback at the end of its log"),
+        (
+            3,
+            "exited with code 3 at step 812, in forward",
+            "read its traceback at the end of its log",
+        ),
     ],
 )
 def test_other_ends(exit: int, end: str, next_step: str) -> None:
@@ -371,13 +471,21 @@ def test_a_kill_by_the_launcher_is_named_as_its_own() -> None:
     assert diagnosis.what.startswith(
         "rank 2 on node-a was killed by drumline's launcher at step 812, in forward, 15 s after it was asked to exit; "
     )
-    assert diagnosis.next_step == "check the end of its log for what it was doing", "torch's limit may have been it"
+    assert diagnosis.next_step == "check the end of its log for what it was doing", (
+        "torch's limit may have been it"
+    )
     saved = [ended(rank, 75) for rank in (0, 1, 3, 4, 5, 6, 7)]
-    assert find_lost_connection(Evidence(cluster(killed, *saved))) is None, "the launcher reports it"
+    assert find_lost_connection(Evidence(cluster(killed, *saved))) is None, (
+        "the launcher reports it"
+    )
 
 
 def test_ranks_that_drumline_kills_for_a_reason_are_named_with_it() -> None:
-    why = {"killed_after_s": 0.0, "killed_by": "watchdog", "killed_because": "no heartbeat from node-b for 20 s"}
+    why = {
+        "killed_after_s": 0.0,
+        "killed_by": "watchdog",
+        "killed_because": "no heartbeat from node-b for 20 s",
+    }
     diagnosis = found(cluster(*(ended(rank, -9, **why) for rank in range(8))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.ENDED, 0)
     assert diagnosis.what == (
@@ -387,7 +495,9 @@ def test_ranks_that_drumline_kills_for_a_reason_are_named_with_it() -> None:
     assert "find out who sent it" not in diagnosis.next_step
     others = [ended(rank, -9, **why) for rank in (0, 1, 2, 4, 5, 6, 7)]
     first = found(cluster(ended(3, -9), *others))
-    assert first.what == "rank 3 on node-a was killed by SIGKILL at step 812, in forward", "only that one is another's"
+    assert first.what == "rank 3 on node-a was killed by SIGKILL at step 812, in forward", (
+        "only that one is another's"
+    )
 
 
 def test_an_exit_code_without_an_error_is_no_report_of_the_rank() -> None:
@@ -401,7 +511,9 @@ def test_an_exit_code_without_an_error_is_no_report_of_the_rank() -> None:
 
 
 def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
-    diagnosis = found(cluster(*(dragged(rank, age_s=3.0 if rank == 2 else 0.5) for rank in range(8))))
+    diagnosis = found(
+        cluster(*(dragged(rank, age_s=3.0 if rank == 2 else 0.5) for rank in range(8)))
+    )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert diagnosis.what.startswith(
         "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
@@ -431,19 +543,33 @@ def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
     old = [replace(one, age_s=2.9) for one in echoes]
     assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
     gone = found(b_alone(*old, how="no answer", up_s=3.1))
-    assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (Cause.UNREACHABLE, "node-a", None, True)
+    assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (
+        Cause.UNREACHABLE,
+        "node-a",
+        None,
+        True,
+    )
     assert gone.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
     # A port may be closed to us while the ranks train: that alone blames nobody.
     standing = b_alone(*(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
     # A host that goes down refuses connections first.
-    assert found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain is False
+    assert (
+        found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain
+        is False
+    )
     late = [replace(one, age_s=3.3) for one in echoes]
-    assert found(b_alone(*late, how="", up_s=3.4)).is_certain, "the launcher waits no longer than 4 s"
+    assert found(b_alone(*late, how="", up_s=3.4)).is_certain, (
+        "the launcher waits no longer than 4 s"
+    )
 
 
-@pytest.mark.parametrize("ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}])
-def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(ending: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
+)
+def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(
+    ending: dict[str, Any],
+) -> None:
     """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
     lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
     other = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
@@ -459,7 +585,11 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
 def test_a_rank_that_was_asked_to_stop_is_no_cause_unless_it_is_alone() -> None:
     stopped = [
         rank_state(
-            rank, phase=Phase.FAILED, failure="KeyboardInterrupt", failure_kind=FailureKind.INTERRUPTED, exit=130
+            rank,
+            phase=Phase.FAILED,
+            failure="KeyboardInterrupt",
+            failure_kind=FailureKind.INTERRUPTED,
+            exit=130,
         )
         for rank in range(8)
     ]
@@ -467,14 +597,19 @@ def test_a_rank_that_was_asked_to_stop_is_no_cause_unless_it_is_alone() -> None:
     assert diagnose(cluster(*(ended(rank, -15) for rank in range(8)))) is None
     diagnosis = found(cluster(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 3)
-    assert diagnosis.what.startswith("rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost")
+    assert diagnosis.what.startswith(
+        "rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost"
+    )
     # The launcher ends the rest after a host was lost.
-    diagnosis = found(cluster(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,)))
+    diagnosis = found(
+        cluster(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,))
+    )
     assert diagnosis.cause is Cause.UNREACHABLE
 
 
 def test_an_exit_for_an_unknown_reason_may_follow_a_lost_host() -> None:
-    """The launcher ended that rank, after another one had lost its peer, and notes no exits of its own making."""
+    """The launcher ended that rank, after another one had lost its peer, and notes no exits of its
+    own making."""
     unknown = ended(2, None, state_s=1.2)
     lost_peer = dragged(3, state="X", exit=1, age_s=1.4, state_s=1.3)
     heard = found(cluster(unknown, lost_peer, node_0={"heartbeat_age_s": {1: 0.2}}))
@@ -493,10 +628,14 @@ def test_two_faults_at_once_are_both_reported() -> None:
     assert diagnosis.what.endswith("; rank 1 on node-a is stopped by a signal")
     assert ".. Next" not in found(cluster(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [late_rank(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
-    assert found(cluster(*stopped)).next_step.endswith("kill -CONT 4701 4702 on node-a resumes it, if it still runs")
+    assert found(cluster(*stopped)).next_step.endswith(
+        "kill -CONT 4701 4702 on node-a resumes it, if it still runs"
+    )
 
 
-@pytest.mark.parametrize(("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)])
+@pytest.mark.parametrize(
+    ("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)]
+)
 def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
     state: str, state_s: float, is_fault: bool
 ) -> None:
@@ -509,7 +648,9 @@ def test_a_job_that_is_stopped_as_a_whole_may_be_continued() -> None:
     every = [late_rank(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
     diagnosis = found(cluster(*every, world_size=4))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.STOPPED, False)
-    assert diagnosis.what.endswith("is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a")
+    assert diagnosis.what.endswith(
+        "is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a"
+    )
     assert found(cluster(*every[1:], world_size=4)).is_certain
     gone = ended(0, -9)
     assert found(cluster(gone, *every[1:], world_size=4)).cause is Cause.KILLED
@@ -519,7 +660,9 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
     """32 hosts with 8 ranks each."""
 
     def big(
-        *odd: RankState, every: Callable[[int], RankState] = blocked_rank, lost: tuple[LostNode, ...] = ()
+        *odd: RankState,
+        every: Callable[[int], RankState] = blocked_rank,
+        lost: tuple[LostNode, ...] = (),
     ) -> ClusterState:
         ranks = [every(rank) for rank in range(256)]
         for one in odd:
@@ -528,28 +671,40 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
             NodeState(
                 node=node,
                 host=f"node-{node}",
-                ranks=tuple(replace(one, host=f"node-{node}") for one in ranks[8 * node : 8 * node + 8]),
+                ranks=tuple(
+                    replace(one, host=f"node-{node}") for one in ranks[8 * node : 8 * node + 8]
+                ),
             )
             for node in range(32)
         ]
         return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
     def everywhere(rank: int) -> RankState:
-        return late_rank(rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=())
+        return late_rank(
+            rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=()
+        )
 
     def alone(rank: int) -> RankState:
         one = replace(reduced(4410), number=rank)
         return blocked_rank(rank, collectives=(replace(one, group=f"group {rank}"),))
 
     away = tuple(
-        LostNode(node=n, host=f"node-{n}", ranks=tuple(range(8 * n, 8 * n + 8)), no_heartbeat_s=4.0, how="no answer")
+        LostNode(
+            node=n,
+            host=f"node-{n}",
+            ranks=tuple(range(8 * n, 8 * n + 8)),
+            no_heartbeat_s=4.0,
+            how="no answer",
+        )
         for n in range(1, 24)
     )
     states = {
         "dataset": big(late_rank(77, Phase.DATA)),
         "left": big(*(late_rank(rank, Phase.LEFT) for rank in range(0, 256, 9))),
         "stopped": big(*(late_rank(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))),
-        "mismatch": big(*(blocked_rank(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))),
+        "mismatch": big(
+            *(blocked_rank(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))
+        ),
         "everywhere": big(every=everywhere),
         "unknown": big(every=alone),
         "unreachable": big(lost=away),
@@ -578,7 +733,10 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
         in (found(cluster(aborted, *others, world_size=4)).what)
     )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
-    assert ": rank 2 on node-a: all_reduce of gradients; " in found(cluster(in_backward, *others, world_size=4)).what
+    assert (
+        ": rank 2 on node-a: all_reduce of gradients; "
+        in found(cluster(in_backward, *others, world_size=4)).what
+    )
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
     assert found(cluster(*many, dragged(2), world_size=4)).rank == 2
@@ -588,7 +746,12 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
 
 def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     diagnosis = found(
-        cluster(ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), blocked_rank(2), world_size=4)
+        cluster(
+            ended(3, 0, phase=Phase.LEFT),
+            *(dragged(rank) for rank in (0, 1)),
+            blocked_rank(2),
+            world_size=4,
+        )
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
@@ -613,38 +776,58 @@ def test_a_rank_that_left_calls_other_collectives() -> None:
     torn = ended(3, -6, phase=Phase.LEFT)
     diagnosis = found(cluster(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
-    diagnosis = found(cluster(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4))
+    diagnosis = found(
+        cluster(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4)
+    )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
 
 
 @pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATION, Phase.BETWEEN])
 def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
     last = late_rank(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
-    diagnosis = found(cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
+    diagnosis = found(
+        cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4)
+    )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 3)
-    # In a loop of the user's own there are no such phases; that it is in no collective is seen all the same.
+    # In a loop of the user's own there are no such phases; that it is in no collective is seen all
+    # the same.
     report = late_rank(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
-    diagnosis = found(cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
+    diagnosis = found(
+        cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4)
+    )
     assert (diagnosis.cause, diagnosis.rank, diagnosis.is_certain) == (Cause.USER_CODE, 3, False)
     assert diagnose(cluster(*(late_rank(rank, Phase.LEFT) for rank in range(8)))) is None
-    # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it could not be asked.
+    # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it
+    # could not be asked.
     for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
         alone = late_rank(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
-        diagnosis = diagnose(cluster(*(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4))
+        diagnosis = diagnose(
+            cluster(*(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4)
+        )
         assert diagnosis is None or not diagnosis.is_certain, diagnosis
     assert diagnose(cluster(*(rank_state(rank, state="X", exit=75) for rank in range(8)))) is None
 
 
 def test_near_misses_of_data() -> None:
     # The worker of a rank that waits itself is not the cause yet.
-    diagnosis = found(cluster(blocked_rank(1, workers=(worker(0, "T"),)), late_rank(5, Phase.FORWARD, stack=IN_LOSS)))
+    diagnosis = found(
+        cluster(
+            blocked_rank(1, workers=(worker(0, "T"),)), late_rank(5, Phase.FORWARD, stack=IN_LOSS)
+        )
+    )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 5)
-    gone = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
+    gone = found(
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1))))
+    )
     assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
     assert "(worker 0 has exited)" in gone.what
-    in_fork = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),))))
+    in_fork = found(
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),)))
+    )
     assert in_fork.is_certain, "no hook of the user's takes so long"
-    stuck = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
+    stuck = found(
+        cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1))))
+    )
     assert stuck.cause is Cause.STORAGE
     busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
     assert (
@@ -654,7 +837,10 @@ def test_near_misses_of_data() -> None:
     # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
     own = found(cluster(late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
     assert own.cause is Cause.DATASET
-    assert "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);" in own.what
+    assert (
+        "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);"
+        in own.what
+    )
     held = found(cluster(late_rank(5, Phase.DATA, answers=False, collectives=())))
     assert "(holding the GIL)" in held.what
     in_c = late_rank(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
@@ -668,16 +854,26 @@ def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
 
 
 def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
-    """The bucket is what followed the loss each time before; to the other's operation nothing leads."""
-    extra = blocked_rank(1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast")))
+    """The bucket is what followed the loss each time before; to the other's operation nothing
+    leads."""
+    extra = blocked_rank(
+        1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast"))
+    )
     extra = replace(extra, collectives=(*blocked_rank(0).collectives[:-1], extra.collectives[-1]))
     diagnosis = found(cluster(extra, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
-    assert "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]" in diagnosis.what
-    out = replace(extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=())))
+    assert (
+        "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
+        in diagnosis.what
+    )
+    out = replace(
+        extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
+    )
     diagnosis = found(cluster(out, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
-    assert diagnosis.next_step.startswith("check whether it left the loop before the others; if not, make every rank")
+    assert diagnosis.next_step.startswith(
+        "check whether it left the loop before the others; if not, make every rank"
+    )
     # Nothing came before: then nobody is blamed alone.
     pair = [blocked_rank(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
     diagnosis = found(cluster(*pair, world_size=2))
@@ -689,38 +885,69 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
 
 
 def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
-    """One rank got enough data to continue with the next number; the other two wait at the one that differs."""
-    odd = blocked_rank(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
-    even = blocked_rank(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
-    ahead = blocked_rank(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
+    """One rank got enough data to continue with the next number; the other two wait at the one that
+    differs."""
+    odd = blocked_rank(
+        1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3))
+    )
+    even = blocked_rank(
+        2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2))
+    )
+    ahead = blocked_rank(
+        0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14))
+    )
     diagnosis = found(cluster(ahead, odd, even, world_size=3))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
-    assert "rank 1 on node-a: all_reduce #13 of [3]; the others: all_reduce #13 of [2]" in diagnosis.what
+    assert (
+        "rank 1 on node-a: all_reduce #13 of [3]; the others: all_reduce #13 of [2]"
+        in diagnosis.what
+    )
 
 
 def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
     root = blocked_rank(0, collectives=(reduced(9, 8, op="scatter"),))
-    others = [blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)]
+    others = [
+        blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)
+    ]
     assert found(cluster(root, *others, world_size=4)).cause is Cause.UNKNOWN
-    whole = [blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),)) for rank in range(4)]
+    whole = [
+        blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),))
+        for rank in range(4)
+    ]
     assert found(cluster(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
 
 
 def test_hosts_that_are_late_are_not_gone() -> None:
     assert found(cluster(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
-    assert found(cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))).is_certain is False
+    assert (
+        found(
+            cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))
+        ).is_certain
+        is False
+    )
     quiet = found(cluster(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it accepts connections, but its sidecar sends nothing)" in quiet.what
     for how in (Reason.NO_REPLY, Reason.CLOSED):  # its sidecar died, and was not started again
-        mute = found(cluster(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),)))
+        mute = found(
+            cluster(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),))
+        )
         assert (mute.is_certain, mute.host) == (False, "node-b")
         assert mute.next_step == "find out what ended the job on node-b; the host itself is up"
-    refused = found(cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),)))
+    refused = found(
+        cluster(
+            lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),)
+        )
+    )
     assert refused.is_certain
     assert refused.next_step == "find out what ended the job on node-b; the host itself is up"
     both = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
-    d = NodeState(node=3, host="node-d", ranks=(blocked_rank(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0})
+    d = NodeState(
+        node=3,
+        host="node-d",
+        ranks=(blocked_rank(9, host="node-d"),),
+        heartbeat_age_s={1: 4.0, 2: 4.0},
+    )
     given = cluster(lost=(B_GONE, both))
     assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
 
@@ -742,7 +969,12 @@ def test_a_node_without_any_heartbeat_is_cut_off_itself() -> None:
 
 
 def test_a_third_node_tells_that_a_way_is_closed() -> None:
-    c = NodeState(node=2, host="node-c", ranks=(blocked_rank(8, host="node-c"),), heartbeat_age_s={0: 0.2, 1: 0.4})
+    c = NodeState(
+        node=2,
+        host="node-c",
+        ranks=(blocked_rank(8, host="node-c"),),
+        heartbeat_age_s={0: 0.2, 1: 0.4},
+    )
     given = cluster(lost=(B_GONE,))
     diagnosis = found(replace(given, nodes=(*given.nodes, c)))
     assert diagnosis.what.startswith(
@@ -754,7 +986,9 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
 def test_a_node_that_is_done_sends_no_heartbeats() -> None:
     """Its last one shows that it received those of the other, which has not exited yet."""
     done = [ended(rank, 0, phase=Phase.LEFT) for rank in range(4)]
-    given = cluster(*done, node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}})
+    given = cluster(
+        *done, node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}
+    )
     assert found(given).cause is not Cause.UNREACHABLE
 
 
@@ -764,16 +998,25 @@ def test_pictures_with_little_in_them() -> None:
     few = [rank_state(rank, phase=Phase.BACKWARD) for rank in range(3)]
     diagnosis = found(cluster(*few, rank_state(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
-    assert diagnosis.what == ("rank 3 on node-a has been in the DataLoader since step 812; 3 ranks are waiting for it")
-    # Of several micro-batches, the data of the next one comes after the backward pass of the one before.
+    assert diagnosis.what == (
+        "rank 3 on node-a has been in the DataLoader since step 812; 3 ranks are waiting for it"
+    )
+    # Of several micro-batches, the data of the next one comes after the backward pass of the one
+    # before.
     ahead = rank_state(3, phase=Phase.DATA, micro=2)
     diagnosis = found(
-        cluster(*(rank_state(rank, phase=Phase.FORWARD, micro=2) for rank in range(3)), ahead, world_size=4)
+        cluster(
+            *(rank_state(rank, phase=Phase.FORWARD, micro=2) for rank in range(3)),
+            ahead,
+            world_size=4,
+        )
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 0)
     # Work between steps comes before the data of the step that follows, and has its number.
     logs = rank_state(0, phase=Phase.BETWEEN, cpu=0.9)
-    diagnosis = found(cluster(logs, *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4))
+    diagnosis = found(
+        cluster(logs, *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4)
+    )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 0)
     # A loop of the user's own has data, and the rest.
     own = [rank_state(rank, phase=Phase.USER, micro=1) for rank in range(3)]
@@ -781,7 +1024,8 @@ def test_pictures_with_little_in_them() -> None:
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [
-        rank_state(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0) for rank in range(3)
+        rank_state(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
+        for rank in range(3)
     ]
     behind = rank_state(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
     diagnosis = found(cluster(*plain, behind, world_size=4))
@@ -797,7 +1041,9 @@ def test_pictures_with_little_in_them() -> None:
 
 def test_an_outdated_silence_is_no_unreachable_host() -> None:
     """A sidecar that had no CPU was silent to the other one, and both say so for a moment."""
-    stale = diagnose(cluster(node_0={"heartbeat_age_s": {1: 1.9}}, node_1={"heartbeat_age_s": {0: 4.0}}))
+    stale = diagnose(
+        cluster(node_0={"heartbeat_age_s": {1: 1.9}}, node_1={"heartbeat_age_s": {0: 4.0}})
+    )
     assert stale is None or stale.cause is not Cause.UNREACHABLE
 
 
@@ -822,34 +1068,60 @@ def test_an_outdated_silence_is_no_unreachable_host() -> None:
             0,
         ),
         (
-            ["PIL/Image.py:3 in open", "sets/images.py:9 in read", "torch/utils/data/_utils/fetch.py:54 in fetch"],
+            [
+                "PIL/Image.py:3 in open",
+                "sets/images.py:9 in read",
+                "torch/utils/data/_utils/fetch.py:54 in fetch",
+            ],
             "sets/images.py:9 in read",
             1,
             0,
         ),
-        (["multiprocessing/connection.py:930 in wait", "drumline/data/loader.py:7 in fetch"], "", 1, 0),
-        (["<frozen runpy>:198 in _run", "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z"], "", 0, 0),
+        (
+            ["multiprocessing/connection.py:930 in wait", "drumline/data/loader.py:7 in fetch"],
+            "",
+            1,
+            0,
+        ),
+        (
+            ["<frozen runpy>:198 in _run", "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z"],
+            "",
+            0,
+            0,
+        ),
         (["/home/me/drumline/train.py:3 in main"], "drumline/train.py:3 in main", 0, 0),
         # A step of the user's that a collective's frames lie outside of is not in one.
-        (["model.py:2 in forward", "torch/distributed/fsdp/_state.py:62 in hook"], "model.py:2 in forward", 0, 0),
+        (
+            ["model.py:2 in forward", "torch/distributed/fsdp/_state.py:62 in hook"],
+            "model.py:2 in forward",
+            0,
+            0,
+        ),
     ],
 )
 def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meets: int) -> None:
     """Paths whole, or as a sidecar shortens them."""
-    assert (users_frame(stack), is_loading(stack), is_in_collective(stack)) == (users, bool(loads), bool(meets))
+    assert (users_frame(stack), is_loading(stack), is_in_collective(stack)) == (
+        users,
+        bool(loads),
+        bool(meets),
+    )
 
 
 def test_every_module_of_ours_is_known_as_ours() -> None:
     """Else a hang in it would be blamed on the user's code."""
     package = Path(drumline.__file__).parent
     frames = [
-        f"{path.relative_to(package.parent)}:1 in f" for path in package.rglob("*.py") if path.name != "__init__.py"
+        f"{path.relative_to(package.parent)}:1 in f"
+        for path in package.rglob("*.py")
+        if path.name != "__init__.py"
     ]
     assert [frame for frame in frames if users_frame([frame])] == []
 
 
 def test_ranks_that_have_compiled_are_not_blamed_for_the_one_that_has_not() -> None:
-    """They wait in no collective, so only their phases show it; the batch of another may come even later."""
+    """They wait in no collective, so only their phases show it; the batch of another may come even
+    later."""
     waiting = [rank_state(rank, phase=Phase.COMPILED, micro=1, age_s=300.0) for rank in (0, 1, 2)]
     compiles = rank_state(3, phase=Phase.COMPILE, micro=1, age_s=320.0, cpu=0.0)
     diagnosis = found(cluster(*waiting, compiles, world_size=4))

@@ -18,18 +18,31 @@ from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
 from drumline.watch.diagnosis.watchdog import diagnose
 from drumline.watch.heartbeat import Phase
-from tests.unit.watch.diagnosis.sample_ranks import IN_QUEUE, WORKER_IN_SAMPLE, cluster, late_rank, rank_state, worker
+from tests.unit.watch.diagnosis.sample_ranks import (
+    IN_QUEUE,
+    WORKER_IN_SAMPLE,
+    cluster,
+    late_rank,
+    rank_state,
+    worker,
+)
 
 PAGE = Path(__file__).with_name("stopped_worker.txt")
 STUCK = cluster(
-    late_rank(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))), world_size=4
+    late_rank(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))),
+    world_size=4,
 )
 
 
 def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
     diagnosis = diagnose(given)
     assert diagnosis is not None
-    usual: dict[str, Any] = {"alarm": "hang", "action": "restart", "launch": "a1b2", "at": 1_700_000_000.0}
+    usual: dict[str, Any] = {
+        "alarm": "hang",
+        "action": "restart",
+        "launch": "a1b2",
+        "at": 1_700_000_000.0,
+    }
     return write_diagnosis(folder, diagnosis=diagnosis, cluster=given, **{**usual, **changes})
 
 
@@ -37,7 +50,10 @@ def test_the_text_is_readable(tmp_path: Path) -> None:
     path = told(tmp_path / "diagnoses")
     assert path == tmp_path / "diagnoses" / "0001-stopped.json"
     assert path.with_suffix(".txt").read_text() == PAGE.read_text()
-    assert sorted(one.name for one in path.parent.iterdir()) == ["0001-stopped.json", "0001-stopped.txt"]
+    assert sorted(one.name for one in path.parent.iterdir()) == [
+        "0001-stopped.json",
+        "0001-stopped.txt",
+    ]
 
 
 def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
@@ -46,9 +62,18 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
     mute = rank_state(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
     failed = rank_state(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
     odd = cluster(
-        killed, mute, failed, lost=(gone,), node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)}
+        killed,
+        mute,
+        failed,
+        lost=(gone,),
+        node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
     )
-    odd = replace(odd, never_seen=(LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),))
+    odd = replace(
+        odd,
+        never_seen=(
+            LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),
+        ),
+    )
     text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. Action: the job is killed, and not restarted.",
@@ -110,7 +135,9 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     path = told(tmp_path, STUCK)
     assert json.loads(path.read_text())["diagnosis"] == asdict(diagnosis)
     whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
-    path = write_diagnosis(tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0)
+    path = write_diagnosis(
+        tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0
+    )
     assert path.with_suffix(".txt").read_text().count("\n>") == 4
 
 

@@ -1,4 +1,5 @@
-"""When a diagnosis is reported, when it is acted on, and that a healthy run gets no alarm: in simulated time."""
+"""When a diagnosis is reported, when it is acted on, and that a healthy run gets no alarm: in
+simulated time."""
 
 from __future__ import annotations
 
@@ -18,14 +19,30 @@ from drumline.watch.diagnosis.watchdog import Watchdog
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, cluster, late_rank, worker
-from tests.unit.watch.diagnosis.simulated import FOR_EVER, Change, Run, Step, end_of, flight, simulate, watch
+from tests.unit.watch.diagnosis.simulated import (
+    FOR_EVER,
+    Change,
+    Run,
+    Step,
+    end_of,
+    flight,
+    simulate,
+    watch,
+)
 
 IN_LOSS = ("/home/me/job/losses.py:44 in contrastive",)
 
 
-def healthy(world_size: int, base_s: float, slow: float, stalled: int | None, compiled: int | None, seed: int) -> Run:
-    """A run of any pace with all that may hold up a healthy one: evaluations, saves, a rank that is slow, a pause to
-    compile, data that comes late."""
+def healthy(
+    world_size: int,
+    base_s: float,
+    slow: float,
+    stalled: int | None,
+    compiled: int | None,
+    seed: int,
+) -> Run:
+    """A run of any pace with all that may hold up a healthy one: evaluations, saves, a rank that is
+    slow, a pause to compile, data that comes late."""
     chance = random.Random(seed)
     steps = []
     for number in range(24):
@@ -56,12 +73,15 @@ def healthy(world_size: int, base_s: float, slow: float, stalled: int | None, co
     seed=st.integers(0, 1000),
     gather_s=st.sampled_from([0.2, 1.0, 2.0]),
 )
-def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_reported(gather_s: float, **case: Any) -> None:
+def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_reported(
+    gather_s: float, **case: Any
+) -> None:
     run = healthy(**case)
     said, recoveries, gathered = watch(run, until=end_of(run) + 20, gather_s=gather_s)
     words = [(one.alarm, one.diagnosis.cause) for one in said if one.diagnosis.since_s < 60]
     assert words in ([], [(Alarm.STALL, Cause.DATASET)]) if case["stalled"] else not words, words
-    # An evaluation of minutes may be reported after one, and after two; that it hangs is said of nothing.
+    # An evaluation of minutes may be reported after one, and after two; that it hangs is said of
+    # nothing.
     assert all(one.alarm is Alarm.STALL for one in said)
     assert bool(said) <= len(recoveries) <= len(said)
     assert all(later - sooner >= 3 for sooner, later in zip(gathered, gathered[2:], strict=False))
@@ -72,7 +92,8 @@ FAULT_RANK = 2
 
 
 def broken(phase: Phase, change: Change | None, others: Change | None = None) -> tuple[Run, float]:
-    """Four ranks on two nodes; one never comes out of this phase of one step. Also: when that began."""
+    """Four ranks on two nodes; one never comes out of this phase of one step. Also: when that
+    began."""
     steps = [Step() for _ in range(FAULT_STEP)] + [Step(longer={(FAULT_RANK, phase): FOR_EVER})]
     run = Run(simulate(steps, world_size=4))
     begun = run.lines[FAULT_RANK][-1].at
@@ -84,19 +105,35 @@ def broken(phase: Phase, change: Change | None, others: Change | None = None) ->
 
 def died(exit: int, **more: Any) -> Change:
     """Gone at once; how is known a little later."""
-    return lambda s: {"state": "X", "state_s": s, "exit": exit if s > 0.3 else None, "cpu": 0.0, **more}
+    return lambda s: {
+        "state": "X",
+        "state_s": s,
+        "exit": exit if s > 0.3 else None,
+        "cpu": 0.0,
+        **more,
+    }
 
 
 def loses_it(s: float) -> dict[str, Any]:
     return (
-        {"phase": Phase.FAILED, "failure": CLOSED, "failure_kind": FailureKind.LOST_PEER, "age_s": s - 0.2}
+        {
+            "phase": Phase.FAILED,
+            "failure": CLOSED,
+            "failure_kind": FailureKind.LOST_PEER,
+            "age_s": s - 0.2,
+        }
         if s > 0.2
         else {}
     )
 
 
 def left(s: float) -> dict[str, Any]:
-    return {"phase": Phase.LEFT, "age_s": s, "cpu": 0.0, "collectives": flight(FAULT_STEP, waits=False)}
+    return {
+        "phase": Phase.LEFT,
+        "age_s": s,
+        "cpu": 0.0,
+        "collectives": flight(FAULT_STEP, waits=False),
+    }
 
 
 def other_shape(s: float) -> dict[str, Any]:
@@ -106,7 +143,13 @@ def other_shape(s: float) -> dict[str, Any]:
 
 CERTAIN = {
     "killed": (Phase.FORWARD, died(-9), loses_it, Cause.KILLED, Alarm.FAILURE),
-    "no memory": (Phase.DATA, died(-9, memory="the limit of 512 MiB"), loses_it, Cause.OUT_OF_MEMORY, Alarm.FAILURE),
+    "no memory": (
+        Phase.DATA,
+        died(-9, memory="the limit of 512 MiB"),
+        loses_it,
+        Cause.OUT_OF_MEMORY,
+        Alarm.FAILURE,
+    ),
     "exception": (
         Phase.FORWARD,
         lambda s: {"phase": Phase.FAILED, "failure": "ValueError: bad label", "age_s": s},
@@ -129,12 +172,22 @@ CERTAIN = {
         Alarm.HANG,
     ),
     "left": (Phase.DATA, left, None, Cause.LEFT_EARLY, Alarm.HANG),
-    "left and ended": (Phase.DATA, lambda s: {**left(s), **died(0)(s)}, loses_it, Cause.LEFT_EARLY, Alarm.FAILURE),
+    "left and ended": (
+        Phase.DATA,
+        lambda s: {**left(s), **died(0)(s)},
+        loses_it,
+        Cause.LEFT_EARLY,
+        Alarm.FAILURE,
+    ),
     "other shape": (Phase.BACKWARD, other_shape, None, Cause.MISMATCH, Alarm.HANG),
 }
 ALIVE = {
     "dataset": (Phase.DATA, lambda s: {"stack": IN_QUEUE}, Cause.DATASET),
-    "user code": (Phase.FORWARD, lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"}, Cause.USER_CODE),
+    "user code": (
+        Phase.FORWARD,
+        lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"},
+        Cause.USER_CODE,
+    ),
     "gil": (
         Phase.FORWARD,
         lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S", "answers": False, "collectives": ()},
@@ -170,7 +223,11 @@ def test_a_stall_is_reported_in_seconds_and_again_and_acted_on_after_hang_s(faul
     assert len(again) == 5
     assert 30 <= again[0] <= 33
     assert all(1.9 <= later / sooner <= 2.2 for sooner, later in pairwise(again)), again
-    assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (Alarm.HANG, cause, FAULT_RANK)
+    assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (
+        Alarm.HANG,
+        cause,
+        FAULT_RANK,
+    )
     assert 600 <= hang.at - begun <= 603
     assert len(gathered) <= 25, "it is not asked over and over again"
 
@@ -186,7 +243,9 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     assert lasting.next_step.endswith("; the watchdog does not end the job for this")
     impatient = Watchdog(hang_s=600.0, world_size=4)
     (first, *_), _, _ = watch(run, until=begun + 20, watchdog=impatient)
-    assert impatient.with_duration(first.diagnosis, ends_job=True) == first.diagnosis, "the first report needs no time"
+    assert impatient.with_duration(first.diagnosis, ends_job=True) == first.diagnosis, (
+        "the first report needs no time"
+    )
     watch(run, until=begun + 100, watchdog=impatient)
     assert impatient.with_duration(first.diagnosis, ends_job=True).next_step.endswith(
         "; the watchdog ends the job after 10 min 00 s"
@@ -199,9 +258,15 @@ def test_a_lost_host_is_reported_soon_and_ended_when_it_does_not_return() -> Non
     (warning, said), _, _ = watch(run, until=begun + 100)
     assert (warning.alarm, warning.diagnosis.cause) == (Alarm.STALL, Cause.UNREACHABLE)
     assert warning.at - begun <= 5
-    assert (said.alarm, said.diagnosis.cause, said.diagnosis.host) == (Alarm.HANG, Cause.UNREACHABLE, "node-b")
+    assert (said.alarm, said.diagnosis.cause, said.diagnosis.host) == (
+        Alarm.HANG,
+        Cause.UNREACHABLE,
+        "node-b",
+    )
     assert 20 <= said.at - begun <= 25
-    assert (warning.diagnosis.is_certain, said.diagnosis.is_certain) == (False, False), "it may return"
+    assert (warning.diagnosis.is_certain, said.diagnosis.is_certain) == (False, False), (
+        "it may return"
+    )
 
 
 def test_a_host_that_is_silent_is_not_lost_where_the_run_moves_or_the_sidecar_slept() -> None:
@@ -210,7 +275,8 @@ def test_a_host_that_is_silent_is_not_lost_where_the_run_moves_or_the_sidecar_sl
     moving = Run(simulate([Step()] * 200, world_size=4))
     moving.silent_from = {1: 10.0}
     assert watch(moving, until=40)[0] == [], "its sidecar died, or the way to it; the ranks meet"
-    # The sidecar got no CPU for a while: it heard nobody, and saw nothing move, for that reason alone.
+    # The sidecar got no CPU for a while: it heard nobody, and saw nothing move, for that reason
+    # alone.
     watchdog = Watchdog(hang_s=60.0, world_size=4)
     for now in range(20):
         watchdog.observe(moving.cluster(now * 0.5), now * 0.5)
@@ -242,7 +308,8 @@ def test_lost_connections_are_reported_when_there_is_no_better_reason() -> None:
 
 
 def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_others() -> None:
-    """Of the other node nothing is known: neither its ranks nor, for a while, whether it answers."""
+    """Of the other node nothing is known: neither its ranks nor, for a while, whether it
+    answers."""
     run, begun = broken(Phase.FORWARD, loses_it, loses_it)
     run.unheard_from = {1: begun - 0.5}
     (said,), _, _ = watch(run, until=begun + 100, gather_s=0.1)
@@ -261,7 +328,10 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
     assert watch(Run(simulate([first, *[Step()] * 9], world_size=4)), until=70)[0] == []
     # What is certain is certain from the start.
     stuck = Run(simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4))
-    stuck.broken[1] = (1.2, lambda s: {"state": "T", "state_s": s, "answers": False, "collectives": ()})
+    stuck.broken[1] = (
+        1.2,
+        lambda s: {"state": "T", "state_s": s, "answers": False, "collectives": ()},
+    )
     (one,), _, _ = watch(stuck, until=30)
     assert (one.alarm, one.diagnosis.cause) == (Alarm.HANG, Cause.STOPPED)
     assert one.at <= 6.2
@@ -269,8 +339,12 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("slowdown", "not_before_s"), [(1.0, 10.0), (4.0, 40.0)])
-def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(slowdown: float, not_before_s: float) -> None:
-    run = Run(simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4), slowdown=slowdown)
+def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(
+    slowdown: float, not_before_s: float
+) -> None:
+    run = Run(
+        simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4), slowdown=slowdown
+    )
     run.broken[1] = (1.2, lambda s: {"cpu": 0.0, "state": "S", "stack": IN_LOSS})
     said, _, _ = watch(run, until=not_before_s + 20)
     assert [one.alarm for one in said][:1] == [Alarm.STALL]
@@ -281,7 +355,9 @@ def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(slowdown:
 def test_a_stall_that_was_reported_recovers() -> None:
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
     said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
-    assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [(Alarm.STALL, Cause.DATASET, 1)]
+    assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [
+        (Alarm.STALL, Cause.DATASET, 1)
+    ]
     assert [one.diagnosis for one in recoveries] == [said[0].diagnosis]
     assert 18 <= recoveries[0].idle_s <= 21
     assert recoveries[0].sentence == (
@@ -291,7 +367,8 @@ def test_a_stall_that_was_reported_recovers() -> None:
 
 
 def test_a_run_that_recovers_while_evidence_is_collected_is_not_reported() -> None:
-    """Data that comes after 3.4 s: asked for at the first suspicion, and judged when the run is well again."""
+    """Data that comes after 3.4 s: asked for at the first suspicion, and judged when the run is
+    well again."""
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 3.4})] + [Step()] * 20
     said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=40, gather_s=1.5)
     assert (said, recoveries) == ([], [])
@@ -299,7 +376,10 @@ def test_a_run_that_recovers_while_evidence_is_collected_is_not_reported() -> No
 
 
 def test_a_run_that_always_waits_so_long_is_not_told_of_it_again() -> None:
-    steps = [Step(longer={(1, Phase.DATA): 12.0}) if number % 10 == 9 else Step() for number in range(100)]
+    steps = [
+        Step(longer={(1, Phase.DATA): 12.0}) if number % 10 == 9 else Step()
+        for number in range(100)
+    ]
     said, _, _ = watch(Run(simulate(steps, world_size=4)), until=200)
     assert len(said) == 2, "twice, then it is known"
 
@@ -314,11 +394,20 @@ def test_a_run_that_ends_in_order_gets_no_message() -> None:
     reports = lambda s: (  # noqa: E731
         {**left(s - 700), "collectives": flight(20, waits=False)}
         if s >= 700
-        else {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S", "num_marks": 900, "age_s": s}
+        else {
+            "phase": Phase.USER,
+            "stack": IN_LOSS,
+            "cpu": 0.0,
+            "state": "S",
+            "num_marks": 900,
+            "age_s": s,
+        }
     )
     run.broken = {0: (over, reports), **dict.fromkeys((1, 2, 3), (over, left))}
     run.silent_from = {}
-    assert [one.alarm for one in watch(run, until=over + 800)[0]] == [Alarm.STALL], "once, as nobody waits"
+    assert [one.alarm for one in watch(run, until=over + 800)[0]] == [Alarm.STALL], (
+        "once, as nobody waits"
+    )
     # Preempted: with its own exit code.
     run.broken = {rank: (over, died(75, phase=Phase.LEFT)) for rank in range(4)}
     assert watch(run, until=over + 60)[0] == []
@@ -344,12 +433,14 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
         (Alarm.HANG, Cause.USER_CODE, FAULT_RANK),
     ]
     assert said[0].at - begun <= 6
-    # With heartbeats it is reported that they stop, and nothing is done as long as somebody computes.
+    # With heartbeats it is reported that they stop, and nothing is done as long as somebody
+    # computes.
     alone = simulate([*[Step()] * 20, Step(evaluation_s=900.0)], world_size=4)
     said, _, _ = watch(Run(alone), until=1000)
     assert {one.alarm for one in said} == {Alarm.STALL}
     assert 60 <= said[0].at <= 90
-    # The same loop, of which no collective is seen either: each rank evaluates on its own, for a quarter of an hour.
+    # The same loop, of which no collective is seen either: each rank evaluates on its own, for a
+    # quarter of an hour.
     assert watch(Plain(alone), until=1000)[0] == []
     # It does so without the CPU (a queue is polled): that is reported, and no more.
     polls = lambda s: {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S"}  # noqa: E731
@@ -358,7 +449,9 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
 
 
 def test_a_debugged_rank_is_noted_only() -> None:
-    run, begun = broken(Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()})
+    run, begun = broken(
+        Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()}
+    )
     said, _, _ = watch(run, until=begun + 700)
     assert [(one.alarm, one.diagnosis.cause) for one in said] == [(Alarm.STALL, Cause.DEBUGGED)]
 
@@ -374,7 +467,11 @@ def test_a_hang_that_was_only_reported_may_continue_and_recur() -> None:
 
 def test_patience_is_the_users_but_for_the_first_steps() -> None:
     run, begun = broken(Phase.DATA, lambda s: {"stack": IN_QUEUE})
-    assert [round(one.at - begun) for one in watch(run, until=400, hang_s=5.0)[0]][1:] in ([5], [6], [7])
+    assert [round(one.at - begun) for one in watch(run, until=400, hang_s=5.0)[0]][1:] in (
+        [5],
+        [6],
+        [7],
+    )
     first = Run(simulate([Step(longer={(1, Phase.DATA): FOR_EVER})], world_size=4))
     (*_, hang) = watch(first, until=100, hang_s=5.0)[0]
     assert hang.alarm is Alarm.HANG
@@ -382,11 +479,18 @@ def test_patience_is_the_users_but_for_the_first_steps() -> None:
 
 
 def test_a_breakpoint_is_waited_at_forever() -> None:
-    pdb = ("/usr/lib/python3.11/cmd.py:126 in cmdloop", "/usr/lib/python3.11/pdb.py:361 in _cmdloop")
+    pdb = (
+        "/usr/lib/python3.11/cmd.py:126 in cmdloop",
+        "/usr/lib/python3.11/pdb.py:361 in _cmdloop",
+    )
     at_prompt = lambda s: {"stack": (*pdb, *IN_LOSS), "cpu": 0.0, "state": "S"}  # noqa: E731
     run, begun = broken(Phase.FORWARD, at_prompt)
     (said,), _, _ = watch(run, until=begun + 2000)
-    assert (said.alarm, said.diagnosis.cause, said.diagnosis.rank) == (Alarm.STALL, Cause.DEBUGGED, FAULT_RANK)
+    assert (said.alarm, said.diagnosis.cause, said.diagnosis.rank) == (
+        Alarm.STALL,
+        Cause.DEBUGGED,
+        FAULT_RANK,
+    )
     # A program that was started under a debugger is not at its prompt for that.
     run, begun = broken(Phase.FORWARD, lambda s: {**at_prompt(s), "stack": (*IN_LOSS, *pdb)})
     assert watch(run, until=begun + 100)[0][-1].alarm is Alarm.HANG
@@ -394,7 +498,10 @@ def test_a_breakpoint_is_waited_at_forever() -> None:
 
 def test_a_better_reason_is_reported_after_an_unknown_one() -> None:
     watchdog = Watchdog(hang_s=60.0, world_size=8)
-    moving = [cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8))) for beats in (100, 101)]
+    moving = [
+        cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8)))
+        for beats in (100, 101)
+    ]
     for now, one in enumerate(moving):
         assert watchdog.observe(one, float(now)) is None
     for now in range(2, 8):
@@ -446,8 +553,14 @@ def test_a_compilation_before_the_first_step_may_take_an_hour_and_a_later_one_as
     assert {(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in stalls} == {
         (Alarm.STALL, Cause.COMPILING, FAULT_RANK)
     }
-    assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (Alarm.HANG, Cause.COMPILING, FAULT_RANK)
+    assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (
+        Alarm.HANG,
+        Cause.COMPILING,
+        FAULT_RANK,
+    )
     assert limit_s <= hang.at - begun <= limit_s + 3
     if limit_s == 600:
-        said = watch(run, until=begun + 2 * limit_s, watchdog=Watchdog(hang_s=None, world_size=4))[0]
+        said = watch(run, until=begun + 2 * limit_s, watchdog=Watchdog(hang_s=None, world_size=4))[
+            0
+        ]
         assert {one.alarm for one in said} == {Alarm.STALL}

@@ -1,4 +1,5 @@
-"""Real processes to observe: plain Python without torch, each with a heartbeat and the answering side of a rank."""
+"""Real processes to observe: plain Python without torch, each with a heartbeat and the answering
+side of a rank."""
 
 from __future__ import annotations
 

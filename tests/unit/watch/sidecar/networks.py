@@ -1,4 +1,5 @@
-"""Channels of several nodes in one event loop, each on a loopback address of its own, over real sockets."""
+"""Channels of several nodes in one event loop, each on a loopback address of its own, over real
+sockets."""
 
 from __future__ import annotations
 
@@ -25,14 +26,19 @@ def peers_of(sockets: list[socket.socket]) -> list[Peer]:
 
 
 class Node:
-    """One sidecar's network. It sends pulses to all that it has a line to, and keeps what it hears."""
+    """One sidecar's network. It sends pulses to all that it has a line to, and keeps what it
+    hears."""
 
-    def __init__(self, me: int, peers: list[Peer], listener: socket.socket, *, secret: bytes = SECRET) -> None:
+    def __init__(
+        self, me: int, peers: list[Peer], listener: socket.socket, *, secret: bytes = SECRET
+    ) -> None:
         self.me = me
         self.peers = peers
         self.listener = listener
         # As a sidecar has it: the rank that started it keeps the socket itself.
-        self.network = SidecarNetwork(me=me, peers=peers, secret=secret, on_message=self._take, listener=listener.dup())
+        self.network = SidecarNetwork(
+            me=me, peers=peers, secret=secret, on_message=self._take, listener=listener.dup()
+        )
         self.heard: dict[int, list[dict[str, Any]]] = {}
         self.pulsing: asyncio.Task[None] | None = None
 
@@ -57,7 +63,9 @@ class Node:
     async def _pulse(self) -> None:
         while True:
             for peer in self.peers:
-                self.network.send(peer.node, {"from": self.me, "heartbeat_age_s": self.network.heartbeat_ages()})
+                self.network.send(
+                    peer.node, {"from": self.me, "heartbeat_age_s": self.network.heartbeat_ages()}
+                )
             await asyncio.sleep(PULSE_S)
 
 
@@ -93,4 +101,7 @@ async def until_all_talk(all_nodes: list[Node]) -> None:
     def all_more() -> bool:
         return all(a.num_heard(b) > before[a.me, b] for a in all_nodes for b in a.network.peers)
 
-    await until(all_more, f"not all hear each other: {[(a.me, a.network.heartbeat_ages()) for a in all_nodes]}")
+    await until(
+        all_more,
+        f"not all hear each other: {[(a.me, a.network.heartbeat_ages()) for a in all_nodes]}",
+    )

@@ -1,4 +1,5 @@
-"""The flight recorder of real ranks, asked for from outside while one of them waits for the other."""
+"""The flight recorder of real ranks, asked for from outside while one of them waits for the
+other."""
 
 from __future__ import annotations
 
@@ -15,13 +16,19 @@ from typing import Any
 import pytest
 
 from drumline.watch.cluster_state import Collective
-from drumline.watch.self_report import NUM_COLLECTIVES, flight_record, latest_collectives, write_report
+from drumline.watch.self_report import (
+    NUM_COLLECTIVES,
+    flight_record,
+    latest_collectives,
+    write_report,
+)
 from drumline.watch.sidecar.ask_rank import SelfReport, ask_report
 from tests.ranks import run_ranks
 
 
 def wait_in_a_collective(folder: Path) -> dict[str, Any]:
-    """Rank 0 asks rank 1, which waits for it in the third all_reduce, and comes when it has the answer."""
+    """Rank 0 asks rank 1, which waits for it in the third all_reduce, and comes when it has the
+    answer."""
     import torch
     from torch import distributed
 
@@ -61,7 +68,9 @@ def test_the_latest_collectives_of_a_rank_that_waits(tmp_path: Path) -> None:
     )
 
 
-def entry(number: int, name: str, group: tuple[str, str], *, state: str, retired: bool) -> dict[str, Any]:
+def entry(
+    number: int, name: str, group: tuple[str, str], *, state: str, retired: bool
+) -> dict[str, Any]:
     return {
         "collective_seq_id": number,
         "profiling_name": name,
@@ -78,7 +87,9 @@ def test_groups_and_backends_are_distinguished() -> None:
     """As NCCL and gloo record them; run on a device with torch 2.11, and here with 2.13."""
     default = ("0", "default_pg")
     own = ("1", "undefined")
-    entries = [entry(n, "nccl:all_reduce", default, state="completed", retired=False) for n in range(1, 40)]
+    entries = [
+        entry(n, "nccl:all_reduce", default, state="completed", retired=False) for n in range(1, 40)
+    ]
     entries += [
         entry(40, "nccl:broadcast", default, state="started", retired=False),
         entry(41, "gloo:all_reduce", default, state="scheduled", retired=True),
@@ -100,7 +111,9 @@ def test_groups_and_backends_are_distinguished() -> None:
 
 
 def test_who_cannot_be_asked_and_who_does_not_answer(tmp_path: Path) -> None:
-    assert asyncio.run(ask_report(tmp_path, 3)) == (None, SelfReport()), "there is nothing to ask through"
+    assert asyncio.run(ask_report(tmp_path, 3)) == (None, SelfReport()), (
+        "there is nothing to ask through"
+    )
     fifo = tmp_path / "rank-00003.ask"
     os.mkfifo(fifo)
     assert asyncio.run(ask_report(tmp_path, 3)) == (None, SelfReport()), "nobody reads"
@@ -109,16 +122,22 @@ def test_who_cannot_be_asked_and_who_does_not_answer(tmp_path: Path) -> None:
         (tmp_path / "rank-00003.report.json").write_text(
             '{"number": 255, "calls": [], "workers": [], "collectives": []}'
         )
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "an old answer is none"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "an old answer is none"
+        )
         assert os.read(reader, 9) == b"\0"
         while True:
             try:
                 os.write(reader, b"\1" * 4096)
             except BlockingIOError:
                 break
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "full of questions"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "full of questions"
+        )
         (tmp_path / "rank-00003.report.json").write_text("{")
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "garbage"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "garbage"
+        )
     finally:
         os.close(reader)
 
@@ -151,7 +170,9 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     }
 
 
-def test_an_error_in_torchs_own_parts_is_an_answer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_torchs_own_parts_is_an_answer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that answers must live on, whatever is changed under it."""
     monkeypatch.setattr("drumline.watch.self_report.awaited_workers", lambda: [][0])
     write_report(tmp_path, 3, 7)

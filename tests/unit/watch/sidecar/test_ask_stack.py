@@ -1,4 +1,5 @@
-"""A process is asked for its stack only if it can answer: to all others the signal would be the end."""
+"""A process is asked for its stack only if it can answer: to all others the signal would be the
+end."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_a_process_without_the_handler_is_not_touched(tmp_path: Path) -> None:
 def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_kernel(
     start_rank: StartRank, tmp_path: Path
 ) -> None:
-    """A forked worker has none. Nothing is left waiting for it: its next answer is to the next question."""
+    """A forked worker has none. Nothing is left waiting for it: its next answer is to the next
+    question."""
     rank = start_rank(
         "number = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]\n"
         "def worker():\n"
@@ -57,7 +59,9 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
     )
     (worker,) = processes.children(rank.pid)
     file = tmp_path / "rank-00003.stacks"
-    wait_until(lambda: "read" in Path(f"/proc/{worker}/wchan").read_text() or state_of(worker) == "S")
+    wait_until(
+        lambda: "read" in Path(f"/proc/{worker}/wchan").read_text() or state_of(worker) == "S"
+    )
     assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in worker")
     size = file.stat().st_size
     assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))
@@ -72,7 +76,9 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
     (child,) = processes.children(worker)
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: state_of(worker) == "S")
-    assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in wait_forever")
+    assert asyncio.run(ask_stack(worker, file, signal=WORKER_SIGNAL))[0].endswith(
+        " in wait_forever"
+    )
 
 
 def test_the_main_thread_is_the_last_one() -> None:

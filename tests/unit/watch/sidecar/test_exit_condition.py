@@ -82,7 +82,13 @@ def test_a_sidecar_whose_place_is_taken_or_gone_leaves_at_once(tmp_path: Path) -
 def options_of(folder: Path) -> SidecarOptions:
     run = str(folder / "run")
     return SidecarOptions(
-        folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1, run=run
+        folder=str(folder),
+        owns_folder=False,
+        node=0,
+        host="node-a",
+        ranks=(0,),
+        world_size=1,
+        run=run,
     )
 
 
@@ -115,7 +121,9 @@ def test_a_failure_that_the_launcher_has_reported_is_not_printed_again(
     assert not claim_report(Path(options_of(tmp_path).folder))
 
 
-def test_a_run_folder_that_takes_nothing_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_that_takes_nothing_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "watch").touch()  # no folder can be made there
 
@@ -130,13 +138,21 @@ def test_a_run_folder_that_takes_nothing_is_reported_once(tmp_path: Path, capsys
     assert line.startswith("drumline: the watchdog could not write to the run folder: ")
 
 
-def test_nodes_that_never_connected_are_a_warning_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    peers = [Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in range(1, 7)]
-    network = SidecarNetwork(me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None)
+def test_nodes_that_never_connected_are_a_warning_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers = [
+        Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in range(1, 7)
+    ]
+    network = SidecarNetwork(
+        me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None
+    )
     network._heard_at[6] = 0.0
     network._results[1] = "timed out"
     options = options_of(tmp_path)
-    leader = Leader(options, LocalRanks(options), network, SidecarReporter(options), lambda *_: None)
+    leader = Leader(
+        options, LocalRanks(options), network, SidecarReporter(options), lambda *_: None
+    )
     leader._check_connections(FIRST_CONNECTION_S - 1)
     assert leader.notices == []
     for _ in range(2):
@@ -144,7 +160,10 @@ def test_nodes_that_never_connected_are_a_warning_once(tmp_path: Path, capsys: p
     (notice,) = leader.notices
     warning = notice.message
     assert notice.kind == "warning"
-    assert "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), " in warning
+    assert (
+        "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), "
+        in warning
+    )
     assert "node-3 (10.0.0.3 port 4003) and 2 more: each side watches only its own ranks" in warning
     assert "Try: let hosts reach each other on all TCP ports" in warning
     assert capsys.readouterr().err == f"drumline: {warning}\n"

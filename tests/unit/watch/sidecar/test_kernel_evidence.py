@@ -74,14 +74,23 @@ def test_a_process_that_the_kernel_kills_out_of_memory(limited_group: Path) -> N
         assert num_kills(limited_group) == 1
         if lines := kernel_lines(begin):
             assert any(f"Killed process {eater.pid} " in line for line in lines) or os.getuid() != 0
-            assert watch_of_other.evidence() == "", "of the same group, but not the one that was ended"
-            assert not any(f"Killed process {eater.pid} " in line for line in kernel_lines(time.monotonic() + 60))
+            assert watch_of_other.evidence() == "", (
+                "of the same group, but not the one that was ended"
+            )
+            assert not any(
+                f"Killed process {eater.pid} " in line
+                for line in kernel_lines(time.monotonic() + 60)
+            )
         other.kill()
 
 
-def test_without_the_log_the_counter_is_used(limited_group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_log_the_counter_is_used(
+    limited_group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a container the log may not be read, or has other numbers than ours."""
-    monkeypatch.setattr("drumline.watch.sidecar.kernel_evidence.KERNEL_LOG", "/dev/kmsg-that-may-not-be-read")
+    monkeypatch.setattr(
+        "drumline.watch.sidecar.kernel_evidence.KERNEL_LOG", "/dev/kmsg-that-may-not-be-read"
+    )
     with start_eater(limited_group) as eater:
         watch = OutOfMemoryCheck(eater.pid)
         assert kernel_lines(0.0) == ()
@@ -104,11 +113,13 @@ def test_counters_and_limits_of_one_tree_for_all(tmp_path: Path) -> None:
 
 
 def test_lines_of_other_programs_in_the_log_do_not_count() -> None:
-    assert parse_log_record(b"3,17574,34833446646,-;Out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n") == (
-        34833446646,
-        "Out of memory: Killed process 7 (python)",
+    assert parse_log_record(
+        b"3,17574,34833446646,-;Out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n"
+    ) == (34833446646, "Out of memory: Killed process 7 (python)")
+    assert parse_log_record(b"12,339,5140900,-;Out of memory: Killed process 7 (python)\n") == (
+        5140900,
+        "",
     )
-    assert parse_log_record(b"12,339,5140900,-;Out of memory: Killed process 7 (python)\n") == (5140900, "")
 
 
 IN_A_CONTAINER = """

@@ -43,4 +43,9 @@ def test_an_interface_that_is_down_has_no_carrier_or_is_gone() -> None:
 
 
 def test_nothing_is_wrong_with_what_works_or_is_no_address() -> None:
-    assert [link_problem(address) for address in ("127.0.0.1", "::1", "node-b", "")] == ["", "", "", ""]
+    assert [link_problem(address) for address in ("127.0.0.1", "::1", "node-b", "")] == [
+        "",
+        "",
+        "",
+        "",
+    ]

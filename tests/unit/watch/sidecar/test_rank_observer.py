@@ -1,4 +1,5 @@
-"""What is observed of a rank from outside: its heartbeat, its state, its exit, its stacks, and its workers."""
+"""What is observed of a rank from outside: its heartbeat, its state, its exit, its stacks, and its
+workers."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path
     assert (close.answers, close.collectives) == (True, ())
     line = len(Path(tmp_path / "job.py").read_text().splitlines())
     assert close.stack == (f"job.py:{line - 1} in __getitem__", f"job.py:{line} in <module>")
-    assert inspected(observer).stack == close.stack, "the file is begun again, and the sleep was not cut short"
+    assert inspected(observer).stack == close.stack, (
+        "the file is begun again, and the sleep was not cut short"
+    )
     assert (close.tracer, close.memory, close.workers, close.exit) == ("", "", (), None)
     node = NodeState(node=1, host="node-b", ranks=(close,))
     assert from_json(NodeState, asdict(node)) == node
@@ -87,8 +90,11 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     wait_until(lambda: state_seen(observer).state == "S")
     assert state_seen(observer).state_s < close.state_s + 5
     assert inspected(observer).answers is True
-    assert json.loads((tmp_path / "rank-00003.report.json").read_text())["number"] == 1, "asked once"
-    # One that was stopped together with who looks at it has not been seen to be stopped all the while.
+    assert json.loads((tmp_path / "rank-00003.report.json").read_text())["number"] == 1, (
+        "asked once"
+    )
+    # One that was stopped together with who looks at it has not been seen to be stopped all the
+    # while.
     os.kill(rank.pid, signal.SIGSTOP)
     wait_until(lambda: state_seen(observer).state == "T")
     later = observer.observe(time.monotonic() + 100)
@@ -96,8 +102,11 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     assert (later.state, later.state_s < 50) == ("T", True)
 
 
-def test_a_rank_that_answers_reports_its_own_stack_and_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
-    """Faulthandler reads the stacks of threads that run, such as this one, and may end the process by that."""
+def test_a_rank_that_answers_reports_its_own_stack_and_is_not_signalled(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
+    """Faulthandler reads the stacks of threads that run, such as this one, and may end the process
+    by that."""
     rank = start_rank(
         "def dive(depth):\n    return depth and dive(depth - 1)\n"
         "def busy():\n    while True:\n        dive(200)\n"
@@ -117,7 +126,9 @@ def test_a_rank_that_answers_reports_its_own_stack_and_is_not_signalled(start_ra
 def test_a_rank_with_pythons_lock_held_shows_its_stack_and_does_not_answer(
     start_rank: StartRank, tmp_path: Path
 ) -> None:
-    start_rank("say('ready')\ndef sleeps_in_c():\n    ctypes.PyDLL(None).sleep(600)\nsleeps_in_c()\n")
+    start_rank(
+        "say('ready')\ndef sleeps_in_c():\n    ctypes.PyDLL(None).sleep(600)\nsleeps_in_c()\n"
+    )
     observer = observer_of(tmp_path)
     # Before that it still runs, and would be asked itself.
     wait_until(lambda: (facts := state_seen(observer)).state == "S" and facts.state_s > 0.3)
@@ -128,7 +139,8 @@ def test_a_rank_with_pythons_lock_held_shows_its_stack_and_does_not_answer(
 
 
 def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) -> None:
-    """CLONE_VFORK suspends the caller, in state D, until the child ends; without CLONE_VM the child is a real one."""
+    """CLONE_VFORK suspends the caller, in state D, until the child ends; without CLONE_VM the child
+    is a real one."""
     start_rank(
         "number = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]\n"
         "def hang():\n"
@@ -146,9 +158,11 @@ def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: StartRank, tmp_path: Path) -> None:
-    """Plain DataLoaders of torch, one after the other; beside the workers of the first are a helper that has ended, one
-    that runs, and a program. That of the second is in fork."""
+def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
+    """Plain DataLoaders of torch, one after the other; beside the workers of the first are a helper
+    that has ended, one that runs, and a program. That of the second is in fork."""
     rank = start_rank(
         "import subprocess\n"
         "from torch.utils.data import DataLoader\n"
@@ -184,8 +198,14 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(start_rank: St
     os.kill(second, signal.SIGSTOP)
     wait_until(lambda: state_of(second) == "T")
     workers = inspected(observer).workers
-    assert [(one.number, one.pid, one.state) for one in workers] == [(0, first, "S"), (1, second, "T")]
-    assert [frame.rpartition(" in ")[2] for frame in workers[0].stack[:2]] == ["wait_for_release", "__getitem__"]
+    assert [(one.number, one.pid, one.state) for one in workers] == [
+        (0, first, "S"),
+        (1, second, "T"),
+    ]
+    assert [frame.rpartition(" in ")[2] for frame in workers[0].stack[:2]] == [
+        "wait_for_release",
+        "__getitem__",
+    ]
     assert workers[1].stack == ()
     assert workers[0].in_fork_s == workers[1].in_fork_s == 0
     os.kill(second, signal.SIGCONT)
@@ -198,12 +218,18 @@ def check_that_a_worker_in_fork_is_not_signalled(observer: RankObserver) -> None
     """A signal would wake it from the pause, as it ended the one that waited for Python's lock."""
     wait_until(lambda: any("_try_get_data" in frame for frame in inspected(observer).stack))
     (first,), (later,) = inspected(observer).workers, inspected(observer).workers
-    assert (first.pid, first.state, first.stack) == (later.pid, later.state, later.stack) == (first.pid, "S", ())
+    assert (
+        (first.pid, first.state, first.stack)
+        == (later.pid, later.state, later.stack)
+        == (first.pid, "S", ())
+    )
     assert 0 < first.in_fork_s < later.in_fork_s
 
 
 @pytest.mark.slow
-def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(start_rank: StartRank, tmp_path: Path) -> None:
+def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
     start_rank("if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
     state_seen(observer)
@@ -216,7 +242,9 @@ def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(start_rank:
 
     wait_until(computes)
     assert seen[0] < 0.2, "a rank that may still move is looked at alone"
-    assert inspected(observer).workers == (), "a process that it has forked is no DataLoader worker for that"
+    assert inspected(observer).workers == (), (
+        "a process that it has forked is no DataLoader worker for that"
+    )
     for _ in range(6):
         time.sleep(0.22)
         assert not state_seen(observer).has_io, "its answers to us are not its own work"
@@ -265,7 +293,10 @@ def test_a_rank_that_computes_and_one_that_reads(start_rank: StartRank, tmp_path
 @pytest.fixture(name="crowd")
 def _crowd() -> Iterator[None]:
     """Every CPU is taken by processes with a higher priority than a rank of nice 19."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(3 * (os.cpu_count() or 1))
+    ]
     yield
     for loop in loops:
         loop.kill()
@@ -286,7 +317,9 @@ def test_a_rank_that_computes_on_a_crowded_machine_is_busy_and_does_not_hold_the
 
 @pytest.mark.usefixtures("crowd")
 @pytest.mark.parametrize("body", ["wait_forever()", "ctypes.PyDLL(None).sleep(600)"])
-def test_a_rank_that_waits_on_a_crowded_machine_is_not_busy(start_rank: StartRank, tmp_path: Path, body: str) -> None:
+def test_a_rank_that_waits_on_a_crowded_machine_is_not_busy(
+    start_rank: StartRank, tmp_path: Path, body: str
+) -> None:
     rank = start_rank(f"say('ready')\n{body}\n")
     os.setpriority(os.PRIO_PROCESS, rank.pid, 19)
     observer = observer_of(tmp_path)
@@ -311,7 +344,9 @@ def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
     wait_until(lambda: state_seen(observer).state == "Z")
     assert state_seen(observer).exit == -signal.SIGSEGV
     rank.wait()
-    assert (state_seen(observer).state, state_seen(observer).exit) == ("X", -signal.SIGSEGV), "remembered from before"
+    assert (state_seen(observer).state, state_seen(observer).exit) == ("X", -signal.SIGSEGV), (
+        "remembered from before"
+    )
     close = inspected(observer)
     assert (close.state, close.answers, close.memory) == ("X", None, "")
     # It may still be on its way out of the line that said that it is ready.
@@ -342,9 +377,15 @@ def test_a_rank_that_its_launcher_killed_after_the_grace_period(
     watch.note_ending(10.0, why="node 1 (b) restarted")
     monkeypatch.undo()
     state = state_seen(observer)
-    assert (state.killed_after_s, state.killed_by, state.killed_because) == (10.0, "launcher", "node 1 (b) restarted")
+    assert (state.killed_after_s, state.killed_by, state.killed_because) == (
+        10.0,
+        "launcher",
+        "node 1 (b) restarted",
+    )
     watch.note_ending(0.0, why="for another reason")
-    assert state_seen(observer).killed_because == "node 1 (b) restarted", "it had been killed already"
+    assert state_seen(observer).killed_because == "node 1 (b) restarted", (
+        "it had been killed already"
+    )
 
 
 def test_a_rank_that_is_killed_at_once_by_drumline(start_rank: StartRank, tmp_path: Path) -> None:
@@ -357,7 +398,11 @@ def test_a_rank_that_is_killed_at_once_by_drumline(start_rank: StartRank, tmp_pa
     rank.kill()
     wait_until(lambda: state_seen(observer).state == "Z")
     state = state_seen(observer)
-    assert (state.exit, state.killed_after_s, state.killed_because) == (-signal.SIGKILL, 0.0, "node 1 (b) is lost")
+    assert (state.exit, state.killed_after_s, state.killed_because) == (
+        -signal.SIGKILL,
+        0.0,
+        "node 1 (b) is lost",
+    )
 
 
 async def _kill_and_await(pid: int, fd: int) -> bool:
@@ -384,7 +429,9 @@ def test_a_number_that_is_used_again_is_not_the_rank(start_rank: StartRank, tmp_
     observer = observer_of(tmp_path)
     assert state_seen(observer).state in "RS"
     old = bytearray((tmp_path / "rank-00003.heartbeat").read_bytes())
-    old[7 * 8 : 8 * 8] = (1).to_bytes(8, "little")  # since the machine's start: older than any process
+    old[7 * 8 : 8 * 8] = (1).to_bytes(
+        8, "little"
+    )  # since the machine's start: older than any process
     (tmp_path / "rank-00003.heartbeat").write_bytes(old)
     assert state_seen(observer_of(tmp_path)).state == "X"
 
@@ -411,7 +458,9 @@ def test_a_host_on_which_processes_start_slowly_is_known() -> None:
     )
     usual, _ = map(float, subprocess.check_output([sys.executable, "-c", code.format(0)]).split())
     assert usual >= 1.0
-    late, cpu_s = map(float, subprocess.check_output([sys.executable, "-c", code.format(2)]).split())
+    late, cpu_s = map(
+        float, subprocess.check_output([sys.executable, "-c", code.format(2)]).split()
+    )
     assert late >= 2.0 / cpu_s, "it took so many times its CPU time"
 
 

@@ -1,6 +1,8 @@
-"""NCCL's RAS as a witness: its protocol, whose communicators count, what is written, and that nothing waits for it.
+"""NCCL's RAS as a witness: its protocol, whose communicators count, what is written, and that
+nothing waits for it.
 
-The documents have the form of NCCL's src/ras/client_support.cc; `tests/data/nccl/ras-*.json` were made on a GPU.
+The documents have the form of NCCL's src/ras/client_support.cc; `tests/data/nccl/ras-*.json` were
+made on a GPU.
 """
 
 from __future__ import annotations
@@ -18,14 +20,29 @@ import pytest
 
 from drumline.watch.cluster_state import RasRank
 from drumline.watch.diagnosis.diagnosis_files import ras_remarks
-from drumline.watch.sidecar.ras import HANDSHAKE_S, LIMIT_S, REQUEST, ask_ras, loopback_places, read_status
+from drumline.watch.sidecar.ras import (
+    HANDSHAKE_S,
+    LIMIT_S,
+    REQUEST,
+    ask_ras,
+    loopback_places,
+    read_status,
+)
 
 PIDS = {0: 100, 1: 101}
 HELLO = b"SERVER PROTOCOL 2\n"
 
 
-def member(rank: int, *, pid: int | None = None, all_reduces: int = 7, sends: int = 0, **status: Any) -> dict[str, Any]:
-    healthy = {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False, "abort_flag": False}
+def member(
+    rank: int, *, pid: int | None = None, all_reduces: int = 7, sends: int = 0, **status: Any
+) -> dict[str, Any]:
+    healthy = {
+        "init_state": 0,
+        "async_error": 0,
+        "finalize_called": False,
+        "destroy_flag": False,
+        "abort_flag": False,
+    }
     return {
         "rank": rank,
         "host": "127.0.0.1",
@@ -44,14 +61,17 @@ def missing(rank: int, *, unresponsive: bool = True) -> dict[str, Any]:
 
 
 def document(*communicators: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> bytes:
-    found = [{"size": len(here) + len(gone), "ranks": here, "missing_ranks": gone} for here, gone in communicators]
+    found = [
+        {"size": len(here) + len(gone), "ranks": here, "missing_ranks": gone}
+        for here, gone in communicators
+    ]
     return json.dumps({"nccl_version": "2.28.9", "communicators": found}, indent=2).encode()
 
 
 @contextlib.asynccontextmanager
 async def answering(*parts: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A port of this machine that sends these parts to every client, and the requests that it got; without parts it
-    accepts connections and never answers."""
+    """A port of this machine that sends these parts to every client, and the requests that it got;
+    without parts it accepts connections and never answers."""
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -132,8 +152,15 @@ def test_only_the_loopback_is_asked() -> None:
     assert loopback_places("localhost:28028") == [("127.0.0.1", 28028), ("::1", 28028)]
     assert loopback_places("127.0.0.2:5") == [("127.0.0.2", 5)]
     assert loopback_places("[::1]:5") == [("::1", 5)]
-    assert loopback_places("127.0.0.1") == loopback_places("127.0.0.1:0") == loopback_places("") == []
-    assert loopback_places("10.0.0.1:28028") == loopback_places("gpu-02:28028") == loopback_places("0.0.0.0:5") == []
+    assert (
+        loopback_places("127.0.0.1") == loopback_places("127.0.0.1:0") == loopback_places("") == []
+    )
+    assert (
+        loopback_places("10.0.0.1:28028")
+        == loopback_places("gpu-02:28028")
+        == loopback_places("0.0.0.0:5")
+        == []
+    )
 
 
 def test_communicators_of_other_jobs_and_of_a_part_of_the_ranks_do_not_count() -> None:
@@ -156,7 +183,10 @@ def test_the_answer_of_nccl_2_28_lacks_a_comma_and_is_read() -> None:
 @pytest.mark.parametrize(
     ("ranks", "remarks"),
     [
-        (([member(0), member(1)], []), ["all 2 ranks have begun the same 8 collectives, none has an error"]),
+        (
+            ([member(0), member(1)], []),
+            ["all 2 ranks have begun the same 8 collectives, none has an error"],
+        ),
         (([member(0), member(1, all_reduces=6)], []), ["collectives begun: rank 1: 7; rank 0: 8"]),
         (([member(0)], [missing(1)]), ["no answer from rank 1"]),
         (([member(0)], [missing(1, unresponsive=False)]), ["not in the communicator: rank 1"]),

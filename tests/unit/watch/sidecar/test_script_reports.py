@@ -1,4 +1,5 @@
-"""The reports of scripts on their way to other sidecars: heartbeats come first, and what is too long is dropped."""
+"""The reports of scripts on their way to other sidecars: heartbeats come first, and what is too
+long is dropped."""
 
 from __future__ import annotations
 
@@ -35,17 +36,25 @@ def write(folder: Path, rank: int, report: Any) -> None:
 
 
 def reports_received(node: Node) -> list[tuple[int, int]]:
-    return [(one["rank"], len(one["report"])) for one in node.heard.get(0, []) if one.get("kind") == "script"]
+    return [
+        (one["rank"], len(one["report"]))
+        for one in node.heard.get(0, [])
+        if one.get("kind") == "script"
+    ]
 
 
-def test_a_report_that_is_too_long_is_a_warning_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_that_is_too_long_is_a_warning_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
             reports = reports_of(tmp_path, zero)
             for length in (MAX_REPORT_BYTES, MAX_REPORT_BYTES + 1):
                 write(tmp_path, 1, "x" * length)
-                assert [rank for rank, _ in reports.update(zero.network)] == [1], "this node compares it"
+                assert [rank for rank, _ in reports.update(zero.network)] == [1], (
+                    "this node compares it"
+                )
                 assert list(reports.update(zero.network)) == []
             write(tmp_path, 0, "short")
             list(reports.update(zero.network))
@@ -62,7 +71,8 @@ def test_a_report_that_is_too_long_is_a_warning_once(tmp_path: Path, caplog: pyt
 
 
 def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
-    """Three long reports for a peer that reads nothing for a while: two of them would fill its line."""
+    """Three long reports for a peer that reads nothing for a while: two of them would fill its
+    line."""
     long = MAX_REPORT_BYTES - 2
 
     async def run() -> None:
@@ -82,7 +92,8 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
                 assert sending.get_write_buffer_size() < 1.5 * long
             _transport(line).resume_reading()
             await until(
-                lambda: list(reports.update(zero.network)) or len(reports_received(one)) == 3, "not all reports came"
+                lambda: list(reports.update(zero.network)) or len(reports_received(one)) == 3,
+                "not all reports came",
             )
             assert sorted(reports_received(one)) == [(rank, long) for rank in range(3)]
 

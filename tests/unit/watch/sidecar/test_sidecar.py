@@ -1,4 +1,5 @@
-"""A sidecar and real processes with heartbeats like ranks: what it reports, what it kills, and when it exits."""
+"""A sidecar and real processes with heartbeats like ranks: what it reports, what it kills, and when
+it exits."""
 
 from __future__ import annotations
 
@@ -56,7 +57,13 @@ class Run:
         wait_for(lambda: self.status() is not None and self.step() > 20)
 
     def _start(self, rank: int, on_hang: str, screen: Any) -> subprocess.Popen[bytes]:
-        told = {"DIR": self.watch, "RUN": self.folder, "ON_HANG": on_hang, "HANG_S": "60", "SECRET": "00"}
+        told = {
+            "DIR": self.watch,
+            "RUN": self.folder,
+            "ON_HANG": on_hang,
+            "HANG_S": "60",
+            "SECRET": "00",
+        }
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
         variables = {
             **{f"DRUMLINE_WATCH_{name}": str(value) for name, value in told.items()},
@@ -149,7 +156,12 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     assert ending is not None
     assert (ending.by, ending.grace_s, ending.why) == ("watchdog", 0.0, ruling["diagnosis"]["what"])
     (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
-    assert (event["kind"], event["rank"], event["cause"], event["number"]) == ("hang", 1, "stopped", 0)
+    assert (event["kind"], event["rank"], event["cause"], event["number"]) == (
+        "hang",
+        1,
+        "stopped",
+        0,
+    )
     assert f"drumline: {event['message']}" == line
     (page,) = (run.folder / "diagnoses").glob("*.txt")
     assert page.read_text().startswith(event["message"].partition(". Next")[0])

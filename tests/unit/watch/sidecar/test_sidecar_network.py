@@ -1,4 +1,5 @@
-"""The sidecars' network: which nodes are connected, how they reconnect, and how a lost one is reported."""
+"""The sidecars' network: which nodes are connected, how they reconnect, and how a lost one is
+reported."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from drumline.net.frames import MAX_BYTES
 from drumline.watch.sidecar import sidecar_network as timing
 from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import Peer
-from tests.unit.watch.sidecar.networks import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
+from tests.unit.watch.sidecar.networks import (
+    SECRET,
+    Node,
+    listeners,
+    nodes,
+    peers_of,
+    until,
+    until_all_talk,
+)
 
 
 def test_lines_go_between_hubs_and_all_others() -> None:
@@ -60,11 +69,14 @@ def test_a_restarted_sidecar_reconnects_on_either_end(monkeypatch: pytest.Monkey
         zero = await Node(0, peers, sockets[0]).start()
         await until_all_talk([zero, one])
         assert one.network.connect_result(0) == ""
-        # The one that dials; and without a farewell, so that the old line still looks alive to node 0.
+        # The one that dials; and without a farewell, so that the old line still looks alive to node
+        # 0.
         await one.network._acceptor.close()
         again = await Node(1, peers, sockets[1]).start()
         await until_all_talk([zero, again])
-        await until(lambda: one.network.connect_result(0), "the older line was kept beside the newer one")
+        await until(
+            lambda: one.network.connect_result(0), "the older line was kept beside the newer one"
+        )
         for each in (zero, one, again):
             await each.close()
         for each in sockets:
@@ -74,24 +86,37 @@ def test_a_restarted_sidecar_reconnects_on_either_end(monkeypatch: pytest.Monkey
 
 
 def test_it_is_reported_how_a_node_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RETRY_S", 0.1), ("PROBE_AFTER_S", 0.3), ("CHECK_S", 0.1), ("CLOSE_AFTER_S", 2.0)):
+    for name, value in (
+        ("RETRY_S", 0.1),
+        ("PROBE_AFTER_S", 0.3),
+        ("CHECK_S", 0.1),
+        ("CLOSE_AFTER_S", 2.0),
+    ):
         monkeypatch.setattr(timing, name, value)
 
     async def run() -> None:
         async with nodes(3) as (zero, one, two):
             await until_all_talk([zero, one, two])
-            # Its process stands still: the kernel takes connections for it. Seen by the one it dials, and by the other.
+            # Its process stands still: the kernel takes connections for it. Seen by the one it
+            # dials, and by the other.
             for each in (zero, two):
                 await each.close()
-            silent = [await Node(each.me, one.peers, each.listener).start(pulses=False) for each in (zero, two)]
+            silent = [
+                await Node(each.me, one.peers, each.listener).start(pulses=False)
+                for each in (zero, two)
+            ]
             for node in (0, 2):
                 await until(
-                    lambda node=node: one.network.connect_result(node) == "accepts connections but does not reply",
+                    lambda node=node: (
+                        one.network.connect_result(node) == "accepts connections but does not reply"
+                    ),
                     f"node {node}: {one.network.connect_result(node)!r}",
                 )
             assert one.network.send(2, {}), "the line itself is still there"
             assert one.network.heartbeat_ages()[2] < 15
-            await until(lambda: not one.network.send(2, {}) or not one.network.send(0, {}), "never broken")
+            await until(
+                lambda: not one.network.send(2, {}) or not one.network.send(0, {}), "never broken"
+            )
             for each in silent:
                 await each.close()
 
@@ -126,15 +151,25 @@ def test_a_full_connection_drops_messages_and_continues(caplog: pytest.LogCaptur
             await until_all_talk([zero, one])
             chunk = {"text": "x" * (MAX_BYTES - 100)}
             sent = 0
-            while zero.network.send(1, chunk):  # nothing is read meanwhile: this loop never lets anybody else run
+            while zero.network.send(
+                1, chunk
+            ):  # nothing is read meanwhile: this loop never lets anybody else run
                 sent += 1
                 assert sent < 200
             assert sent * MAX_BYTES > MAX_UNSENT_BYTES
-            assert not zero.network.send(1, {"small": 1}), "order is kept: nothing overtakes what was dropped"
-            await until(lambda: sum("text" in one for one in one.heard[0]) == sent, "what was taken did not arrive")
+            assert not zero.network.send(1, {"small": 1}), (
+                "order is kept: nothing overtakes what was dropped"
+            )
+            await until(
+                lambda: sum("text" in one for one in one.heard[0]) == sent,
+                "what was taken did not arrive",
+            )
             await until(lambda: zero.network.send(1, {"small": 2}), "it did not go on")
             await until(lambda: {"small": 2} in one.heard[0], "it did not arrive")
-            for message, why in (({"text": "x" * MAX_BYTES}, "a frame of"), ({"cpu": math.nan}, "NaN is not a number")):
+            for message, why in (
+                ({"text": "x" * MAX_BYTES}, "a frame of"),
+                ({"cpu": math.nan}, "NaN is not a number"),
+            ):
                 assert not zero.network.send(1, message)
                 assert f"a message to node 1 was not sent: {why}" in caplog.text
             assert zero.network.send(1, {"text": "NaN is a word here"})
@@ -151,7 +186,9 @@ def test_an_error_in_what_takes_messages_breaks_no_line(caplog: pytest.LogCaptur
             await until_all_talk([zero, one])
             line = one.network._connections[0]
             take, one.network._on_message = one.network._on_message, lambda *_: 1 / 0
-            await until(lambda: "a message of node 0 could not be handled" in caplog.text, "not told")
+            await until(
+                lambda: "a message of node 0 could not be handled" in caplog.text, "not told"
+            )
             one.network._on_message = take
             await until_all_talk([zero, one])
             assert one.network._connections[0] is line
@@ -182,7 +219,11 @@ def test_closing_while_others_connect_leaves_nothing() -> None:
 def test_alone_there_is_nothing_to_do() -> None:
     async def run() -> None:
         network = SidecarNetwork(
-            me=0, peers=[Peer(0, "a", "127.0.0.1", 1)], secret=SECRET, on_message=print, listener=None
+            me=0,
+            peers=[Peer(0, "a", "127.0.0.1", 1)],
+            secret=SECRET,
+            on_message=print,
+            listener=None,
         )
         await network.start()
         assert network.heartbeat_ages() == {}
@@ -195,4 +236,7 @@ def test_alone_there_is_nothing_to_do() -> None:
 def test_the_network_does_not_load_torch() -> None:
     module = "drumline.watch.sidecar.sidecar_network"
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ)).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ)).returncode
+        == 0
+    )

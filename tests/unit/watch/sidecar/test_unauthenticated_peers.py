@@ -1,4 +1,5 @@
-"""The sidecars' port: a client without the secret gets nothing, changes nothing and blocks no node."""
+"""The sidecars' port: a client without the secret gets nothing, changes nothing and blocks no
+node."""
 
 from __future__ import annotations
 
@@ -24,12 +25,22 @@ from drumline.net.frames import FrameError, Message, Session
 from drumline.net.handshake import Agreed, nonce
 from drumline.watch.sidecar import sidecar_network as timing
 from drumline.watch.sidecar.sidecar_options import Peer
-from tests.unit.watch.sidecar.networks import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
+from tests.unit.watch.sidecar.networks import (
+    SECRET,
+    Node,
+    listeners,
+    nodes,
+    peers_of,
+    until,
+    until_all_talk,
+)
 
 
 def hello(**changes: Any) -> bytes:
     return (
-        json.dumps({"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), "secret": True, **changes}).encode()
+        json.dumps(
+            {"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), "secret": True, **changes}
+        ).encode()
         + b"\n"
     )
 
@@ -75,14 +86,20 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
             for junk, why in JUNK.items():
                 before = zero.network.refused[why]
                 with contextlib.suppress(ConnectionResetError):
-                    reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
+                    reader, writer = await asyncio.open_connection(
+                        zero.peers[0].address, zero.peers[0].port
+                    )
                     writer.write(junk)
                     answer = await asyncio.wait_for(reader.read(), 10)
                     assert b"proof" not in answer
                     writer.close()
-                await until(lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{junk!r}: not {why}")
+                await until(
+                    lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{junk!r}: not {why}"
+                )
             assert set(zero.network.refused) == set(JUNK.values())
-            assert caplog.text.count("was closed") == len(set(JUNK.values())), "an unknown client cannot fill the log"
+            assert caplog.text.count("was closed") == len(set(JUNK.values())), (
+                "an unknown client cannot fill the log"
+            )
             assert "a connection with 127.0.0.1 was closed: not a JSON object" in caplog.text
             await until_all_talk([zero, one])
             assert zero.network._connections[1] is line
@@ -90,14 +107,34 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(run())
 
 
-leaves = [None, True, 0, 1, -1, 1.5, 10**400, "", "watch", "1", "\ud800", nonce(), [], [1], {}, {"nonce": 1}]
+leaves = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    1.5,
+    10**400,
+    "",
+    "watch",
+    "1",
+    "\ud800",
+    nonce(),
+    [],
+    [1],
+    {},
+    {"nonce": 1},
+]
 words = st.dictionaries(
-    st.sampled_from(["drumline", "node", "to", "nonce", "proof", "refused"]), st.sampled_from(leaves)
+    st.sampled_from(["drumline", "node", "to", "nonce", "proof", "refused"]),
+    st.sampled_from(leaves),
 )
 
 
 @given(words, words)
-def test_no_message_of_an_unauthenticated_client_is_accepted(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_no_message_of_an_unauthenticated_client_is_accepted(
+    first: dict[str, Any], second: dict[str, Any]
+) -> None:
     for one in (handshake.answer(SECRET, "watch", 0, {1}), handshake.dial(SECRET, "watch", 1, 0)):
         next(one)
         with pytest.raises(FrameError):
@@ -110,7 +147,8 @@ def test_another_secret_is_refused_by_both_ends(
     monkeypatch.setattr(timing, "RETRY_S", 0.1)
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Listens where node 0 should, and knows all but the secret: it sends back what it was sent."""
+        """Listens where node 0 should, and knows all but the secret: it sends back what it was
+        sent."""
         await reader.readline()
         writer.write(json.dumps({"nonce": nonce()}).encode() + b"\n")
         writer.write(await reader.readline())
@@ -171,7 +209,9 @@ class Middle:
         await self._carry(reader, away, self)
         await back
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, middle: Middle | None) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, middle: Middle | None
+    ) -> None:
         with contextlib.suppress(OSError):
             while line := await reader.readline():
                 lines = [line]
@@ -202,7 +242,9 @@ async def with_middle() -> AsyncIterator[tuple[Node, Node, Middle]]:
     await until(lambda: len(asyncio.all_tasks()) == 1, "a task is left")
 
 
-def test_lines_cannot_be_changed_repeated_left_out_or_added_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_cannot_be_changed_repeated_left_out_or_added_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(timing, "RETRY_S", 0.05)
 
     async def run() -> None:
@@ -210,14 +252,22 @@ def test_lines_cannot_be_changed_repeated_left_out_or_added_on_the_way(monkeypat
             for number, (name, meddle) in enumerate(MEDDLING.items()):
                 await until_all_talk([zero, one])
                 middle.meddle = meddle
-                await until(lambda n=number: zero.network.refused[frames.WRONG_SEAL] == n + 1, f"{name}: taken")
+                await until(
+                    lambda n=number: zero.network.refused[frames.WRONG_SEAL] == n + 1,
+                    f"{name}: taken",
+                )
             await until_all_talk([zero, one])
             assert all(set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1])
             # All of an earlier conversation, again: the listener's number is another one now.
-            reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
+            reader, writer = await asyncio.open_connection(
+                zero.peers[0].address, zero.peers[0].port
+            )
             writer.writelines(middle.recorded[:10])
             assert b"proof" not in await reader.read()
-            await until(lambda: zero.network.refused[handshake.WRONG_SECRET] == 1, "a recording was believed")
+            await until(
+                lambda: zero.network.refused[handshake.WRONG_SECRET] == 1,
+                "a recording was believed",
+            )
             writer.close()
 
     asyncio.run(run())
@@ -263,7 +313,10 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
             before = zero.network.refused[why]
             reader, writer, session = await join(me)
             writer.write(sealed(session, text))
-            await until(lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{text[:20]!r}: not {why}")
+            await until(
+                lambda b=before, w=why: zero.network.refused[w] == b + 1,
+                f"{text[:20]!r}: not {why}",
+            )
             with contextlib.suppress(ConnectionResetError):
                 await reader.read()
             writer.close()
@@ -278,7 +331,8 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
 
 
 def test_a_flood_does_not_keep_nodes_out() -> None:
-    """The newest connection is always kept; hosts of the run do not even share their limit with other clients."""
+    """The newest connection is always kept; hosts of the run do not even share their limit with
+    other clients."""
     (listener,) = listeners(1)
     owner = Node(0, peers_of([listener]), listener).network
 
@@ -383,7 +437,9 @@ class Target:
 
 def test_floods_idle_crowds_and_slow_messages_do_not_disturb() -> None:
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOST], stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=pipe, stdout=pipe, text=True
+    ) as process:
         target = Target(process)
         with contextlib.ExitStack() as stack:
             for _ in range(3):  # 100 MB without an end of line
