@@ -60,7 +60,6 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
             time.sleep(0.2)
         save(self, *args, **options)
 
-    # type: ignore[method-assign]
     Loop.take_step = slowly
     Save.save = save_late
     preempting.SAME_SIGNAL_S = -1.0  # a second signal would end it at once

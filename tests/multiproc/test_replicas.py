@@ -231,7 +231,6 @@ def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[s
         compared.append(step)
         check(self, step)
 
-    # type: ignore[method-assign]
     Loop.take_step = damaging
     ReplicaComparison.check = counting
     try:
@@ -239,7 +238,6 @@ def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[s
     except DrumlineError as error:
         return str(error), compared
     finally:
-        # type: ignore[method-assign]
         Loop.take_step = take_step
         ReplicaComparison.check = check
     return "trained to the end", compared

@@ -57,7 +57,6 @@ def slow_on_one_rank(config: Config, folder: Path) -> None:
             is_after_two.set()
         take_step(self, step)
 
-    # type: ignore[assignment, method-assign]
     store.write_tensors = write_after_two
     Loop.take_step = take
     train_here(

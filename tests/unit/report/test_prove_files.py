@@ -61,7 +61,6 @@ def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
 def test_one_bit_is_found_and_named(
     tmp_path: Path, change: dict[str, object], sentence: str
 ) -> None:
-    # type: ignore[arg-type]
     one = checkpoint(tmp_path / "1")
     two = checkpoint(tmp_path / "2", **change)
     found = compare_checkpoints(one, two, 8, same_world=True)

@@ -24,7 +24,6 @@ def fixture(
     torch.manual_seed(0)
     model = nn.BatchNorm1d(3)
     options: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if kind is SGD else {}
-    # type: ignore[call-arg]
     optimizer = kind(model.parameters(), lr=0.1, fused=fused, **options)
     meter = Meter(CPU)
     finite = FiniteSteps(on_nan, meter, LiveBuffers(model), optimizer, None, waits_for_device=waits)

@@ -41,7 +41,6 @@ class Cluster:
     def __init__(
         self, account: Account, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # type: ignore[var-annotated]
         self.stub = stub
         self.calls = []
         self.codes: list[int | Exception] = [0]
