@@ -40,9 +40,7 @@ def pairs(count: int, seed: int) -> TensorDataset:
     views = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(0)) / 3
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(count, 8, generator=generator)
-    return TensorDataset(
-        *(hidden @ views + 0.1 * torch.randn(2, count, 32, generator=generator)).tanh()
-    )
+    return TensorDataset(*(hidden @ views + 0.1 * torch.randn(2, count, 32, generator=generator)).tanh())
 
 
 class Pairs(Task):
@@ -56,9 +54,7 @@ class Pairs(Task):
     best_metric, higher_is_better = "accuracy", True
 
     def model(self) -> nn.Module:
-        encoders = (
-            nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(2)
-        )
+        encoders = (nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(2))
         return nn.ModuleList(encoders)
 
     def train_data(self) -> TensorDataset:
@@ -72,22 +68,12 @@ class Pairs(Task):
         left, right = (normalize(encoder(view)) for encoder, view in zip(model, batch, strict=True))
         rows, first = torch.cat([left, right, torch.ones_like(left[:, :1])], 1), 0
         if self.training and dist.is_initialized():  # a batch of an evaluation is on one rank only
-            most = -(
-                -self.config.train.batch_size // dist.get_world_size()
-            )  # some ranks may have one pair fewer
-            rows, first = (
-                GatherRows.apply(pad(rows, (0, 0, 0, most - len(rows)))),
-                most * dist.get_rank(),
-            )
+            most = -(-self.config.train.batch_size // dist.get_world_size())  # some ranks may have one pair fewer
+            rows, first = GatherRows.apply(pad(rows, (0, 0, 0, most - len(rows)))), most * dist.get_rank()
         all_left, all_right, is_there = rows.split([WIDTH, WIDTH, 1], 1)
         own = torch.arange(first, first + len(left), device=left.device)
-        scores = [
-            one @ other.T / TEMPERATURE for one, other in ((left, all_right), (right, all_left))
-        ]
+        scores = [one @ other.T / TEMPERATURE for one, other in ((left, all_right), (right, all_left))]
         scores = [one.masked_fill(is_there.T == 0, -math.inf) for one in scores]
         # The sum over this rank's pairs. Added up over ranks, as Drumline does, it is that of the global batch.
-        total = (
-            cross_entropy(scores[0], own, reduction="sum")
-            + cross_entropy(scores[1], own, reduction="sum")
-        ) / 2
+        total = (cross_entropy(scores[0], own, reduction="sum") + cross_entropy(scores[1], own, reduction="sum")) / 2
         return Loss(total, metrics={"accuracy": (scores[0].argmax(1) == own).sum()})

@@ -41,14 +41,9 @@ class Classifier(Task):
         return AutoTokenizer.from_pretrained(self.base)
 
     def model(self) -> nn.Module:
-        names = {
-            "id2label": dict(enumerate(self.labels)),
-            "label2id": {name: i for i, name in enumerate(self.labels)},
-        }
+        names = {"id2label": dict(enumerate(self.labels)), "label2id": {name: i for i, name in enumerate(self.labels)}}
         # from_pretrained gives evaluation mode and the type of the file. For speed choose --train.precision bf16.
-        return AutoModelForSequenceClassification.from_pretrained(
-            self.base, dtype=torch.float32, **names
-        ).train()
+        return AutoModelForSequenceClassification.from_pretrained(self.base, dtype=torch.float32, **names).train()
 
     def train_data(self) -> list[dict[str, str]]:
         return self.samples("train.jsonl")
@@ -57,16 +52,12 @@ class Classifier(Task):
         return self.samples("eval.jsonl")
 
     def samples(self, file: str) -> list[dict[str, str]]:
-        return [
-            json.loads(line) for line in Path(self.config.data.dir, file).read_text().splitlines()
-        ]
+        return [json.loads(line) for line in Path(self.config.data.dir, file).read_text().splitlines()]
 
     def collate(self, samples: list[dict[str, str]]) -> Batch:
         """As long as the longest of these texts. With --data.workers this is done beside the training."""
         texts = [one["text"] for one in samples]
-        inputs = self.tokenizer(
-            texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
-        )
+        inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
         return dict(inputs), torch.tensor([self.labels.index(one["label"]) for one in samples])
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:

@@ -52,13 +52,8 @@ class FineTune(Task):
         for line in Path(self.config.data.dir, file).read_text().splitlines():
             pair = json.loads(line)
             prompt = tokenizer(pair["prompt"]).input_ids
-            answer = [
-                *tokenizer(pair["answer"], add_special_tokens=False).input_ids,
-                tokenizer.eos_token_id,
-            ]
-            tokens, labels = torch.tensor([prompt + answer, [IGNORED] * len(prompt) + answer])[
-                :, : self.max_length
-            ]
+            answer = [*tokenizer(pair["answer"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+            tokens, labels = torch.tensor([prompt + answer, [IGNORED] * len(prompt) + answer])[:, : self.max_length]
             found.append((tokens, labels))
         return found
 
@@ -68,21 +63,15 @@ class FineTune(Task):
         tokens, labels = zip(*samples, strict=True)
         inputs = {
             "input_ids": pad_sequence(tokens, batch_first=True),
-            "attention_mask": pad_sequence(
-                [torch.ones_like(one) for one in tokens], batch_first=True
-            ),
+            "attention_mask": pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True),
         }
         return inputs, pad_sequence(labels, batch_first=True, padding_value=IGNORED)
 
     def loss(self, model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Loss:
         inputs, labels = batch
         scores, following = model(**inputs, use_cache=False).logits[:, :-1], labels[:, 1:]
-        total = cross_entropy(
-            scores.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        total = cross_entropy(scores.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum")
         # Ranks have different numbers of tokens. With this weight each token counts the same, on any number of ranks.
         return Loss(
-            total,
-            weight=(following != IGNORED).sum(),
-            metrics={"accuracy": (scores.argmax(-1) == following).sum()},
+            total, weight=(following != IGNORED).sum(), metrics={"accuracy": (scores.argmax(-1) == following).sum()}
         )

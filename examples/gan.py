@@ -24,11 +24,7 @@ def ring(count: int) -> Tensor:
 
 def network(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(
-        nn.Linear(inputs, 64),
-        nn.LeakyReLU(0.2),
-        nn.Linear(64, 64),
-        nn.LeakyReLU(0.2),
-        nn.Linear(64, outputs),
+        nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs)
     )
 
 

@@ -49,14 +49,10 @@ class Table(Task):
     def train_data(self) -> Any:
         rows = datasets.load_from_disk(self.config.data.dir)["train"]
         if not self.streaming:
-            return Rows(
-                rows
-            )  # Drumline shuffles: each row once an epoch, the same batches on any number of ranks
+            return Rows(rows)  # Drumline shuffles: each row once an epoch, the same batches on any number of ranks
         # Each rank reads shards of its own, and the dataset's own state says where it is. No .shuffle(buffer_size=...)
         # here: what is in its buffer is not in that state, and would be lost in a resume.
-        rank, world_size = (
-            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        )
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         stream = rows.with_format("torch").to_iterable_dataset(num_shards=4 * world_size)
         return split_dataset_by_node(stream, rank, world_size)
 

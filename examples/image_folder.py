@@ -26,9 +26,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         self.classes = sorted(one.name for one in folder.iterdir() if one.is_dir())
         self.augment = augment
         self.samples = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            for path in sorted((folder / name).iterdir())
+            (path, label) for label, name in enumerate(self.classes) for path in sorted((folder / name).iterdir())
         ]
 
     def __len__(self) -> int:
@@ -59,9 +57,7 @@ class Images(Task):
             return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
         classes = len(self.train_data().classes)
-        return nn.Sequential(
-            layer(3, 16), layer(16, 32), layer(32, 64), nn.Flatten(), nn.Linear(256, classes)
-        )
+        return nn.Sequential(layer(3, 16), layer(16, 32), layer(32, 64), nn.Flatten(), nn.Linear(256, classes))
 
     def train_data(self) -> ImageFiles:
         return ImageFiles(Path(self.config.data.dir, "train"), augment=True)

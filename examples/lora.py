@@ -11,11 +11,7 @@ from torch import nn
 
 
 class Lora(FineTune):
-    defaults: ClassVar[dict[str, Any]] = {
-        **FineTune.defaults,
-        "optim.lr": 2e-4,
-        "optim.weight_decay": 0.0,
-    }
+    defaults: ClassVar[dict[str, Any]] = {**FineTune.defaults, "optim.lr": 2e-4, "optim.weight_decay": 0.0}
 
     adapter_rank: int = 8
     """The inner width of an adapter's two matrices."""

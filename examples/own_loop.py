@@ -32,10 +32,7 @@ def main() -> None:
         with torch.no_grad():
             for points, arm in test_loader:
                 correct += torch.stack(
-                    [
-                        (model(points).argmax(1) == arm).sum(),
-                        torch.tensor(len(arm), device=ddp.device),
-                    ]
+                    [(model(points).argmax(1) == arm).sum(), torch.tensor(len(arm), device=ddp.device)]
                 )
         ddp.sum(correct)
         if ddp.is_main_process():

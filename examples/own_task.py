@@ -14,11 +14,7 @@ from drumline import Loss, Task
 
 
 class Spirals(Task):
-    defaults: ClassVar[dict[str, Any]] = {
-        "train.epochs": 5,
-        "train.batch_size": 64,
-        "optim.lr": 0.2,
-    }
+    defaults: ClassVar[dict[str, Any]] = {"train.epochs": 5, "train.batch_size": 64, "optim.lr": 0.2}
     best_metric, higher_is_better = "accuracy", True
 
     def model(self) -> nn.Module:
@@ -34,6 +30,4 @@ class Spirals(Task):
         points, arm = batch
         scores = model(points)
         correct = (scores.argmax(1) == arm).sum()
-        return Loss(
-            functional.cross_entropy(scores, arm, reduction="sum"), metrics={"accuracy": correct}
-        )
+        return Loss(functional.cross_entropy(scores, arm, reduction="sum"), metrics={"accuracy": correct})

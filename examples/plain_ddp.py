@@ -29,9 +29,7 @@ def main() -> None:
     # Repeats samples here too, so the accuracy is wrong; `drumline lint` reports it, so it is silenced here.
     test_sampler = DistributedSampler(test_data, shuffle=False)  # noqa: DL033
     test_loader = DataLoader(test_data, batch_size=250, sampler=test_sampler)
-    model = DistributedDataParallel(
-        Net().to(device), device_ids=[device.index] if device.type == "cuda" else None
-    )
+    model = DistributedDataParallel(Net().to(device), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
 
@@ -49,9 +47,7 @@ def main() -> None:
     with torch.no_grad():
         for points, arm in test_loader:
             points, arm = points.to(device), arm.to(device)
-            correct += torch.stack(
-                [(model(points).argmax(1) == arm).sum(), torch.tensor(len(arm), device=device)]
-            )
+            correct += torch.stack([(model(points).argmax(1) == arm).sum(), torch.tensor(len(arm), device=device)])
     dist.all_reduce(correct)
     if rank == 0:
         print(f"accuracy {correct[0] / correct[1]:.3f}")

@@ -18,11 +18,7 @@ class Net(nn.Module):
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(2, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, 3),
+            nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 3)
         )
 
     def forward(self, points: Tensor) -> Tensor:

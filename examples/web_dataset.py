@@ -19,18 +19,11 @@ from torch.utils.data import IterableDataset
 from drumline import Loss, Task
 
 
-def read(
-    paths: list[str], *, buffer: int = 0, seed: int = 0, first: int = 0
-) -> IterableDataset[Any]:
+def read(paths: list[str], *, buffer: int = 0, seed: int = 0, first: int = 0) -> IterableDataset[Any]:
     """The samples (array, class) of tar files, shuffled in a buffer, from number `first` on."""
     stream = wds.WebDataset(paths, shardshuffle=False, nodesplitter=None).shuffle(buffer, seed=seed)
     # Samples before the first are read, but not decoded. `only`: WebDataset would also load pickles.
-    return (
-        stream.slice(first, None)
-        .decode(only=["npy", "cls"])
-        .to_tuple("npy", "cls")
-        .map_tuple(torch.from_numpy)
-    )
+    return stream.slice(first, None).decode(only=["npy", "cls"]).to_tuple("npy", "cls").map_tuple(torch.from_numpy)
 
 
 class OwnShards(IterableDataset[Any]):
@@ -50,14 +43,10 @@ class OwnShards(IterableDataset[Any]):
         self.shard, self.sample = state["shard"], state["sample"]
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world_size = (
-            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        )
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         order = random.Random(self.round).sample(self.paths, len(self.paths))[rank::world_size]  # noqa: S311
         while self.shard < len(order):
-            for sample in read(
-                [order[self.shard]], buffer=1000, seed=self.round, first=self.sample
-            ):
+            for sample in read([order[self.shard]], buffer=1000, seed=self.round, first=self.sample):
                 self.sample += 1
                 yield sample
             self.shard, self.sample = self.shard + 1, 0
@@ -80,9 +69,7 @@ class Shards(Task):
         return OwnShards(sorted(map(str, Path(self.config.data.dir).glob("train-*.tar"))))
 
     def eval_data(self) -> IterableDataset[Any]:
-        return read(
-            sorted(map(str, Path(self.config.data.dir).glob("eval-*.tar")))
-        )  # every rank reads all
+        return read(sorted(map(str, Path(self.config.data.dir).glob("eval-*.tar"))))  # every rank reads all
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         points, arm = batch

@@ -38,9 +38,7 @@ def spirals(num_points: int, seed: int) -> Samples:
     arm = torch.randint(3, (num_points,), generator=random)
     radius = torch.rand(num_points, generator=random)
     angle = 2.1 * arm + 5.0 * radius + 0.3 * torch.randn(num_points, generator=random)
-    return Samples(
-        points=torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), labels=arm
-    )
+    return Samples(points=torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), labels=arm)
 
 
 def sentences(count: int, seed: int) -> Samples:
@@ -67,10 +65,7 @@ def pad(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def ring(count: int) -> Samples:
     """Points near the unit circle."""
     random = torch.Generator().manual_seed(1)
-    angle, radius = (
-        2 * math.pi * torch.rand(count, generator=random),
-        1 + 0.05 * torch.randn(count, generator=random),
-    )
+    angle, radius = (2 * math.pi * torch.rand(count, generator=random), 1 + 0.05 * torch.randn(count, generator=random))
     return Samples(points=torch.stack([radius * angle.cos(), radius * angle.sin()], 1))
 
 
@@ -94,14 +89,7 @@ class Net(Killable):
     """Classifies points of `spirals`."""
 
     def __init__(self, dropout: float = 0.0) -> None:
-        hidden = [
-            nn.Linear(2, 64),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(64, 64),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-        ]
+        hidden = [nn.Linear(2, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(dropout)]
         super().__init__(*hidden, nn.Linear(64, 3))
 
 
@@ -116,13 +104,7 @@ class Generator(Killable):
     """Points from noise. Notes its first noise, for run.py to compare across ranks."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(2, 64),
-            nn.LeakyReLU(0.2),
-            nn.Linear(64, 64),
-            nn.LeakyReLU(0.2),
-            nn.Linear(64, 2),
-        )
+        super().__init__(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 2))
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training and not self.passes:
@@ -134,19 +116,11 @@ class Critic(nn.Sequential):
     """A score for each point: is it real?"""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(2, 64),
-            nn.LeakyReLU(0.2),
-            nn.Linear(64, 64),
-            nn.LeakyReLU(0.2),
-            nn.Linear(64, 1),
-        )
+        super().__init__(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
 
 
 def show(model: nn.Module, **numbers: float | Tensor) -> None:
     """Leave the weights and the numbers of a finished script for run.py. Call it on every rank."""
     if RANK == 0:
         torch.save(model.state_dict(), FOLDER / "weights.pt")
-        (FOLDER / "numbers.json").write_text(
-            json.dumps({name: float(value) for name, value in numbers.items()})
-        )
+        (FOLDER / "numbers.json").write_text(json.dumps({name: float(value) for name, value in numbers.items()}))

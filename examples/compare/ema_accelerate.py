@@ -14,12 +14,8 @@ net = Net()
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 train_loader = DataLoader(spirals(1000, seed=1), batch_size=64 // RANKS, shuffle=True)
 eval_loader = DataLoader(spirals(501, seed=2), batch_size=64 // RANKS)
-net, optimizer, train_loader, eval_loader = accelerator.prepare(
-    net, optimizer, train_loader, eval_loader
-)
-average = AveragedModel(
-    accelerator.unwrap_model(net), multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True
-)
+net, optimizer, train_loader, eval_loader = accelerator.prepare(net, optimizer, train_loader, eval_loader)
+average = AveragedModel(accelerator.unwrap_model(net), multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
 average.eval()
 
 best, since_best = 0.0, 0

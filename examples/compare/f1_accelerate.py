@@ -14,9 +14,7 @@ net = Net()
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 train_loader = DataLoader(spirals(1000, seed=1), batch_size=64 // RANKS, shuffle=True)
 eval_loader = DataLoader(spirals(501, seed=2), batch_size=64 // RANKS)
-net, optimizer, train_loader, eval_loader = accelerator.prepare(
-    net, optimizer, train_loader, eval_loader
-)
+net, optimizer, train_loader, eval_loader = accelerator.prepare(net, optimizer, train_loader, eval_loader)
 
 for _epoch in range(30):
     net.train()

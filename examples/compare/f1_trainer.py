@@ -14,10 +14,7 @@ class Classifier(Net):
 
 def metrics(prediction):
     labels, chosen = prediction.label_ids, prediction.predictions.argmax(1)
-    return {
-        "f1": f1_score(labels, chosen, average="macro"),
-        "confusion": confusion_matrix(labels, chosen).tolist(),
-    }
+    return {"f1": f1_score(labels, chosen, average="macro"), "confusion": confusion_matrix(labels, chosen).tolist()}
 
 
 set_seed(0)

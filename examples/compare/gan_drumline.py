@@ -12,12 +12,7 @@ with DDPManager(seed=0) as ddp:
     optimizer_g = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.99))
     optimizer_c = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.99))
     checkpoint = ddp.checkpoint(
-        FOLDER / "run",
-        generator=generator,
-        critic=critic,
-        g=optimizer_g,
-        c=optimizer_c,
-        loader=loader,
+        FOLDER / "run", generator=generator, critic=critic, g=optimizer_g, c=optimizer_c, loader=loader
     )
 
     step = checkpoint.resume()

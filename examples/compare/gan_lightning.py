@@ -19,9 +19,7 @@ class Gan(LightningModule):
         fake = self.generator(torch.randn_like(batch["points"]))
 
         with self.toggled_optimizer(optimizer_c):
-            real_score, fake_score = self.critic(torch.cat([batch["points"], fake.detach()])).chunk(
-                2
-            )
+            real_score, fake_score = self.critic(torch.cat([batch["points"], fake.detach()])).chunk(2)
             loss = (softplus(-real_score) + softplus(fake_score)).mean()
             optimizer_c.zero_grad()
             self.manual_backward(loss)

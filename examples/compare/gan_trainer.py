@@ -35,10 +35,7 @@ class GanTrainer(Trainer):
 class SaveCritic(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            torch.save(
-                optimizer_c.state_dict(),
-                Path(args.output_dir, f"checkpoint-{state.global_step}", "critic.pt"),
-            )
+            torch.save(optimizer_c.state_dict(), Path(args.output_dir, f"checkpoint-{state.global_step}", "critic.pt"))
 
 
 set_seed(0)
@@ -57,12 +54,6 @@ arguments = TrainingArguments(
     save_steps=100,
     ddp_find_unused_parameters=True,
 )
-trainer = GanTrainer(
-    gan,
-    arguments,
-    train_dataset=ring(2000),
-    optimizers=(optimizer_g, None),
-    callbacks=[SaveCritic()],
-)
+trainer = GanTrainer(gan, arguments, train_dataset=ring(2000), optimizers=(optimizer_g, None), callbacks=[SaveCritic()])
 trainer.train(resume_from_checkpoint=last)
 show(gan.generator)

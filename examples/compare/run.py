@@ -27,23 +27,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 HERE = Path(__file__).resolve().parent
-LIBRARIES = {
-    "lightning": "Lightning",
-    "accelerate": "Accelerate",
-    "trainer": "HF Trainer",
-    "drumline": "Drumline",
-}
+LIBRARIES = {"lightning": "Lightning", "accelerate": "Accelerate", "trainer": "HF Trainer", "drumline": "Drumline"}
 PACKAGES = ["torch", "lightning", "accelerate", "transformers", "drumline"]
 KILL_AT = {"resume": 56, "gan": 350}
 """By then each has saved a checkpoint in the middle of an epoch."""
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def script(job: str, library: str) -> Path:
@@ -54,24 +42,15 @@ def code_lines(path: Path) -> int:
     """Lines of code, without blank lines, comments, docstrings, imports and the call of `show`."""
     text = path.read_text()
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    lines = {
-        row
-        for one in tokens
-        if one.type not in NO_CODE
-        for row in range(one.start[0], one.end[0] + 1)
-    }
+    lines = {row for one in tokens if one.type not in NO_CODE for row in range(one.start[0], one.end[0] + 1)}
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom) or (
-            isinstance(node, ast.Expr) and _is_left_out(node.value)
-        ):
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and _is_left_out(node.value)):
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
 
 def _is_left_out(value: ast.expr) -> bool:
-    is_show = (
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "show"
-    )
+    is_show = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "show"
     return is_show or (isinstance(value, ast.Constant) and isinstance(value.value, str))
 
 
@@ -82,15 +61,7 @@ def is_task(path: Path) -> bool:
 def start(path: Path, folder: Path, ranks: int, *, kill_at: int = 0) -> int:
     """Run a script in a folder; its exit code. Called again with the same folder, it resumes."""
     if is_task(path):
-        words = [
-            "drumline",
-            "train",
-            f"{path}:Job",
-            "--procs",
-            str(ranks),
-            "--run",
-            str(folder / "run"),
-        ]
+        words = ["drumline", "train", f"{path}:Job", "--procs", str(ranks), "--run", str(folder / "run")]
         words += ["--max-restarts", "0"]  # a kill is to end it, as it ends the others
     else:
         words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(path)]
@@ -137,9 +108,7 @@ class Ended:
             file = folder / "weights.safetensors"
             words = ["export", str(folder / "run"), "--which", "last", "--to", str(file)]
             words += ["--ema"] * ("EMA" in path.read_text())
-            subprocess.run(
-                [sys.executable, "-m", "drumline", *words], check=True, stdout=subprocess.DEVNULL
-            )
+            subprocess.run([sys.executable, "-m", "drumline", *words], check=True, stdout=subprocess.DEVNULL)
             self.weights = load_file(file)
             self.numbers = _last_evaluation(folder / "run")
         else:
@@ -157,9 +126,7 @@ class Ended:
 def _last_evaluation(folder: Path) -> dict[str, float]:
     events = map(json.loads, (folder / "events" / "rank-00000.jsonl").read_text().splitlines())
     numbers = ([one for one in events if one["kind"] == "evaluation"] or [{}])[-1]
-    counted = (
-        sum(map(sum, numbers["confusion"])) if "confusion" in numbers else numbers.get("tokens", 0)
-    )
+    counted = sum(map(sum, numbers["confusion"])) if "confusion" in numbers else numbers.get("tokens", 0)
     return {**numbers, "counted": counted, "epochs": numbers.get("epoch", 0)}
 
 
@@ -225,20 +192,10 @@ def compare_gan(path: Path, folder: Path) -> dict[str, str]:
     with torch.no_grad():
         radius = Ended(path, folder / "whole").model(Generator())(noise).norm(dim=1)
     near = ((radius - 1).abs() < 0.2).float().mean()
-    return {
-        **found,
-        "noise of two ranks": "differs" if len(first) == 2 else "the same",
-        "near the ring": f"{near:.0%}",
-    }
+    return {**found, "noise of two ranks": "differs" if len(first) == 2 else "the same", "near the ring": f"{near:.0%}"}
 
 
-JOBS = {
-    "f1": compare_f1,
-    "tokens": compare_tokens,
-    "ema": compare_ema,
-    "resume": compare_resume,
-    "gan": compare_gan,
-}
+JOBS = {"f1": compare_f1, "tokens": compare_tokens, "ema": compare_ema, "resume": compare_resume, "gan": compare_gan}
 
 
 def line_counts() -> Iterator[str]:
@@ -263,21 +220,12 @@ def results(job: str, libraries: list[str], folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help=f"of {', '.join(JOBS)}; all by default")
-    parser.add_argument(
-        "--only", nargs="+", default=list(LIBRARIES), choices=LIBRARIES, help="libraries"
-    )
+    parser.add_argument("--only", nargs="+", default=list(LIBRARIES), choices=LIBRARIES, help="libraries")
     given = parser.parse_args()
     jobs, folder = given.jobs or list(JOBS), Path("runs/compare").resolve()
-    print(
-        ", ".join(f"{name} {version(name)}" for name in PACKAGES),
-        *line_counts(),
-        sep="\n",
-        flush=True,
-    )
+    print(", ".join(f"{name} {version(name)}" for name in PACKAGES), *line_counts(), sep="\n", flush=True)
     for job in jobs:
         print()
         for line in results(job, given.only, folder):

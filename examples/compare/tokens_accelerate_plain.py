@@ -6,9 +6,7 @@ from common import RANKS, Words, pad, sentences, show
 from torch.utils.data import DataLoader
 
 accelerator = Accelerator()
-eval_loader = accelerator.prepare(
-    DataLoader(sentences(333, seed=2), batch_size=32 // RANKS, collate_fn=pad)
-)
+eval_loader = accelerator.prepare(DataLoader(sentences(333, seed=2), batch_size=32 // RANKS, collate_fn=pad))
 tokens = torch.zeros((), device=accelerator.device)
 for batch in eval_loader:
     tokens += (batch["labels"] != -100).sum()

@@ -28,9 +28,7 @@ class Job(Task):
 
     def loss(self, model, batch):
         tokens = (batch["labels"] != -100).sum()
-        total = cross_entropy(
-            model(batch["tokens"]).transpose(1, 2), batch["labels"], reduction="sum"
-        )
+        total = cross_entropy(model(batch["tokens"]).transpose(1, 2), batch["labels"], reduction="sum")
         return Loss(total, weight=tokens, outputs=(tokens,))
 
     def metrics(self):

@@ -11,10 +11,7 @@ class Language(Words):
 
 
 def loss(outputs, labels, num_items_in_batch):
-    return (
-        cross_entropy(outputs["logits"].transpose(1, 2), labels, reduction="sum")
-        / num_items_in_batch
-    )
+    return cross_entropy(outputs["logits"].transpose(1, 2), labels, reduction="sum") / num_items_in_batch
 
 
 def metrics(prediction):
