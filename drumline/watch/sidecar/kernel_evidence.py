@@ -32,6 +32,8 @@ FIRST_NAMESPACE = 4026531836
 COUNTERS = ("memory.events", "memory.oom_control")
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 NO_LIMIT = 1 << 60
+# The kernel stamps its log by a clock of its own.
+CLOCK_DRIFT_S = 1.0
 _OOM_KILL = re.compile(
     r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)"
 )
@@ -88,7 +90,7 @@ class OutOfMemoryCheck:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._since = time.monotonic()
+        self._since = time.monotonic() - CLOCK_DRIFT_S
         self._group, self._folder, self._top = memory_group(pid)
         self._num_kills = num_kills(self._folder)
         self._limit = tightest_limit(self._folder, self._top)
