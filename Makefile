@@ -2,7 +2,6 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-# A dependency of drumline that is on no package index: pip must install both in one command.
 LINT := packages/drumline-lint
 # Without bytecode files every rank would start slowly.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,14 +11,19 @@ help: ## list the targets
 
 setup: .venv/ready ## make .venv with drumline and its tools
 
-.venv/ready: pyproject.toml $(LINT)/pyproject.toml constraints.txt
+# What a run needs, and no more.
+.venv/run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/ready: .venv/run $(LINT)/pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable $(LINT) --editable '.[dev]'
 	# A folder of its own: its schema is all that tests use, and its other dependencies contradict ours.
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/schemas aws-parallelcluster==3.16.1 marshmallow==3.26.2 tabulate==0.9.0
 	touch $@
 
-demo: .venv/ready ## train MiniResNet on two ranks over the bundled digits
+demo: .venv/run ## train MiniResNet on two ranks over the bundled digits
 	$(BIN)/drumline train digits --procs 2 --run runs/demo --fresh
 
 check: .venv/ready ## style, types and import order
@@ -146,7 +150,7 @@ soak-mutants: .venv/ready ## checks of security taken away one by one in a copy 
 soak-properties: .venv/ready ## every property test with 1,000 examples
 	$(BIN)/python -m pytest --quiet --numprocesses 4 --dist worksteal --timeout 1800 --hypothesis-profile soak -m hypothesis
 
-soak-demo: .venv/ready ## run the demo to its end: does it reach its accuracy?
+soak-demo: .venv/run ## run the demo to its end: does it reach its accuracy?
 	$(BIN)/python -m tests.multiproc.test_train_built_ins
 
 clean: ## remove what the targets above made

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lint_speed import generate, parts_of
-from drumline.cli import main
+from drumline.base.errors import UsageError
+from drumline.cli import lint_command, main
 from drumline.launch.node_plan import NodePlan, Program, torchrun_command
 from drumline.launch.slurm import BatchJob, batch_text
 from drumline_lint.findings import Severity
@@ -55,6 +56,19 @@ def messages_of(*scripts: str) -> list[str]:
 def report_of(readings: list) -> Report:  # type: ignore[type-arg]
     rules = all_rules()
     return check(readings, rules, Settings(chosen=frozenset(rules)))
+
+
+def test_without_the_linter_the_verb_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "drumline_lint", None)
+    with pytest.raises(UsageError) as error:
+        lint_command.run(["."])
+    assert error.value.what == (
+        "the linter is a package of its own, drumline-lint, and is not installed"
+    )
+    assert error.value.next_step == (
+        "pip install ./packages/drumline-lint in a checkout, or pip install "
+        "'git+https://github.com/OWNER/drumline#subdirectory=packages/drumline-lint'"
+    )
 
 
 def test_the_verb_is_the_linter(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drumline.base.text import CREDENTIALS, join_names
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
-from drumline.launch.aws.own_wheels import PACKAGES, third_party_requirements
+from drumline.launch.aws.own_wheels import OUR_NAMES, PACKAGES, third_party_requirements
 
 THIS_INSTALLATION = "drumline"
 """As a word of `--install`: what runs here, copied to the nodes."""
@@ -96,7 +96,7 @@ def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
     """Drumline must come from somewhere, and from no package index."""
     for word in packages:
         named = NAMED.match(word)
-        if named and named[3] == "==" and name_of(word) in PACKAGES:
+        if named and named[3] == "==" and name_of(word) in OUR_NAMES:
             yield (
                 f"--install: {word!r} asks a package index, and none has it: whoever takes that name could run code on "
                 f"the nodes; write {THIS_INSTALLATION} for this installation, or NAME@URL"

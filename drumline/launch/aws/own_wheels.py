@@ -17,8 +17,10 @@ from pathlib import Path
 
 from drumline.base.errors import UsageError
 
-PACKAGES = {"drumline": "drumline", "drumline-lint": "drumline_lint"}
-"""The distributions, and the package of each."""
+PACKAGES = {"drumline": "drumline"}
+"""The distributions that nodes need, and the package of each."""
+OUR_NAMES = ("drumline", "drumline-lint")
+"""Names of ours that no package index has."""
 EXTRAS = ("aws", "storage")
 """What nodes need beside the core: they end themselves, and copy data and checkpoints."""
 TAG = "py3-none-any"
@@ -113,7 +115,7 @@ def third_party_requirements() -> list[str]:
         for line in _installed(distribution).requires or ():
             requirement = line.partition(";")[0]
             match = PROJECT_NAME.match(requirement)
-            if is_for_nodes(line) and match is not None and match[0] not in PACKAGES:
+            if is_for_nodes(line) and match is not None and match[0] not in OUR_NAMES:
                 requirements[match[0]] = requirement.strip()
     return [_pinned(name, requirement) for name, requirement in requirements.items()]
 

@@ -88,11 +88,10 @@ def test_a_skypilot_task_is_valid(printed: Any, tmp_path: Path) -> None:
         2,
         {"DRUMLINE_SECRET": None},
     )
-    wheels = "'./drumline-wheels/drumline-0.1.0-py3-none-any.whl[aws,storage]' ./drumline-wheels/drumline_lint-0.1.0"
-    assert task["setup"] == f"pip install --quiet {wheels}-py3-none-any.whl\n"
+    wheel = "'./drumline-wheels/drumline-0.1.0-py3-none-any.whl[aws,storage]'"
+    assert task["setup"] == f"pip install --quiet {wheel}\n"
     assert sorted(path.name for path in (tmp_path / "drumline-wheels").iterdir()) == [
-        "drumline-0.1.0-py3-none-any.whl",
-        "drumline_lint-0.1.0-py3-none-any.whl",
+        "drumline-0.1.0-py3-none-any.whl"
     ]
     assert text.startswith(
         "# Written by drumline launch --print skypilot. Start it with:\n"
@@ -201,7 +200,7 @@ def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -
     """It is copied to the nodes: a wheel, or a project with the extras that the task needs."""
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist/drumline-0.1.0-py3-none-any.whl").touch()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "drumline_lint"\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "my_project"\n')
     given = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
     task = valid_for_skypilot(
         printed("--print", "skypilot", "--type", "x", "--install", given, "digits")

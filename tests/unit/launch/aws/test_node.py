@@ -174,7 +174,7 @@ def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> No
     site = node.folder / "result/site"
     assert (site / "drumline/launch/aws/cluster.yaml").read_bytes() == TEMPLATE.read_bytes()
     versions = {installed.name: installed.version for installed in distributions(path=[str(site)])}
-    assert versions == {"drumline": version("drumline"), "drumline-lint": version("drumline-lint")}
+    assert versions == {"drumline": version("drumline")}
 
 
 def test_no_timer_without_a_limit(node: Node) -> None:

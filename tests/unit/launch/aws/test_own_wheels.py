@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import drumline
 from drumline.base.errors import UsageError
 from drumline.launch.aws.install import name_of
 from drumline.launch.aws.own_wheels import (
@@ -73,6 +74,7 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
         name = PROJECT_NAME.match(requirement)
         assert name is not None
         wheel(folder, name[0].lower().replace("-", "_"), "2999.0")
+    wheel(folder, "drumline", "2999.0")
     index = Index(folder)
     yield index
     index.close()
@@ -80,13 +82,11 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
 
 @pytest.mark.soak
 def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: Index) -> None:
-    """As nodes of SkyPilot and ParallelCluster install them: with their dependencies. The index has
-    a drumline-lint of someone else, with a higher version."""
-    paths = []
-    for built in build_wheels():
-        path = tmp_path / built.name
-        path.write_bytes(built.content)
-        paths.append(f"{path}[aws,storage]" if built.name.startswith("drumline-") else str(path))
+    """As nodes of SkyPilot and ParallelCluster install it: with its dependencies. The index has a
+    drumline of someone else, with a higher version."""
+    [built] = build_wheels()
+    path = tmp_path / built.name
+    path.write_bytes(built.content)
     command = [
         sys.executable,
         "-m",
@@ -98,13 +98,13 @@ def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: In
         "--no-cache-dir",
     ]
     options = ["--isolated", "--index-url", index.url, "--disable-pip-version-check"]
-    done = subprocess.run([*command, *options, *paths], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *options, f"{path}[aws,storage]"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert set(index.asked) == {name_of(word) for word in third_party_requirements()}
-    installed = tmp_path / "site/drumline_lint/__init__.py"
-    import drumline_lint
-
-    assert installed.read_bytes() == Path(drumline_lint.__file__).read_bytes()
+    installed = tmp_path / "site/drumline/__init__.py"
+    assert installed.read_bytes() == Path(drumline.__file__).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,7 @@ def test_what_setuptools_left_in_a_checkout_is_passed_over(
 
 def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     wheels = build_wheels()
-    assert [built.name for built in wheels] == [
-        "drumline-0.1.0-py3-none-any.whl",
-        "drumline_lint-0.1.0-py3-none-any.whl",
-    ]
+    assert [built.name for built in wheels] == ["drumline-0.1.0-py3-none-any.whl"]
     assert pack(wheels) == pack(build_wheels()), "a node would install them again at every launch"
     (tmp_path / "drumline.whl").write_bytes(wheels[0].content)
     with zipfile.ZipFile(tmp_path / "drumline.whl") as archive:

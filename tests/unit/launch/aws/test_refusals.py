@@ -464,12 +464,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ),
         (
             {"install": "torch==2.13.0"},
-            "--install: without drumline and drumline-lint the nodes cannot train; add drumline for this installation, "
-            "or NAME@URL",
-        ),
-        (
-            {"install": "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"},
-            "--install: without drumline-lint the nodes cannot train; add drumline for this installation, or NAME@URL",
+            "--install: without drumline the nodes cannot train; add drumline for this installation, or NAME@URL",
         ),
         (
             {"install": "drumline==1';reboot'"},
@@ -536,14 +531,13 @@ def test_a_wrong_file(tmp_path: Path, text: str, problem: str) -> None:
 def test_pinned_requirements_are_taken() -> None:
     commit = "drumline[aws]@git+https://github.com/OWNER/drumline@" + "0123456789" * 4
     wheel_url = "drumline[aws]@https://x.example/drumline-1-py3-none-any.whl"
-    linter = "drumline-lint@https://x.example/drumline_lint-1-py3-none-any.whl"
     unnamed = "https://x.example/drumline-1-py3-none-any.whl"
     for install in (
         "drumline torch==2.13.0",
-        f"{commit} {linter}",
-        f"{commit}#subdirectory=x {linter}",
-        f"{wheel_url} {linter} torch==2.13.0",
-        f"{unnamed} {linter}",
+        commit,
+        f"{commit}#subdirectory=x",
+        f"{wheel_url} torch==2.13.0",
+        unnamed,
         "drumline torch==2.13.0+cu130 transformers[torch,vision]==5.0.0rc1",
     ):
         problems: list[str] = []
