@@ -50,12 +50,13 @@ class Place:
     def __str__(self) -> str:
         rank = None if self.rank is None else f"rank {self.rank}"
         step = None if self.step is None else f"step {self.step}"
-        return ", ".join(filter(None, [" on ".join(filter(None, [rank, self.host])), step]))
+        process = " on ".join(filter(None, [rank, self.host]))
+        return ", ".join(filter(None, [process, step]))
 
     def clause(self, verb: str) -> str:
         """`rank 3 on gpu-02 crashed at step 1841`, with the verb `crashed`."""
-        at = "" if self.step is None else f" at step {self.step}"
-        return f"{replace(self, step=None)} {verb}{at}"
+        at_step = "" if self.step is None else f" at step {self.step}"
+        return f"{replace(self, step=None)} {verb}{at_step}"
 
 
 class DrumlineError(Exception):
@@ -75,17 +76,22 @@ class DrumlineError(Exception):
         self, *, host: str | None = None, rank: int | None = None, step: int | None = None
     ) -> Self:
         """Add where it happened; what the error already knows about its place is kept."""
-        given = {"host": host, "rank": rank, "step": step}
-        known = {name: value for name, value in vars(self.place).items() if value is not None}
-        self.place = replace(self.place, **{**given, **known})
+        place = self.place
+        self.place = Place(
+            host=host if place.host is None else place.host,
+            rank=rank if place.rank is None else place.rank,
+            step=step if place.step is None else place.step,
+        )
         return self
 
     def lines(self) -> list[str]:
         """What and where, the items of a list, and what next. Newlines in values are escaped."""
         place = str(self.place)
         sentence = f"{self.what} [{place}]" if place else self.what
-        next_step = [f"try: {self.next_step}"] if self.next_step else []
-        return [*as_lines(sentence), *map(one_line, next_step)]
+        lines = as_lines(sentence)
+        if self.next_step:
+            lines.append(one_line(f"try: {self.next_step}"))
+        return lines
 
     def __str__(self) -> str:
         return "\n  ".join(self.lines())
@@ -185,9 +191,9 @@ def as_lines(text: str) -> list[str]:
 
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:
     """The end of a message about an unknown name: the nearest known one, otherwise all of them."""
-    known = sorted(choices)
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(known)}"
+    names = sorted(choices)
+    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(names)}"
 
 
 class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
@@ -196,8 +202,10 @@ class _HarmlessLog(logging.LoggerAdapter[logging.Logger]):
     ) -> tuple[Any, MutableMapping[str, Any]]:
         if isinstance(msg, DrumlineError):
             msg = f"{msg.what}. Try: {msg.next_step}" if msg.next_step else msg.what
-        below = traceback.format_exc().splitlines() if kwargs.pop("exc_info", None) else []
-        return "\n  ".join([*as_lines(str(msg)), *map(one_line, below)]), kwargs
+        lines = as_lines(str(msg))
+        if kwargs.pop("exc_info", None):
+            lines += map(one_line, traceback.format_exc().splitlines())
+        return "\n  ".join(lines), kwargs
 
 
 log = _HarmlessLog(logging.getLogger("drumline"), {})
@@ -219,7 +227,8 @@ def report_uncaught_errors() -> None:
         print_message(f"error: a thread failed: {failed.exc_value!r}", *"".join(lines).splitlines())
 
     threading.excepthook = report
-    if not (asyncio_log := logging.getLogger("asyncio")).handlers:
+    asyncio_log = logging.getLogger("asyncio")
+    if not asyncio_log.handlers:
         asyncio_log.addHandler(_AsMessage())
         asyncio_log.propagate = False
 
@@ -228,7 +237,11 @@ def summary(error: BaseException) -> str:
     """The error in one line."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called before the end of the run"
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    sentence = type(error).__name__
+    if lines := str(error).strip().splitlines():
+        sentence = f"{sentence}: {lines[0]}"
     notes = getattr(error, "__notes__", [])  # the first says which code it came from, if any does
-    return f"{text} ({notes[0].partition(chr(10))[0]})" if notes else text
+    if notes:
+        first_line = notes[0].partition("\n")[0]
+        sentence = f"{sentence} ({first_line})"
+    return sentence

@@ -88,8 +88,10 @@ def io_bytes(pid: int) -> int | None:
     """Bytes that it has read and written so far, by calls and on disks; None without permission to
     read them."""
     words = _read(f"/proc/{pid}/io").split()
+    if len(words) < 12:
+        return None
     # rchar, wchar, read_bytes, write_bytes; the fields between them count calls.
-    return sum(int(words[place]) for place in (1, 3, 9, 11)) if len(words) > 11 else None
+    return sum(int(words[position]) for position in (1, 3, 9, 11))
 
 
 class ThreadTimes(NamedTuple):
@@ -142,17 +144,16 @@ class ProcessHandle:
 def cgroup_values(name: str) -> list[str]:
     """The contents of this file for the root that this process sees and for its own control group,
     where they exist."""
-    own = os.fsdecode(_read("/proc/self/cgroup")).rpartition("::/")[2].strip()
-    texts = (_read(f"{CGROUPS}/{folder}/{name}").decode().strip() for folder in ("", own))
-    return [text for text in texts if text]
+    own_group = os.fsdecode(_read("/proc/self/cgroup")).rpartition("::/")[2].strip()
+    contents = (_read(f"{CGROUPS}/{group}/{name}").decode().strip() for group in ("", own_group))
+    return [content for content in contents if content]
 
 
 def cpu_quota() -> float | None:
     """How many CPUs' time the container gets; None: no limit."""
-    limits = (text.split() for text in cgroup_values("cpu.max"))
-    return min(
-        (float(quota) / float(period) for quota, period in limits if quota != "max"), default=None
-    )
+    limits = (limit.split() for limit in cgroup_values("cpu.max"))
+    cpus = [float(quota) / float(period) for quota, period in limits if quota != "max"]
+    return min(cpus, default=None)
 
 
 def usable_cpus() -> float:
@@ -175,30 +176,30 @@ def children(pid: int) -> list[int]:
     these lists."""
     # Each thread has its own list.
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
-    return [int(child) for found in lists for child in found.split()]
+    return [int(child) for children_of_thread in lists for child in children_of_thread.split()]
 
 
 def descendants(pid: int) -> list[int]:
     """The living children of a process, their children, and so on. Reads the state of every process
     on the machine."""
-    parents = {other: parent_of(other) for other in _numbers_in("/proc")}
-    found = []
-    new = [pid]
-    while new := [other for other, parent in parents.items() if parent in new]:
-        found += new
-    return found
+    parents = {process: parent_of(process) for process in _numbers_in("/proc")}
+    all_generations: list[int] = []
+    generation = [pid]
+    while generation:
+        generation = [process for process, parent in parents.items() if parent in generation]
+        all_generations += generation
+    return all_generations
 
 
 def processes_with_variable(*assignments: str) -> list[int]:
     """The processes that were started with one of these `NAME=value` in their environment, except
     this one. A process that hangs with the lock of its memory held blocks this call."""
-    wanted = {assignment.encode() for assignment in assignments}
-    found = (
-        pid
-        for pid in _numbers_in("/proc")
-        if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0"))
-    )
-    return [pid for pid in found if pid != os.getpid()]
+    encoded = {assignment.encode() for assignment in assignments}
+
+    def has_variable(pid: int) -> bool:
+        return not encoded.isdisjoint(_read(f"/proc/{pid}/environ").split(b"\0"))
+
+    return [pid for pid in _numbers_in("/proc") if pid != os.getpid() and has_variable(pid)]
 
 
 def _numbers_in(folder: str) -> list[int]:
@@ -221,9 +222,9 @@ class Termination:
     """Ends processes: SIGTERM to the topmost, which end their children; after the grace period
     SIGKILL to all."""
 
-    def __init__(self, find: Callable[[], Iterable[int]], grace_s: float) -> None:
-        """`find`: the pids that are left."""
-        self._find = find
+    def __init__(self, remaining: Callable[[], Iterable[int]], grace_s: float) -> None:
+        """`remaining`: the pids that are left."""
+        self._remaining = remaining
         self._deadline = time.monotonic() + grace_s
         self._signalled: set[int] = set()
 
@@ -233,20 +234,20 @@ class Termination:
 
     def step(self) -> bool:
         """Call it repeatedly. True: all have exited, or cannot be made to."""
-        left = set(self._find())
+        remaining = set(self._remaining())
         now = time.monotonic()
         if now >= self._deadline:
-            send_signal(left, signal.SIGKILL)
+            send_signal(remaining, signal.SIGKILL)
         else:
             # Children of a process that has exited are then topmost.
-            topmost = {pid for pid in left if parent_of(pid) not in left} - self._signalled
-            self._signalled |= topmost
-            for number in (
-                signal.SIGTERM,
-                signal.SIGCONT,
-            ):  # a stopped process receives SIGTERM only after SIGCONT
-                send_signal(topmost, number)
-        return not left or now >= self._deadline + KILL_WAIT_S
+            topmost = {pid for pid in remaining if parent_of(pid) not in remaining}
+            self._terminate(topmost - self._signalled)
+        return not remaining or now >= self._deadline + KILL_WAIT_S
+
+    def _terminate(self, pids: set[int]) -> None:
+        self._signalled |= pids
+        send_signal(pids, signal.SIGTERM)
+        send_signal(pids, signal.SIGCONT)  # without it a stopped process does not receive SIGTERM
 
     def wait(self) -> None:
         while not self.step():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -114,8 +114,8 @@ def read_rank(path: Path) -> int | None:
 def grace_from(environment: Mapping[str, str]) -> float | None:
     """How many seconds after a SIGTERM the launcher kills this rank; None: another launcher, which
     does not say."""
-    text = environment.get(GRACE_S)
-    return float(text) if text else None
+    grace_s = environment.get(GRACE_S)
+    return float(grace_s) if grace_s else None
 
 
 def note_saved(environment: Mapping[str, str]) -> None:
@@ -151,8 +151,8 @@ def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
 def read_error(path: Path) -> ErrorRecord | None:
     """None: the command could not write it."""
     try:
-        found = parse_json(path.read_bytes())
-        return ErrorRecord(**{**found, "place": Place(**found["place"])})
+        fields = parse_json(path.read_bytes())
+        return ErrorRecord(**{**fields, "place": Place(**fields["place"])})
     except (OSError, ValueError, TypeError, LookupError):
         return None
 
@@ -234,14 +234,21 @@ def sidecar_secret(secret: str | None, *start: str) -> str | None:
     return None if secret is None else derived(secret, "sidecars", *start)
 
 
+def _watch_nodes(endpoints: str) -> Iterator[tuple[str, int]]:
+    for endpoint in filter(None, endpoints.split(",")):
+        address, _, port = endpoint.rpartition(":")
+        yield address, int(port)
+
+
 def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
     """Only our own launcher sets these variables, except the one of NCCL."""
-    folder, run, hang_s = (environment.get(name) for name in (WATCH_FOLDER, WATCH_RUN, HANG_S))
-    nodes = (word.rpartition(":") for word in environment.get(WATCH_NODES, "").split(",") if word)
+    folder = environment.get(WATCH_FOLDER)
+    run = environment.get(WATCH_RUN)
+    hang_s = environment.get(HANG_S)
     return WatchSettings(
         folder=Path(folder) if folder else None,
         secret=sidecar_secret(secret_from(environment)),
-        nodes=tuple((address, int(port)) for address, _, port in nodes),
+        nodes=tuple(_watch_nodes(environment.get(WATCH_NODES, ""))),
         run=Path(run) if run else None,
         on_hang=environment.get(ON_HANG, DEFAULT_ON_HANG),
         hang_s=float(hang_s) if hang_s else None,

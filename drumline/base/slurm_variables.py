@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 FIRST_PORT = 20_000
-
-
 NUM_PORTS = 20_000
 
 
@@ -20,9 +18,8 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     node_list = environment["SLURM_STEP_NODELIST"]
     per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
     # Hosts are in the order of their ranks only if each has the same number of ranks, in blocks.
-    in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith(
-        "block"
-    )
+    distribution = environment.get("SLURM_DISTRIBUTION", "block")
+    in_blocks = "," not in per_node and distribution.startswith("block")
     return {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
@@ -55,9 +52,16 @@ def node_names(node_list: str) -> list[str]:
         if match is None:
             names.append(word)
             continue
-        prefix, numbers, rest = match.groups()
-        for first, _, last in (part.partition("-") for part in numbers.split(",") if part):
-            for number in range(int(first), int(last or first) + 1):
-                padded = str(number).zfill(len(first))
-                names += [f"{prefix}{padded}{end}" for end in node_names(rest) or [""]]
+        prefix, numbers, suffix = match.groups()
+        suffixes = node_names(suffix) or [""]
+        for number in _padded_numbers(numbers):
+            names += [f"{prefix}{number}{expanded}" for expanded in suffixes]
     return names
+
+
+def _padded_numbers(numbers: str) -> Iterator[str]:
+    """`007-009,12` is 007, 008, 009 and 12."""
+    for interval in filter(None, numbers.split(",")):
+        first, _, last = interval.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield str(number).zfill(len(first))

@@ -119,15 +119,13 @@ def interruptible(message: str) -> Iterator[None]:
 def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
     """The last line after Ctrl-C. `run`: the run folder, if known here; `arguments`: those of
     `drumline train`."""
-    again = (
-        "rerun the same command without --fresh"
-        if "--fresh" in arguments
-        else "rerun the same command"
-    )
+    rerun = "rerun the same command"
+    if "--fresh" in arguments:
+        rerun += " without --fresh"
     if run is None:
-        return f"interrupted; {again} to resume from the newest checkpoint, if one was saved"
+        return f"interrupted; {rerun} to resume from the newest checkpoint, if one was saved"
     if any((run / "checkpoints").glob("step-*")):
-        return f"interrupted; {again} to resume from the newest checkpoint"
+        return f"interrupted; {rerun} to resume from the newest checkpoint"
     return "interrupted before the first save; rerun the same command to start from the beginning"
 
 
@@ -253,11 +251,11 @@ class _LateCompiler(LateModule):
         # A second process group clears this cache, which is empty then.
         self.trace_rules = _LatePart(self, "trace_rules", clear_lru_cache=lambda: None)
 
-    def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
+    def disable(self, function: Any = None, recursive: bool = True, **options: Any) -> Any:
         """torch's own functions ask with `wrapping=False`, and keep the answer where it can be
         corrected later."""
-        if more != {"wrapping": False} or not self.is_placeholder:
-            return self.load().disable(function, recursive, **more)
+        if options != {"wrapping": False} or not self.is_placeholder:
+            return self.load().disable(function, recursive, **options)
         self.left_out.append((function, recursive))
         return function
 
@@ -274,10 +272,10 @@ class _LateCompiler(LateModule):
 class _LatePart(ModuleType):
     """A module of the compiler before the compiler is loaded."""
 
-    def __init__(self, compiler: _LateCompiler, part: str, **known: Callable[[], Any]) -> None:
-        """`known`: functions whose result is known without it."""
+    def __init__(self, compiler: _LateCompiler, part: str, **answers: Callable[[], Any]) -> None:
+        """`answers`: functions whose result is known without it."""
         super().__init__(f"{COMPILER}.{part}")
-        vars(self).update(known, _load=lambda: getattr(compiler.load(), part))
+        vars(self).update(answers, _load=lambda: getattr(compiler.load(), part))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._load(), name)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.segment import Segment
+    from rich.text import Text
 
 PREFIX = "drumline: "
 CLEAR_LINE = "\r\x1b[K"
@@ -29,13 +30,13 @@ _SPECIAL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_left: set[int] = set()
-"""Pipes without a reader."""
+_unread_pipes: set[int] = set()
+"""Descriptors of pipes without a reader."""
 
 
 def shown(text: str) -> str:
     """The text with control characters escaped, except tabs and newlines."""
-    return _SPECIAL.sub(lambda found: found[0] if found[0] == "\n" else _visible(found), text)
+    return _SPECIAL.sub(_visible_or_newline, text)
 
 
 def one_line(text: object) -> str:
@@ -49,17 +50,18 @@ def coloured_line(text: str) -> str:
     return f"{line}{RESET}" if "\x1b" in line else line
 
 
-def paragraph(text: object, *more: object) -> str:
-    """A message of Drumline's, with indented `more` lines below it."""
-    lines = [f"{PREFIX}{one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in more)]
+def paragraph(text: object, *details: object) -> str:
+    """A message of Drumline's, with indented lines of details below it."""
+    lines = [f"{PREFIX}{one_line(text)}", *(f"  {one_line(detail)}".rstrip() for detail in details)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def print_message(text: object, *more: object, stream: TextIO | None = None) -> None:
+def print_message(text: object, *details: object, stream: TextIO | None = None) -> None:
     """Print such a message on stderr in one write, since several threads may print. It replaces a
     progress line."""
     stream = stream or sys.stderr
-    _write(f"{CLEAR_LINE if _is_terminal(stream) else ''}{paragraph(text, *more)}", stream)
+    clear = CLEAR_LINE if _is_terminal(stream) else ""
+    _write(clear + paragraph(text, *details), stream)
 
 
 def show(
@@ -108,21 +110,29 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
         ) -> Iterable[Segment]:
             if isinstance(renderable, str):
                 renderable = shown(renderable)
-            elif (
-                isinstance(renderable, Text)
-                and (text := shown(renderable.plain)) != renderable.plain
-            ):
-                renderable = renderable.copy()
-                renderable.plain = text
+            elif isinstance(renderable, Text):
+                renderable = _escaped(renderable)
             return super().render(renderable, options)
 
     return SafeConsole(file=stream, highlight=False, markup=False, emoji=False, **options)
 
 
+def _escaped(text: Text) -> Text:
+    """Rich's text, as it is if it has no special characters: setting `plain` removes its styles."""
+    plain = shown(text.plain)
+    if plain == text.plain:
+        return text
+    copy = text.copy()
+    copy.plain = plain
+    return copy
+
+
 def is_read() -> bool:
     """Whether stdout may still have a reader. A command that only shows something ends when there
     is none."""
-    return sys.stdout is not None and not (_left and sys.stdout.fileno() in _left)
+    if sys.stdout is None:
+        return False
+    return not _unread_pipes or sys.stdout.fileno() not in _unread_pipes
 
 
 def _write(text: str, stream: TextIO | None) -> None:
@@ -134,19 +144,24 @@ def _write(text: str, stream: TextIO | None) -> None:
         stream.flush()
     except BrokenPipeError:
         # `| head` has read enough; the command continues, with the same exit code.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-        _left.add(stream.fileno())
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)
+        _unread_pipes.add(stream.fileno())
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and getattr(stream, "isatty", bool)()
 
 
-def _visible(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _visible(special: re.Match[str]) -> str:
+    return special[0].encode("unicode_escape").decode()
 
 
-def _visible_or_colour(found: re.Match[str]) -> str:
-    return found[0] if len(found[0]) > 1 else _visible(found)
+def _visible_or_newline(special: re.Match[str]) -> str:
+    return "\n" if special[0] == "\n" else _visible(special)
+
+
+def _visible_or_colour(special: re.Match[str]) -> str:
+    """Only the sequence of a colour has more than one character."""
+    return special[0] if len(special[0]) > 1 else _visible(special)

@@ -29,14 +29,13 @@ def without_credentials(text: str) -> str:
 
 
 def _hide_secrets(address: re.Match[str]) -> str:
-    login, separator, place = address[0].rpartition("@")
-    if (
-        "?" in login
-    ):  # a password with a question mark, or options with an `@`: where the host begins is unknown
+    login, separator, host = address[0].rpartition("@")
+    # A password with a question mark, or options with an `@`: where the host begins is unknown.
+    if "?" in login:
         return "://***"
     if separator:
-        place = f"://***@{place}"
-    return _OPTIONS.sub("?***", place)
+        host = f"://***@{host}"
+    return _OPTIONS.sub("?***", host)
 
 
 def plural(count: float, noun: str) -> str:
@@ -59,10 +58,12 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list
 
 def join_names(names: Iterable[object], *, most: int = MAX_NAMES) -> str:
     """`a`, `a and b`, `a, b and c`, `a, b, c, d and 252 more`."""
-    words = list(map(str, names))
-    if len(words) > most + 1:
-        words[most:] = [f"{len(words) - most} more"]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    items = list(map(str, names))
+    if len(items) > most + 1:
+        items[most:] = [f"{len(items) - most} more"]
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
@@ -78,6 +79,14 @@ def number_ranges(numbers: Iterable[int]) -> str:
     )
 
 
+def _shortened(text: str) -> str:
+    """At most `MAX_VALUE` characters; the hash shows a difference after them."""
+    if len(text) <= MAX_VALUE:
+        return text
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+    return f"{text[:MAX_VALUE]}... ({digest[:8]})"
+
+
 def named_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0, 1, 4-7`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
@@ -86,18 +95,17 @@ def named_ranks(ranks: Sequence[int]) -> str:
 def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None) -> str:
     """`ranks 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults
     to all."""
-    host_of = dict(zip(range(len(hosts)) if ranks is None else ranks, hosts, strict=True))
-    groups: dict[str, list[int]] = defaultdict(list)
-    for rank, value in zip(host_of, values, strict=True):
-        text = str(value)
-        if len(text) > MAX_VALUE:  # the hash shows a difference after the part that is kept
-            digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
-            text = f"{text[:MAX_VALUE]}... ({digest[:8]})"
-        groups[text].append(rank)
-    return "; ".join(
-        f"{named_ranks(group)} ({join_names(sorted({host_of[rank] for rank in group}))}): {value}"
-        for value, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
-    )
+    if ranks is None:
+        ranks = range(len(hosts))
+    host_of = dict(zip(ranks, hosts, strict=True))
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, value in zip(ranks, values, strict=True):
+        ranks_of[_shortened(str(value))].append(rank)
+    clauses = []
+    for value in sorted(ranks_of, key=lambda value: (-len(ranks_of[value]), ranks_of[value])):
+        value_hosts = sorted({host_of[rank] for rank in ranks_of[value]})
+        clauses.append(f"{named_ranks(ranks_of[value])} ({join_names(value_hosts)}): {value}")
+    return "; ".join(clauses)
 
 
 def duration(seconds: float) -> str:
@@ -143,7 +151,8 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
             break
         value = value / base
         unit = larger
-    return f"{value:.0f} {unit}" if unit == units[0] or value >= 999.5 else f"{value:.3g} {unit}"
+    is_whole = unit == units[0] or value >= 999.5
+    return f"{value:.0f} {unit}" if is_whole else f"{value:.3g} {unit}"
 
 
 def bit_rate(bytes_per_s: float) -> str:
@@ -162,7 +171,9 @@ def latency(seconds: float) -> str:
 
 def two_digits(value: float) -> str:
     """`0.12`, `9.4`, `112`."""
-    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+    if value < 1:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def signal_name(number: int) -> str:

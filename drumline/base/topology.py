@@ -59,18 +59,12 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
     if "SLURM_PROCID" in environment:
         variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
-        # mpirun uses other names, so each process would believe that it is the only one.
-        if count := next((name for name in OF_MPI if variables.get(name, "1") != "1"), None):
-            raise PreflightError(
-                f"mpirun has started several processes ({count}={variables[count]}), but none knows its rank",
-                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
-                "them with drumline launch --hosts",
-            )
+        _check_not_mpi(variables)
         return None
     if missing := [name for name in NEEDED if name not in variables]:
-        given = ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
+        present = ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
         raise PreflightError(
-            f"the launcher set {given} but not {', '.join(missing)}",
+            f"the launcher set {present} but not {', '.join(missing)}",
             next_step="start with torchrun or `drumline train --procs N`, or set all of "
             + ", ".join(NEEDED),
         )
@@ -84,9 +78,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         rank=rank,
         world_size=world_size,
         local_rank=_integer(variables, "LOCAL_RANK"),
-        local_world_size=_integer(
-            {"LOCAL_WORLD_SIZE": str(world_size), **variables}, "LOCAL_WORLD_SIZE"
-        ),
+        local_world_size=_integer(variables, "LOCAL_WORLD_SIZE", default=world_size),
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
         is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -106,7 +98,20 @@ def let_first_rank_report(topology: Topology | None) -> None:
         time.sleep(FIRST_REPORT_S)
 
 
-def _integer(variables: Mapping[str, str], name: str) -> int:
+def _check_not_mpi(variables: Mapping[str, str]) -> None:
+    """mpirun uses other names, so each process would believe that it is the only one."""
+    for name in OF_MPI:
+        if variables.get(name, "1") != "1":
+            raise PreflightError(
+                f"mpirun has started several processes ({name}={variables[name]}), but none knows its rank",
+                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
+                "them with drumline launch --hosts",
+            )
+
+
+def _integer(variables: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    if default is not None and name not in variables:
+        return default
     try:
         return int(variables[name])
     except ValueError:

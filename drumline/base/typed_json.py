@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -28,12 +28,12 @@ def _read(kind: Any, value: Any) -> Any:
         return {**value, **{name: _read(hint, value[name]) for name, hint in _fields(kind).items()}}
     if hasattr(kind, "__dataclass_fields__"):
         hints = _fields(kind)
-        return kind(**{name: _read(hints[name], one) for name, one in value.items()})
+        return kind(**{name: _read(hints[name], item) for name, item in value.items()})
     if (origin := get_origin(kind)) is not None:
         return _read_parts(kind, origin, get_args(kind), value)
-    return (
-        value if kind is Any else kind(value) if issubclass(kind, Enum) else _checked(kind, value)
-    )
+    if kind is Any:
+        return value
+    return kind(value) if issubclass(kind, Enum) else _checked(kind, value)
 
 
 def _read_parts(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) -> Any:
@@ -41,15 +41,14 @@ def _read_parts(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) 
         assert len(arguments) == 2, f"{kind} has more than one type besides None"
         return None if value is None else _read(arguments[0], value)
     if origin is Mapping:
-        of_key, of_value = arguments
-        return {
-            int(key) if of_key is int else _read(of_key, key): _read(of_value, one)
-            for key, one in value.items()
-        }
+        key_kind, item_kind = arguments
+        # JSON has no other keys than texts.
+        read_key = int if key_kind is int else partial(_read, key_kind)
+        return {read_key(key): _read(item_kind, item) for key, item in value.items()}
     if origin is list or arguments[1:] == (...,):
-        return origin(_read(arguments[0], one) for one in _checked(list | tuple, value))
+        return origin(_read(arguments[0], item) for item in _checked(list | tuple, value))
     assert origin is tuple, kind
-    return tuple(_read(one, part) for one, part in zip(arguments, value, strict=True))
+    return tuple(_read(part_kind, part) for part_kind, part in zip(arguments, value, strict=True))
 
 
 def _checked(kind: Any, value: Any) -> Any:

@@ -73,9 +73,9 @@ def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool =
 
 
 def size_of(path: Path) -> int:
-    found = path.lstat()
-    _check_regular(found, path)
-    return found.st_size
+    status = path.lstat()
+    _check_regular(status, path)
+    return status.st_size
 
 
 def open_append(path: Path) -> BinaryIO:
@@ -109,15 +109,16 @@ def replacing(path: Path, *, writer: str = "") -> Iterator[BinaryIO]:
     """A new file under a hidden name, which takes the place of this one when it is complete.
     `writer`: a part of the hidden name, where several processes may replace the file at the same
     time."""
-    beside = path.with_name(f".{path.name}.{writer}.partial" if writer else f".{path.name}.partial")
+    suffix = f".{writer}.partial" if writer else ".partial"
+    partial = path.with_name(f".{path.name}{suffix}")
     try:
-        beside.unlink(missing_ok=True)  # a link placed there would be followed, or block us
-        with beside.open("xb") as file:
+        partial.unlink(missing_ok=True)  # a link placed there would be followed, or block us
+        with partial.open("xb") as file:
             yield file
-        beside.replace(path)
+        partial.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink()
+            partial.unlink()
         raise
 
 
@@ -130,23 +131,23 @@ def make_own_folder(folder: Path, *, follow_links: bool = False) -> None:
 
 def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
     """The same for an existing folder. With `follow_links` it may be a link of this user."""
-    found = folder.lstat()
-    if follow_links and stat.S_ISLNK(found.st_mode):
-        _check_owner(found, folder, folder.parent)
-        found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        what = _KINDS.get(stat.S_IFMT(found.st_mode), "a file")
-        raise NotADirectoryError(errno.ENOTDIR, f"it is {what}, not a folder", str(folder))
-    _check_owner(found, folder, folder)
+    status = folder.lstat()
+    if follow_links and stat.S_ISLNK(status.st_mode):
+        _check_owner(status, folder, folder.parent)
+        status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a file")
+        raise NotADirectoryError(errno.ENOTDIR, f"it is {kind}, not a folder", str(folder))
+    _check_owner(status, folder, folder)
 
 
 def check_own_file(path: Path) -> None:
     """An OSError if it is a link, a FIFO or the like, or belongs to another user. A missing file is
     fine, and so is a folder, which cannot be written to as a file."""
     with suppress(FileNotFoundError, IsADirectoryError):
-        found = path.lstat()
-        _check_regular(found, path)
-        _check_owner(found, path, path.parent)
+        status = path.lstat()
+        _check_regular(status, path)
+        _check_owner(status, path, path.parent)
 
 
 def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
@@ -158,13 +159,15 @@ def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    safely = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags | safely, 0o666)
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK
+    if not follow_links:
+        flags |= os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
     try:
-        found = os.fstat(descriptor)
-        _check_regular(found, path)
+        status = os.fstat(descriptor)
+        _check_regular(status, path)
         if flags & (os.O_WRONLY | os.O_RDWR):
-            _check_owner(found, path, path.parent)
+            _check_owner(status, path, path.parent)
         os.set_blocking(descriptor, True)
     except BaseException:
         os.close(descriptor)
@@ -172,34 +175,33 @@ def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
     return descriptor
 
 
-def _check_regular(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
-        what = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 
 _owners: set[tuple[int, int]] = set()
 """The owner of new files, by file system."""
 
 
-def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
+def _check_owner(status: os.stat_result, path: Path, folder: Path) -> None:
     """Root is accepted, as it can do anything. A network file system may give all files one owner,
     whoever writes them (root, nobody, the owner of the mount): there the owner of a new file in the
     folder counts as this user."""
-    if found.st_uid in (os.geteuid(), 0) or (found.st_dev, found.st_uid) in _owners:
+    owner = status.st_uid
+    if owner in (os.geteuid(), 0) or (status.st_dev, owner) in _owners:
         return
     import tempfile
 
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
-        if found.st_uid == os.fstat(file.fileno()).st_uid:
-            _owners.add((found.st_dev, found.st_uid))
+        if owner == os.fstat(file.fileno()).st_uid:
+            _owners.add((status.st_dev, owner))
             return
     raise PermissionError(
-        errno.EPERM,
-        f"it belongs to user id {found.st_uid}, and this is user id {os.geteuid()}",
-        str(path),
+        errno.EPERM, f"it belongs to user id {owner}, and this is user id {os.geteuid()}", str(path)
     )
 
 
@@ -213,13 +215,13 @@ def parse_json(text: bytes | str) -> Any:
     if _HUGE.search(plain):
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     try:
-        found = json.loads(plain)
+        document = json.loads(plain)
     except RecursionError:
         raise _too_deep() from None
     may_be_deep = plain.count("[") + plain.count("{") > MAX_DEPTH
-    if may_be_deep and any(depth > MAX_DEPTH for depth, _ in enumerate(_levels(found))):
+    if may_be_deep and any(depth > MAX_DEPTH for depth, _ in enumerate(_levels(document))):
         raise _too_deep()
-    return found
+    return document
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -232,8 +234,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         document = tomllib.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    for value in (value for level in _levels(document) for value in level):
-        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+    for level in _levels(document):
+        if any(isinstance(value, int) and value.bit_length() > MAX_BITS for value in level):
             raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return document
 
@@ -248,12 +250,13 @@ def _levels(document: Any) -> Iterator[list[Any]]:
     level = [document]
     while level:
         yield level
-        inner = [
-            one.values() if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list)
-        ]
-        level = [value for values in inner for value in values]
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        level = inner
 
 
 def _too_deep() -> ValueError:

@@ -30,17 +30,21 @@ def is_class_spec(name: str) -> bool:
 def is_users_file(filename: str) -> bool:
     """Whether a frame of a traceback is in the user's code, or in a library that it calls: not in
     Drumline, torch or Python's own library."""
+    if filename.startswith(("<", _PACKAGE)):
+        return False
+    if filename.startswith(_PYTHON) and "-packages" not in filename:
+        return False
     torch = sys.modules.get("torch")
-    of_torch = (f"{Path(torch.__file__).parent}/",) if torch is not None and torch.__file__ else ()
-    is_pythons = filename.startswith(_PYTHON) and "-packages" not in filename
-    return not is_pythons and not filename.startswith(("<", _PACKAGE, *of_torch))
+    if torch is None or not torch.__file__:
+        return True
+    return not filename.startswith(f"{Path(torch.__file__).parent}/")
 
 
 def load_class(spec: str, base: type[Any] = object) -> type[Any]:
     """The class that `file.py:Class` or `package.module:Class` names. `base`: for an unknown name,
     subclasses of it are suggested."""
-    found: type[Any] = _load(spec, "class", "ClassName", inspect.isclass, base)
-    return found
+    loaded: type[Any] = _load(spec, "class", "ClassName", inspect.isclass, base)
+    return loaded
 
 
 def find_named(kind: str, name: str, built_in: Mapping[str, Any], base: type[Any] = object) -> Any:
@@ -58,12 +62,12 @@ def find_named(kind: str, name: str, built_in: Mapping[str, Any], base: type[Any
 
 def load_function(spec: str) -> Callable[..., Any]:
     """The function that `file.py:function` or `package.module:function` names."""
-    found: Callable[..., Any] = _load(spec, "function", "function", inspect.isfunction)
-    return found
+    function: Callable[..., Any] = _load(spec, "function", "function", inspect.isfunction)
+    return function
 
 
 def _load(
-    spec: str, kind: str, example: str, is_one: Callable[[Any], bool], base: type[Any] = object
+    spec: str, kind: str, example: str, is_kind: Callable[[Any], bool], base: type[Any] = object
 ) -> Any:
     module_name, _, name = spec.rpartition(":")
     if not module_name or not name.isidentifier():
@@ -71,26 +75,27 @@ def _load(
             f"{spec!r} does not name a {kind}",
             next_step=f"write path/to/file.py:{example} or package.module:{example}",
         )
-    module = (
-        _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
-    )
-    known = {known: value for known, value in vars(module).items() if is_one(value)}
-    if name in known:
-        return known[name]
-    # Suggest what a file defines before what it imports, such as a base class.
-    fitting = {
-        one: value for one, value in known.items() if base is object or issubclass(value, base)
-    }
-    own = [
-        one
-        for one, value in fitting.items()
-        if f"{value.__module__}.".startswith(f"{module.__name__}.")
-    ]
-    choices = own or [one for one, value in fitting.items() if value is not base]
-    none = "it defines none" if base is object else f"it defines no {base.__name__}"
-    raise UsageError(
-        f"{module_name} has no {kind} {name!r}; {did_you_mean(name, choices) if choices else none}"
-    )
+    is_file = module_name.endswith(".py")
+    module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
+    members = {member: value for member, value in vars(module).items() if is_kind(value)}
+    if name in members:
+        return members[name]
+    if choices := _suggestions(module, members, base):
+        hint = did_you_mean(name, choices)
+    else:
+        hint = "it defines none" if base is object else f"it defines no {base.__name__}"
+    raise UsageError(f"{module_name} has no {kind} {name!r}; {hint}")
+
+
+def _suggestions(module: ModuleType, members: Mapping[str, Any], base: type[Any]) -> list[str]:
+    """The names of members that fit: those that the module defines, before those that it imports,
+    such as a base class."""
+    fitting = members
+    if base is not object:
+        fitting = {name: value for name, value in members.items() if issubclass(value, base)}
+    prefix = f"{module.__name__}."
+    defined = [name for name, value in fitting.items() if f"{value.__module__}.".startswith(prefix)]
+    return defined or [name for name, value in fitting.items() if value is not base]
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -109,23 +114,22 @@ def _load_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    known = sys.modules.get(path.stem)
-    if (
-        known is not None
-        and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve()
-    ):
-        return known
-    if known is not None:
+    loaded = sys.modules.get(path.stem)
+    if loaded is None:
+        return importlib.import_module(path.stem)
+    loaded_file = Path(getattr(loaded, "__file__", None) or "")
+    if loaded_file.resolve() != path.resolve():
         raise UsageError(
             f"{path} cannot be loaded: a module named {path.stem!r} is already loaded",
             next_step=f"rename {path.name}",
         )
-    return importlib.import_module(path.stem)
+    return loaded
 
 
 def _load_module(name: str) -> ModuleType:
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -149,10 +153,11 @@ def build_accepted(
     for name in options:
         if name not in accepted and not takes_any:
             raise UsageError(f"{what} takes no option {name!r}; {did_you_mean(name, accepted)}")
-    given = {**{name: value for name, value in pool.items() if name in accepted}, **options}
+    arguments = {name: value for name, value in pool.items() if name in accepted}
+    arguments.update(options)
     needed = {name for name, parameter in accepted.items() if parameter.default is parameter.empty}
-    if missing := sorted(needed - given.keys()):
+    if missing := sorted(needed - arguments.keys()):
         raise UsageError(
             f"{what} needs {', '.join(missing)}, which neither the dataset nor the settings provide"
         )
-    return builder(**given)
+    return builder(**arguments)
