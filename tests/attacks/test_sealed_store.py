@@ -3,6 +3,7 @@ nothing ends by it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import socket
@@ -12,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch.distributed as dist
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -22,7 +24,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drumline.base.errors import Place, PreflightError
-from drumline.base.job_secret import derived, new_secret
+from drumline.base.job_secret import derived, keyed_hash, new_secret
 from drumline.base.topology import Topology
 from drumline.launch.node.c10d_rendezvous import (
     NOTHING,
@@ -33,7 +35,7 @@ from drumline.launch.node.c10d_rendezvous import (
 )
 from drumline.launch.node.membership import RUNNING, Membership
 from drumline.launch.node_plan import NodePlan
-from drumline.net.key_exchange import KeyPair, x25519
+from drumline.net.key_exchange import KeyPair
 from drumline.rank.failure import Failure, claim_failure
 from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous
 from drumline.rank.sealed_store import SealedStore, document
@@ -297,16 +299,16 @@ def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStor
 
 
 def test_a_secret_is_wrapped_for_one_alone() -> None:
-    one = KeyPair()
-    other = KeyPair()
+    sender = KeyPair()
+    receiver = KeyPair()
     attacker = KeyPair()
     secret = new_secret()
-    wrapped = one.wrap(secret, other.public, "for other")
+    wrapped = sender.wrap(secret, receiver.public, "for the receiver")
     assert wrapped is not None
-    assert other.wrap(wrapped, one.public, "for other") == secret
-    for reader, public in ((attacker, one.public), (attacker, other.public)):
-        assert reader.wrap(wrapped, public, "for other") != secret
-    assert other.wrap(wrapped, one.public, "for another") != secret
+    assert receiver.wrap(wrapped, sender.public, "for the receiver") == secret
+    for public in (sender.public, receiver.public):
+        assert attacker.wrap(wrapped, public, "for the receiver") != secret
+    assert receiver.wrap(wrapped, sender.public, "for another purpose") != secret
 
 
 @pytest.mark.parametrize(
@@ -332,4 +334,8 @@ def test_a_key_that_gives_the_secret_away_is_refused(public: object) -> None:
     ],
 )
 def test_the_vectors_of_rfc_7748(scalar: str, point: str, product: str) -> None:
-    assert x25519(bytes.fromhex(scalar), bytes.fromhex(point)).hex() == product
+    pair = KeyPair()
+    pair._private = X25519PrivateKey.from_private_bytes(bytes.fromhex(scalar))
+    shared_key = hashlib.sha256(bytes.fromhex(product)).digest()
+    pad = keyed_hash(shared_key, "drumline key exchange", "for a peer")
+    assert pair.wrap("00" * 32, point, "for a peer") == pad.hex()
