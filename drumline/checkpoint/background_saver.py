@@ -38,7 +38,7 @@ class GatheredState:
 
     live: dict[str, Mapping[str, Tensor]]
     """Shares memory with the model and the optimizer: the next step changes it."""
-    own: dict[str, Mapping[str, Tensor]]
+    frozen: dict[str, Mapping[str, Tensor]]
     """Belongs to this save only."""
     documents: dict[str, Any]
     complete: Callable[[], None] = lambda: None
@@ -153,18 +153,18 @@ class BackgroundSaver:
         """On rank 0, in the writer's thread. Returns the fields of the event."""
         copy_s = copied.wait()
         state.complete()
-        me, *others = self._writers
+        me, *other_writers = self._writers
         expected = {
             writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
-            for writer in others
+            for writer in other_writers
         }
         path = store.write(
             self._root,
             step,
-            tensors={**copied.tensors, **state.own},
+            tensors={**copied.tensors, **state.frozen},
             documents=state.documents,
             stream=copied.stream,
-            others=Collector(self._messages(), me, expected) if others else None,
+            part_writers=Collector(self._messages(), me, expected) if other_writers else None,
             **about,
         )
         seconds = time.perf_counter() - began

@@ -61,11 +61,11 @@ def host_room() -> int:
     with suppress(OSError, ValueError, LookupError):
         left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
     with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, not a number
-        own = (
+        this_group = (
             _GROUPS
             / Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
         )
-        group = own if (own / "memory.max").is_file() else _GROUPS
+        group = this_group if (this_group / "memory.max").is_file() else _GROUPS
         limit, used = (
             int((group / name).read_text(encoding="utf-8"))
             for name in ("memory.max", "memory.current")

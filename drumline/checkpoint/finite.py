@@ -19,10 +19,14 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
     for tensor in tensors:
         if tensor.numel():
             by_type[tensor.dtype, tensor.device].append(tensor)
-    found = [torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()]
-    if not found:
+    largest_by_type = [
+        torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()
+    ]
+    if not largest_by_type:
         return torch.zeros(())
-    return torch.stack([one.to(found[0].device).double() for one in found]).max()
+    return torch.stack(
+        [value.to(largest_by_type[0].device).double() for value in largest_by_type]
+    ).max()
 
 
 @torch.no_grad()
@@ -31,7 +35,9 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     for the device, only once if there is none."""
     numbers = {
         name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for name, tensor in ((name, own_part(one)) for name, one in tensors.items())
+        for name, tensor in (
+            (name, own_part(tensor_or_shard)) for name, tensor_or_shard in tensors.items()
+        )
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
     }
     if not numbers or math.isfinite(float(largest(numbers.values()))):

@@ -33,7 +33,7 @@ from drumline.checkpoint.mirrored_run import (
     object_name,
     piece_name,
 )
-from drumline.checkpoint.retention import kept, prune
+from drumline.checkpoint.retention import prune, to_keep
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
 from drumline.storage.backend import PIECE_BYTES, StoreError
@@ -180,10 +180,10 @@ class Mirror:
         self._failure = what
 
     def _synchronize(self) -> None:
-        found = self._run.checkpoints()  # each time: someone else may have deleted some
-        self._complete = found.complete
+        mirrored = self._run.checkpoints()  # each time: someone else may have deleted some
+        self._complete = mirrored.complete
         if not self._id:
-            is_empty = not (found.complete or found.corrupt)
+            is_empty = not (mirrored.complete or mirrored.corrupt)
             self._id = claim(self._run, self._folder, is_empty=is_empty, uploads=True)
         self._check()
         if not self._has_begun:
@@ -228,22 +228,26 @@ class Mirror:
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
         """The steps that are kept here, and are not in the store, or with other content."""
         stored = self._complete
-        wanted = kept(local, **self._retention) | {max(local)} if local else set()
+        if not local:
+            return set()
+        kept_steps = to_keep(local, **self._retention) | {max(local)}
         return {
-            step for step in wanted if step not in stored or stored[step].files != local[step].files
+            step
+            for step in kept_steps
+            if step not in stored or stored[step].files != local[step].files
         }
 
-    def _upload(self, step: int, found: Manifest) -> None:
+    def _upload(self, step: int, local: Manifest) -> None:
         path = self._root / catalog.folder_name(step)
         began = time.monotonic()
         done = 0
-        total = file_size(sum(record.size for record in found.files.values()))
+        total = file_size(sum(record.size for record in local.files.values()))
         try:
             if step in self._complete:  # it was saved again: from here on it is incomplete
                 catalog.verify(path)
                 self._store.delete([object_name(step, manifest.FILE_NAME)])
                 del self._complete[step]
-            for name, record in found.files.items():
+            for name, record in local.files.items():
                 self._doing = f"step {step}, {file_size(done)} of {total}"
                 self._check_open()
                 if catalog.checksum_of(path / name) != record.blake3:
@@ -255,7 +259,7 @@ class Mirror:
                 done += record.size
             self._put_files()
             self._check()
-            content = manifest.render(found)
+            content = manifest.render(local)
             name = object_name(step, manifest.FILE_NAME)
             self._store.put(name, content)
             self._store.check(name, size=len(content), checksum=blake3(content).hexdigest())
@@ -265,7 +269,7 @@ class Mirror:
             return  # retention has removed it meanwhile
         finally:
             self._doing = ""
-        self._complete[step] = found
+        self._complete[step] = local
         self._report(
             f"mirrored step {step} to {self._store} ({total} in {duration(time.monotonic() - began)})"
         )
@@ -275,13 +279,13 @@ class Mirror:
         that only what it had before them, so that the ledger in the store is never ahead of the
         events."""
         self._check()
-        for path, found in reversed([(path, path.lstat()) for path in self._files()]):
+        for path, file_status in reversed([(path, path.lstat()) for path in self._files()]):
             name = path.relative_to(self._folder).as_posix()
-            if self._sent.get(name) == (state := (found.st_size, found.st_mtime_ns)):
+            if self._sent.get(name) == (state := (file_status.st_size, file_status.st_mtime_ns)):
                 continue
             try:
                 if path.suffix == ".jsonl":
-                    self._put_lines(path, name, found.st_size)
+                    self._put_lines(path, name, file_status.st_size)
                 else:
                     self._store.put(name, read_regular(path))
             except OSError as error:  # checkpoints matter more
@@ -314,7 +318,7 @@ class Mirror:
         """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a
         killed upload."""
         complete = self._complete
-        keep = kept(complete, **self._retention) | {newest}
+        keep = to_keep(complete, **self._retention) | {newest}
         for step in complete.keys() - keep:
             self._store.delete(
                 [object_name(step, manifest.FILE_NAME)]
@@ -357,23 +361,22 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
     records: list[Path] = []
     local = [step for step, _ in complete_in(folder / CHECKPOINTS)]
     began = time.monotonic()
-    more = ""
+    explanation = ""
     try:
-        found = run.checkpoints()
-        is_empty = not (found.complete or found.corrupt)
-        both = local and found.complete
-        if both and (
-            aside := set_aside(run, folder, newest=max(local), mirrored=max(found.complete))
-        ):
-            local = []
-            more = f": the run has continued elsewhere; what was here is in {aside}"
+        mirrored = run.checkpoints()
+        is_empty = not (mirrored.complete or mirrored.corrupt)
+        if local and mirrored.complete:
+            aside = set_aside(run, folder, newest=max(local), mirrored=max(mirrored.complete))
+            if aside is not None:
+                local = []
+                explanation = f": the run has continued elsewhere; what was here is in {aside}"
         if local or is_empty:
             claim(run, folder, is_empty=is_empty)
             return "", []
         records.extend(run.fetch_files(folder))
         write_marker(run, folder, continues=True)
         step, skipped = run.restore_newest(
-            found, folder / CHECKPOINTS
+            mirrored, folder / CHECKPOINTS
         )  # last: it makes the run folder one to resume
     except DrumlineError as error:
         for path in records:
@@ -387,7 +390,7 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
         )
         raise
     return (
-        f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}{more}",
+        f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}{explanation}",
         skipped,
     )
 

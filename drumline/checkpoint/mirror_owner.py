@@ -32,7 +32,7 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
     `check_owner` then, since another one may have been faster. Refuses the mirror of another run,
     and one that a run has been restored from since."""
     marker = _read_marker(run, folder)
-    seen, owners = _read_owners(run)
+    marker_object, owners = _read_owners(run)
     owner = owners[-1] if owners else None
     if is_empty:
         marker = marker or write_marker(run, folder)
@@ -42,7 +42,9 @@ def claim(run: MirroredRun, folder: Path, *, is_empty: bool, uploads: bool = Fal
             next_step="give --checkpoint.mirror a prefix of its own, or resume from there in an empty --run DIR",
         )
     if uploads and owner != marker["id"]:
-        _put_owners(run, seen, [*(owners if owner == marker["after"] else ()), marker["id"]])
+        _put_owners(
+            run, marker_object, [*(owners if owner == marker["after"] else ()), marker["id"]]
+        )
     return str(marker["id"])
 
 
@@ -50,8 +52,8 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     """If the run in this folder was restored elsewhere, and has continued there: move its files to
     a folder in it, where nothing is lost. Refuses if they hold a later step than the mirror.
     `newest` is here, `mirrored` there."""
-    own = _read_marker(run, folder).get("id")
-    if own not in _read_owners(run)[1][:-1]:
+    run_id = _read_marker(run, folder).get("id")
+    if run_id not in _read_owners(run)[1][:-1]:
         return None
     if newest > mirrored:
         raise UsageError(
@@ -60,7 +62,7 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
             next_step="move this folder away to resume from there, or continue from here with another "
             "--checkpoint.mirror",
         )
-    aside = folder / f"before-{own}"
+    aside = folder / f"before-{run_id}"
     _make_aside(aside)
     with _writing(aside):
         for name in (
@@ -74,12 +76,12 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     return aside
 
 
-def check_owner(run: MirroredRun, own: str) -> None:
+def check_owner(run: MirroredRun, run_id: str) -> None:
     """Raise if another run folder has claimed the mirror since."""
-    seen, owners = _read_owners(run)
+    marker_object, owners = _read_owners(run)
     if not owners:  # someone has emptied it
-        _put_owners(run, seen, [own])
-    elif owners[-1] != own:
+        _put_owners(run, marker_object, [run_id])
+    elif owners[-1] != run_id:
         raise UsageError(
             f"{run.store} has become the mirror of another run folder",
             next_step="stop one of the two runs, or give one of them another --checkpoint.mirror",
@@ -142,8 +144,8 @@ def _make_aside(aside: Path) -> None:
         ) from error
 
 
-def _put_owners(run: MirroredRun, seen: bytes | None, ids: list[str]) -> None:
-    run.store.put_after(seen, MARKER, json.dumps({"ids": ids}).encode())
+def _put_owners(run: MirroredRun, marker_object: bytes | None, ids: list[str]) -> None:
+    run.store.put_after(marker_object, MARKER, json.dumps({"ids": ids}).encode())
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class MirroredCheckpoints(NamedTuple):
     complete: dict[int, Manifest]
     corrupt: dict[int, str]
     """The manifest is there, but cannot be read: the reason."""
-    others: dict[int, list[str]]
+    unnamed: dict[int, list[str]]
     """Names of objects that no manifest names: an upload that has not finished, or was killed."""
 
 
@@ -63,43 +63,43 @@ class MirroredRun:
         for name in self.store.sizes(CHECKPOINTS):
             if named := _OBJECT.fullmatch(name):
                 names.setdefault(int(named[1]), []).append(named[2])
-        found = MirroredCheckpoints({}, {}, {})
+        checkpoints = MirroredCheckpoints({}, {}, {})
         for step, files in sorted(names.items()):
-            own = {manifest.FILE_NAME}
+            named_files = {manifest.FILE_NAME}
             if manifest.FILE_NAME in files:
                 try:
                     read = manifest.parse(self.store.read(object_name(step, manifest.FILE_NAME)))
                     if read.step != step:
                         raise ValueError(f"it belongs to step {read.step}")
-                    found.complete[step] = read
-                    own |= read.files.keys()
+                    checkpoints.complete[step] = read
+                    named_files |= read.files.keys()
                 except ValueError as error:
-                    found.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
+                    checkpoints.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
                     continue
                 except StoreError as error:
                     if not error.is_bad_copy:
                         raise
                     if not error.is_missing:  # or a running job has removed it since
-                        found.corrupt[step] = error.what
+                        checkpoints.corrupt[step] = error.what
                     continue
-            if others := [object_name(step, file) for file in files if file not in own]:
-                found.others[step] = others
-        return found
+            if unnamed := [object_name(step, file) for file in files if file not in named_files]:
+                checkpoints.unnamed[step] = unnamed
+        return checkpoints
 
-    def restore_newest(self, found: MirroredCheckpoints, root: Path) -> tuple[int, list[str]]:
+    def restore_newest(self, mirrored: MirroredCheckpoints, root: Path) -> tuple[int, list[str]]:
         """Fetch the newest complete checkpoint into a folder of checkpoints, every byte compared
         with the manifest: a corrupt one is skipped for the one before it, and one that is not
         finite for one that is. Returns its step, and why others were skipped."""
         skipped = [
             self._skipped(step, reason)
-            for step, reason in sorted(found.corrupt.items(), reverse=True)
+            for step, reason in sorted(mirrored.corrupt.items(), reverse=True)
         ]
         newest_first = sorted(
-            found.complete, key=lambda step: (found.complete[step].non_finite is None, step)
+            mirrored.complete, key=lambda step: (mirrored.complete[step].non_finite is None, step)
         )
         for step in reversed(newest_first):
             try:
-                self.fetch_checkpoint(step, found.complete[step], root)
+                self.fetch_checkpoint(step, mirrored.complete[step], root)
                 return step, skipped
             except StoreError as error:
                 if not error.is_bad_copy:
@@ -110,7 +110,7 @@ class MirroredRun:
             next_step="restore one from a backup, or start a new run with another --checkpoint.mirror",
         )
 
-    def fetch_checkpoint(self, step: int, found: Manifest, root: Path) -> Path:
+    def fetch_checkpoint(self, step: int, checkpoint: Manifest, root: Path) -> Path:
         """Fetch a checkpoint into a hidden folder, which gets its name when it is complete; nothing
         is left of one that fails."""
         from drumline.checkpoint import store  # it loads torch
@@ -121,14 +121,14 @@ class MirroredRun:
             store.make_folder(root)
             store.delete_folder(partial)
             partial.mkdir()
-            for name, record in found.files.items():
+            for name, record in checkpoint.files.items():
                 self.store.fetch(
                     object_name(step, name),
                     partial / name,
                     size=record.size,
                     checksum=record.blake3,
                 )
-            store.write_file(partial / manifest.FILE_NAME, [manifest.render(found)])
+            store.write_file(partial / manifest.FILE_NAME, [manifest.render(checkpoint)])
             store.flush_folder(partial)
             store.put_in_place(partial, final)
         except BaseException as error:
@@ -137,7 +137,7 @@ class MirroredRun:
             cause = error.__cause__ if isinstance(error, StoreError) and error.is_of_disk else error
             if not isinstance(cause, OSError):
                 raise
-            needed = sum(record.size for record in found.files.values())
+            needed = sum(record.size for record in checkpoint.files.values())
             reason, next_step = catalog.explain_os_error(cause, folder=root, needed=needed)
             what = f"step {step} of {self.store} could not be restored to {root}: {reason}"
             raise CheckpointError(what, next_step=next_step) from error
@@ -147,11 +147,11 @@ class MirroredRun:
         """Like `catalog.verify`, for a checkpoint whose manifest alone is in this folder: its
         objects are read from the store. The folder is removed if the checkpoint no longer is
         there."""
-        found = manifest.read(path)
-        for name, record in found.files.items():
+        checkpoint = manifest.read(path)
+        for name, record in checkpoint.files.items():
             try:
                 self.store.check(
-                    object_name(found.step, name),
+                    object_name(checkpoint.step, name),
                     size=record.size,
                     checksum=record.blake3,
                     reads_all=True,
@@ -159,29 +159,31 @@ class MirroredRun:
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
-                if object_name(found.step, manifest.FILE_NAME) not in self.store.sizes(CHECKPOINTS):
+                if object_name(checkpoint.step, manifest.FILE_NAME) not in self.store.sizes(
+                    CHECKPOINTS
+                ):
                     shutil.rmtree(path)  # a running job has removed it since
                 raise CorruptCheckpointError(path, error.what) from error
-        return found
+        return checkpoint
 
     def fetch_outline(self, folder: Path) -> None:
         """Fetch of each checkpoint its manifest and position, and the run's small files. What a
         killed upload left becomes a folder with a hidden name, as a killed save leaves one."""
         root = folder / CHECKPOINTS
-        found = self.checkpoints()
-        for step in {*found.complete, *found.corrupt}:
+        mirrored = self.checkpoints()
+        for step in {*mirrored.complete, *mirrored.corrupt}:
             name = manifest.FILE_NAME
             path = root / catalog.folder_name(step)
             path.mkdir(parents=True)
-            if step in found.complete:
-                (path / name).write_bytes(manifest.render(found.complete[step]))
+            if step in mirrored.complete:
+                (path / name).write_bytes(manifest.render(mirrored.complete[step]))
                 name = f"progress{catalog.DOCUMENT}"
             try:
                 self.store.fetch(object_name(step, name), path / name, most=DOCUMENT_BYTES)
             except StoreError as error:
                 if not error.is_bad_copy:
                     raise
-        for step in found.others.keys() - found.complete.keys():
+        for step in mirrored.unnamed.keys() - mirrored.complete.keys():
             (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)
         deque(
             self.fetch_files(folder), maxlen=0

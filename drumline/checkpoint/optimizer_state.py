@@ -88,17 +88,17 @@ def load_optimizer_state(
             as_list("the checkpoint is of another optimizer:", problems),
             next_step="set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
         )
-    own = optimizer.state_dict()
+    current = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
     state = {
         number: decode_state(document["state"][name], _copies(tensors, parameters[name].device))
-        for number, name in _names_by_number(own, groups).items()
+        for number, name in _names_by_number(current, groups).items()
         if name in document["state"]
     }
     rest = decode_state(document["rest"], _copies(tensors, torch.device("cpu")))
     loaded = [
-        {**ours, **_in_form_of(ours, decode_state(saved["settings"], tensors.__getitem__))}
-        for ours, saved in zip(own["param_groups"], document["groups"], strict=True)
+        {**group, **_in_form_of(group, decode_state(saved["settings"], tensors.__getitem__))}
+        for group, saved in zip(current["param_groups"], document["groups"], strict=True)
     ]
     optimizer.load_state_dict(
         {**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded}
@@ -126,11 +126,9 @@ def _named_parameters(model: Models) -> Iterator[tuple[str, nn.Parameter]]:
     if isinstance(model, nn.Module):
         yield from unwrap_model(model).named_parameters()
         return
-    for prefix, one in model.items():
-        yield from (
-            (f"{prefix}.{name}", parameter)
-            for name, parameter in unwrap_model(one).named_parameters()
-        )
+    for prefix, part in model.items():
+        for name, parameter in unwrap_model(part).named_parameters():
+            yield f"{prefix}.{name}", parameter
 
 
 def _names_by_number(
@@ -155,14 +153,14 @@ def _differences(
     if len(saved_groups) != len(groups):
         yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
         return
-    for index, (saved, ours) in enumerate(zip(saved_groups, groups, strict=True)):
-        yield from (
-            f"{name} is not in group {index} of the checkpoint"
-            for name in ours
-            if name not in saved
-        )
-        yield from (f"{name} is not in group {index} here" for name in saved if name not in ours)
-        for name, parameter in ours.items():
+    for index, (saved, current) in enumerate(zip(saved_groups, groups, strict=True)):
+        for name in current:
+            if name not in saved:
+                yield f"{name} is not in group {index} of the checkpoint"
+        for name in saved:
+            if name not in current:
+                yield f"{name} is not in group {index} here"
+        for name, parameter in current.items():
             shape = document["parameters"].get(name, {}).get("shape")
             if name in saved and shape != list(parameter.shape):
                 yield f"{name} is {shape} in the checkpoint and {list(parameter.shape)} here"
@@ -184,12 +182,12 @@ def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[st
     return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
 
 
-def _in_form_of(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def _in_form_of(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved settings, as tensors or numbers like the optimizer's own: in a CUDA graph the rate is a
     tensor."""
     settings: dict[str, Any] = {}
     for key, value in saved.items():
-        form = ours.get(key)
+        form = current.get(key)
         if isinstance(form, Tensor):
             settings[key] = torch.as_tensor(value).to(form, copy=True)
         elif isinstance(value, Tensor):

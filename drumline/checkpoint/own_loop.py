@@ -74,7 +74,9 @@ class Checkpoint:
         self.folder = folder
         self._objects = dict(objects)
         self._saving = saving
-        self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._models = {
+            name: value for name, value in objects.items() if isinstance(value, nn.Module)
+        }
         self._root = folder / "checkpoints"
         self._keep_last = keep_last
         self._me = me
@@ -119,9 +121,9 @@ class Checkpoint:
             if not self._saver.is_writer:
                 return
             live = {
-                f"{file}/{name}": one
+                f"{file}/{name}": tensor
                 for file, group in state.live.items()
-                for name, one in group.items()
+                for name, tensor in group.items()
             }
             if (non_finite := first_non_finite(live)) is not None:
                 log.warning(
@@ -169,26 +171,28 @@ class Checkpoint:
         """Collective."""
         progress = {"step": step, "objects": self._kinds, "world_size": self._world_size}
         state = GatheredState({}, {"rng": gather_rng(self._device)}, {"progress": progress})
-        for name, one in self._objects.items():
-            if isinstance(one, nn.Module):
-                state.live[name], aliases = model_state(one)
+        for name, value in self._objects.items():
+            if isinstance(value, nn.Module):
+                state.live[name], aliases = model_state(value)
                 state.documents[name] = {"aliases": aliases}
-            elif isinstance(one, Optimizer):
-                state.live[name], state.documents[name] = optimizer_state(self._models_of(one), one)
+            elif isinstance(value, Optimizer):
+                state.live[name], state.documents[name] = optimizer_state(
+                    self._models_of(value), value
+                )
             else:
-                self._gather_object(name, one, state)
+                self._gather_object(name, value, state)
         return state
 
-    def _gather_object(self, name: str, one: Any, state: GatheredState) -> None:
+    def _gather_object(self, name: str, value: Any, state: GatheredState) -> None:
         """Collective: one state for all ranks where theirs are the same, as most are."""
         tensors: dict[str, Tensor] = {}
-        encoded = encode_state(one.state_dict(), name, tensors)
+        encoded = encode_state(value.state_dict(), name, tensors)
         if self._world_size == 1 or is_same_everywhere(encoded, tensors, device=self._device):
             state.documents[name] = {"ranks": [encoded]}
             files = state.live
             tensors = {f"0/{key}": tensor for key, tensor in tensors.items()}
         else:
-            files = state.own
+            files = state.frozen
             state.documents[name], tensors = gather_states(encoded, tensors, device=self._device)
         if tensors:
             files[name] = tensors
@@ -218,28 +222,32 @@ class Checkpoint:
         return store.broadcast(read, device=self._device) if is_found else None
 
     def _restore(self, name: str, snapshot: Snapshot) -> None:
-        one = self._objects[name]
+        value = self._objects[name]
         document = snapshot.documents[name]
         tensors = snapshot.tensors.get(name, {})
         with _naming(name):
-            if isinstance(one, nn.Module):
-                restore_model(snapshot, one, name=name)
-            elif isinstance(one, Optimizer):
-                load_optimizer_state(self._models_of(one), one, tensors, document)
+            if isinstance(value, nn.Module):
+                restore_model(snapshot, value, name=name)
+            elif isinstance(value, Optimizer):
+                load_optimizer_state(self._models_of(value), value, tensors, document)
             else:
-                _load(one, state_of_rank(document, tensors, self._me.rank))
+                _load(value, state_of_rank(document, tensors, self._me.rank))
 
     def _about_ranks(self, saved: int, documents: Mapping[str, Any]) -> str:
         """The warning that the number of ranks has changed; it names the objects with a state for
         each rank."""
         message = f"the number of ranks changed since the checkpoint: {saved} -> {self._world_size}"
-        own = [name for name in self._objects if len(documents[name].get("ranks", ())) > 1]
-        if not own:
+        different_by_rank = [
+            name for name in self._objects if len(documents[name].get("ranks", ())) > 1
+        ]
+        if not different_by_rank:
             return f"{message}; the samples of a loader are the same, but not the bits"
         copied = f"ranks from {saved} on get a copy of the state of rank {saved - 1}"
         lost = f"the states of ranks from {self._world_size} on are not used"
         effect = copied if saved < self._world_size else lost
-        return f"{message}; each rank had its own state of {join_names(own)}: {effect}"
+        return (
+            f"{message}; each rank had its own state of {join_names(different_by_rank)}: {effect}"
+        )
 
     def _check_can_save(self, step: int) -> None:
         if not self._has_resumed:
@@ -247,10 +255,10 @@ class Checkpoint:
                 f"save({step}) was called before resume()",
                 next_step="call resume() once before the loop: in a new folder it returns 0",
             )
-        for name, one in self._objects.items():
+        for name, value in self._objects.items():
             # A loader of ours: its cursor is at the start of the step, whose gradients would be
             # lost.
-            if not getattr(one, "is_last_micro_batch", True):
+            if not getattr(value, "is_last_micro_batch", True):
                 raise UsageError(
                     f"save({step}) was called in the middle of a step: {name} has more micro-batches of it",
                     next_step=f"save after optimizer.step(), where {name}.is_last_micro_batch is True",
@@ -259,11 +267,11 @@ class Checkpoint:
     def _models_of(self, optimizer: Optimizer) -> Models:
         """The model that has all its parameters, so that they keep their own names; otherwise all
         models."""
-        own = parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         holders = (
-            one
-            for one in self._models.values()
-            if own <= {id(parameter) for parameter in one.parameters()}
+            model
+            for model in self._models.values()
+            if parameters <= {id(parameter) for parameter in model.parameters()}
         )
         return next(holders, self._models)
 
@@ -278,13 +286,13 @@ class Checkpoint:
         )
 
 
-def _load(one: Any, state: Any) -> None:
+def _load(value: Any, state: Any) -> None:
     try:
-        one.load_state_dict(state)
+        value.load_state_dict(state)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointMismatchError(
-            f"{type(one).__name__}.load_state_dict() failed: {reason}"
+            f"{type(value).__name__}.load_state_dict() failed: {reason}"
         ) from error
 
 

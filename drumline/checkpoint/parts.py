@@ -65,12 +65,15 @@ def assign_shards(
     assigned: dict[int, dict[str, dict[str, Any]]] = {writer: {} for writer in range(num_writers)}
     for file, group in tensors.items():
         for name, tensor in group.items():
-            in_shards = is_in_shards(name, tensor)
-            own = own_piece(tensor) if in_shards else own_part(tensor)
-            for writer, piece in (piece_names(name, tensor) if in_shards else {0: name}).items():
-                assigned[writer].setdefault(store.part_name(file, writer), {})[piece] = (
-                    own if writer == rank else None
-                )
+            if is_in_shards(name, tensor):
+                rows_here = own_piece(tensor)
+                pieces = piece_names(name, tensor)
+            else:
+                rows_here = own_part(tensor)
+                pieces = {0: name}
+            for writer, piece in pieces.items():
+                part = assigned[writer].setdefault(store.part_name(file, writer), {})
+                part[piece] = rows_here if writer == rank else None
         if not group:  # a file without tensors is part of the checkpoint too
             assigned[0][file] = {}
     return assigned
@@ -150,17 +153,21 @@ class Collector:
         if "failure" in reply:
             raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
         if reply["tensors"] != expected:
-            both = (expected, reply["tensors"])
-            ours, theirs = (
-                {(file, name) for file in files for name in files[file]} for files in both
-            )
-            file, name = min((ours - theirs) or (theirs - ours))
-            has = "has no" if (file, name) in ours else "has"
-            raise store.PartError(
-                f"{writer} {has} {name} for {file}: its model or optimizer differs from that of {self._me}",
-                "build the same model and optimizer on every rank",
-            )
+            raise self._difference(writer, expected, reply["tensors"])
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
+
+    def _difference(
+        self, writer: WritingRank, expected: dict[str, list[str]], written: dict[str, list[str]]
+    ) -> store.PartError:
+        expected_names = {(file, name) for file in expected for name in expected[file]}
+        written_names = {(file, name) for file in written for name in written[file]}
+        missing = expected_names - written_names
+        file, name = min(missing or written_names - expected_names)
+        has = "has no" if missing else "has"
+        return store.PartError(
+            f"{writer} {has} {name} for {file}: its model or optimizer differs from that of {self._me}",
+            "build the same model and optimizer on every rank",
+        )
 
     def _check_file(
         self, partial: Path, name: str, record: FileRecord, writer: WritingRank

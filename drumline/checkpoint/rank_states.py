@@ -27,17 +27,19 @@ def gather_states(
     ranks and, on rank 0 alone, their tensors, which may be large."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     shapes = {
-        name: [str(one.dtype).removeprefix("torch."), list(one.shape), one.nbytes]
-        for name, one in tensors.items()
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.nbytes]
+        for name, tensor in tensors.items()
     }
     pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
     everyone = gather_json([document, shapes, content.numel()], device=device)
     contents = gather_on_main(content, [size for _, _, size in everyone], device=device)
     gathered = {}
-    for rank, ((_, theirs, _), received) in enumerate(zip(everyone, contents, strict=False)):
+    for rank, ((_, shapes_of_rank, _), received) in enumerate(
+        zip(everyone, contents, strict=False)
+    ):
         start = 0
-        for name, (dtype, shape, size) in theirs.items():
+        for name, (dtype, shape, size) in shapes_of_rank.items():
             piece = received[start : start + size].clone()
             gathered[f"{rank}/{name}"] = piece.view(getattr(torch, dtype)).reshape(shape)
             start += size
@@ -52,7 +54,7 @@ def is_same_everywhere(
     everyone = gather_json(
         [digest, *hash_tensors(list(tensors.values()), device).tolist()], device=device
     )
-    return all(one == everyone[0] for one in everyone)
+    return all(digests == everyone[0] for digests in everyone)
 
 
 def state_of_rank(document: Mapping[str, Any], tensors: Mapping[str, Tensor], rank: int) -> Any:
@@ -67,10 +69,10 @@ def sent_state(
 ) -> Any:
     """Collective: the state of a saved rank, whose tensors rank 0 has."""
     prefix = f"{rank}/"
-    mine = (
+    of_rank = (
         None
         if tensors is None
-        else {name: one for name, one in tensors.items() if name.startswith(prefix)}
+        else {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     )
-    received = broadcast_tensors(mine, device=device)
+    received = broadcast_tensors(of_rank, device=device)
     return decode_state(document, lambda name: received[f"{prefix}{name}"])

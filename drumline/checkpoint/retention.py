@@ -35,7 +35,7 @@ def prune(
         root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step
     ]
     complete = _complete(folders)
-    keep = {newest} | kept(
+    keep = {newest} | to_keep(
         complete,
         keep_last=keep_last,
         keep_best=keep_best,
@@ -52,7 +52,7 @@ def prune(
     return removed
 
 
-def kept(
+def to_keep(
     complete: Mapping[Key, Manifest],
     *,
     keep_last: int,
@@ -73,16 +73,20 @@ def is_best(
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
-    known = _best(root, metric, higher_is_better)
-    if known is None:
+    best_so_far = _best(root, metric, higher_is_better)
+    if best_so_far is None:
         return True
-    return value >= known.metrics[metric] if higher_is_better else value <= known.metrics[metric]
+    return (
+        value >= best_so_far.metrics[metric]
+        if higher_is_better
+        else value <= best_so_far.metrics[metric]
+    )
 
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint, if any was evaluated."""
-    found = _best(root, metric, higher_is_better)
-    return None if found is None else found.step
+    checkpoint = _best(root, metric, higher_is_better)
+    return None if checkpoint is None else checkpoint.step
 
 
 def _best(root: Path, metric: str, higher_is_better: bool) -> Manifest | None:
@@ -93,19 +97,19 @@ def _best(root: Path, metric: str, higher_is_better: bool) -> Manifest | None:
 
 def _complete(folders: list[Path]) -> dict[Path, Manifest]:
     # Sizes only: reading every byte of all checkpoints at each save would cost more than the save.
-    found = {}
+    complete = {}
     for path in folders:
         with suppress(CorruptCheckpointError):
-            found[path] = catalog.check_sizes(path)
-    return found
+            complete[path] = catalog.check_sizes(path)
+    return complete
 
 
 def ranked(complete: Mapping[Key, Manifest], metric: str, higher_is_better: bool) -> list[Key]:
     """The evaluated ones, best first; the newer first if equal."""
     sign = -1.0 if higher_is_better else 1.0
     scores = {
-        key: (sign * found.metrics[metric], -found.step)
-        for key, found in complete.items()
-        if found.non_finite is None and math.isfinite(found.metrics.get(metric, math.nan))
+        key: (sign * checkpoint.metrics[metric], -checkpoint.step)
+        for key, checkpoint in complete.items()
+        if checkpoint.non_finite is None and math.isfinite(checkpoint.metrics.get(metric, math.nan))
     }
     return sorted(scores, key=lambda key: scores[key])

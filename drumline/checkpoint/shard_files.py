@@ -36,7 +36,9 @@ def is_in_shards(name: str, tensor: Tensor) -> bool:
 def shapes_of(files: Files) -> dict[str, dict[str, list[int]]]:
     """The document: the shapes of what is saved in shards."""
     return {
-        file: {name: list(one.shape) for name, one in group.items() if is_in_shards(name, one)}
+        file: {
+            name: list(tensor.shape) for name, tensor in group.items() if is_in_shards(name, tensor)
+        }
         for file, group in files.items()
     }
 
@@ -46,16 +48,18 @@ def piece_names(name: str, tensor: Tensor) -> dict[int, str]:
     _, count = place_of(tensor)
     rows = {number: split_rows(tensor.shape[0], number, count) for number in range(count)}
     return {
-        number: f"{name}[{one.start}:{one.stop}]"
-        for number, one in rows.items()
-        if one.stop > one.start
+        number: f"{name}[{shard_rows.start}:{shard_rows.stop}]"
+        for number, shard_rows in rows.items()
+        if shard_rows.stop > shard_rows.start
     }
 
 
 def assemble(files: Files, shapes: Any) -> dict[str, Mapping[str, Tensor]]:
     """The files of a checkpoint with whole tensors; ValueError: a shard is missing, or has another
     shape."""
-    if not isinstance(shapes, dict) or not all(isinstance(one, dict) for one in shapes.values()):
+    if not isinstance(shapes, dict) or not all(
+        isinstance(shapes_of_file, dict) for shapes_of_file in shapes.values()
+    ):
         raise ValueError("it has no shapes by file")
     return {file: ShardedTensors(group, shapes.get(file, {})) for file, group in files.items()}
 
@@ -68,10 +72,12 @@ class ShardedTensors(Mapping[str, Tensor]):
         self._shapes = {str(name): _checked_shape(shape) for name, shape in dict(shapes).items()}
         self._pieces: dict[str, list[tuple[Rows, Tensor]]] = {name: [] for name in self._shapes}
         for stored_name in stored:
-            found = _PIECE.fullmatch(stored_name)
-            if found is not None and found[1] in self._pieces:
+            piece_match = _PIECE.fullmatch(stored_name)
+            if piece_match is not None and piece_match[1] in self._pieces:
                 piece = self._whole.pop(stored_name)
-                self._pieces[found[1]].append((Rows(int(found[2]), int(found[3])), piece))
+                self._pieces[piece_match[1]].append(
+                    (Rows(int(piece_match[2]), int(piece_match[3])), piece)
+                )
         for name, pieces in self._pieces.items():
             pieces.sort(key=lambda entry: entry[0])
             _check_pieces(name, pieces, self._shapes[name])
@@ -97,9 +103,11 @@ class ShardedTensors(Mapping[str, Tensor]):
         if name in self._whole:
             return self._whole[name][rows.start : rows.stop]
         parts = [
-            piece[max(rows.start, own.start) - own.start : rows.stop - own.start]
-            for own, piece in self._pieces[name]
-            if own.start < rows.stop and own.stop > rows.start
+            piece[
+                max(rows.start, piece_rows.start) - piece_rows.start : rows.stop - piece_rows.start
+            ]
+            for piece_rows, piece in self._pieces[name]
+            if piece_rows.start < rows.stop and piece_rows.stop > rows.start
         ]
         if len(parts) > 1:
             return torch.cat(parts)

@@ -99,7 +99,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module, *, name: str = "model") 
     """Load the weights and buffers of a snapshot into a model."""
     with translated("model"):
         weights = snapshot.tensors[name]
-        aliases = {str(one): str(of) for one, of in snapshot.documents[name]["aliases"].items()}
+        aliases = {str(alias): str(of) for alias, of in snapshot.documents[name]["aliases"].items()}
     load_model_state(model, weights, aliases)
 
 
@@ -174,29 +174,29 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _model_differences(saved: Mapping[str, Tensor], model: nn.Module) -> Iterator[str]:
-    wanted = _state_tensors(model)
-    yield from (f"{name} is missing in the checkpoint" for name in wanted if name not in saved)
-    yield from (f"{name} is not in the model" for name in saved if name not in wanted)
-    for name, ours in wanted.items():
-        if (theirs := saved.get(name)) is None:
-            continue
-        if ours.shape != theirs.shape:
-            yield f"{name} is {list(theirs.shape)} in the checkpoint and {list(ours.shape)} in the model"
-        elif ours.dtype != theirs.dtype and not (
-            ours.is_floating_point() and theirs.is_floating_point()
-        ):
-            yield f"{name} is {theirs.dtype} in the checkpoint and {ours.dtype} in the model"
-    for name, stored in model_state(model)[1].items():
-        one = saved.get(name)
-        other = saved.get(stored)
-        # The same tensor is not compared with itself: NaN differs from NaN.
-        if (
-            one is not None
-            and other is not None
-            and one is not other
-            and not torch.equal(one, other)
-        ):
-            yield f"{name} and {stored} differ in the checkpoint and are one tensor in the model"
+    current = _state_tensors(model)
+    yield from (f"{name} is missing in the checkpoint" for name in current if name not in saved)
+    yield from (f"{name} is not in the model" for name in saved if name not in current)
+    for name, tensor in current.items():
+        if name in saved:
+            yield from _tensor_differences(name, saved[name], tensor)
+    _, aliases = model_state(model)
+    for alias, name in aliases.items():
+        if alias in saved and name in saved and not _are_equal(saved[alias], saved[name]):
+            yield f"{alias} and {name} differ in the checkpoint and are one tensor in the model"
+
+
+def _tensor_differences(name: str, saved: Tensor, current: Tensor) -> Iterator[str]:
+    both_float = saved.is_floating_point() and current.is_floating_point()
+    if saved.shape != current.shape:
+        yield f"{name} is {list(saved.shape)} in the checkpoint and {list(current.shape)} in the model"
+    elif saved.dtype != current.dtype and not both_float:
+        yield f"{name} is {saved.dtype} in the checkpoint and {current.dtype} in the model"
+
+
+def _are_equal(first: Tensor, second: Tensor) -> bool:
+    # A tensor is not compared with itself: NaN differs from NaN.
+    return first is second or torch.equal(first, second)
 
 
 def load_checkpoint(
@@ -213,14 +213,14 @@ def load_checkpoint(
     complete and finite checkpoint is loaded. Skipped checkpoints, and one that is not finite, are
     logged as warnings. `name`: the model's name in `ddp.checkpoint`.
     """
-    found = _find_checkpoint(Path(path))
-    if (tensor := catalog.check_sizes(found).non_finite) is not None:
-        log.warning(f"the checkpoint {found} is loaded, though {tensor} is not finite")
-    snapshot = store.read(found)
+    folder = _find_checkpoint(Path(path))
+    if (tensor := catalog.check_sizes(folder).non_finite) is not None:
+        log.warning(f"the checkpoint {folder} is loaded, though {tensor} is not finite")
+    snapshot = store.read(folder)
     if name not in snapshot.tensors:
         held = sorted(snapshot.tensors.keys() - {"rng"})
         raise CheckpointError(
-            f"the checkpoint {found} holds no {name}, but {join_names(held)}",
+            f"the checkpoint {folder} holds no {name}, but {join_names(held)}",
             next_step=f"load_checkpoint(..., name={held[0]!r})"
             if held
             else "give another checkpoint",
@@ -238,16 +238,17 @@ def _find_checkpoint(path: Path) -> Path:
         catalog.verify(path)
         return path
     inner = path / "checkpoints"
-    found = catalog.newest_valid(inner if inner.is_dir() else path)
-    if found.path is None:
+    newest = catalog.newest_valid(inner if inner.is_dir() else path)
+    if newest.path is None:
         reasons = [
-            f"{one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped
+            f"{skipped.path.name} is corrupt or incomplete: {skipped.reason}"
+            for skipped in newest.skipped
         ]
         what = as_list(f"there is no complete checkpoint in {path}", reasons)
         raise CheckpointError(what, next_step=next_step)
-    for skipped in found.skipped:
+    for skipped in newest.skipped:
         log.warning(f"the checkpoint {skipped.path} was skipped: {skipped.reason}")
-    return found.path
+    return newest.path
 
 
 # The random state of one rank is one flat tensor of fixed length, so that ranks gather it with a

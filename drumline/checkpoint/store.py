@@ -98,13 +98,13 @@ def write(
     metrics: Mapping[str, float],
     non_finite: str | None = None,
     stream: Stream = tensor_file.stream,
-    others: PartWriters | None = None,
+    part_writers: PartWriters | None = None,
 ) -> Path:
     """Save a checkpoint. When this returns, it is complete and on disk; until then earlier ones are
     kept.
 
     `non_finite`: the first tensor that is not finite, if any. `stream`: makes the bytes of a file
-    of tensors. `others`: the other processes that write to the folder.
+    of tensors. `part_writers`: the other processes that write to the folder.
     """
     final = root / catalog.folder_name(step)
     # Not indented: that encoder is written in Python, and would hold the GIL for milliseconds
@@ -119,12 +119,12 @@ def write(
         make_folder(root)
         _tidy(root)
         partial.mkdir()
-        if others is not None:
-            others.begin()
+        if part_writers is not None:
+            part_writers.begin()
         files = write_tensors(partial, tensors, stream)
         files |= {name: write_file(partial / name, [text]) for name, text in texts.items()}
-        if others is not None:
-            files |= others.collect(partial)
+        if part_writers is not None:
+            files |= part_writers.collect(partial)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         record = Manifest(
             step,
@@ -137,8 +137,8 @@ def write(
         flush_folder(partial)
         put_in_place(partial, final)
     except BaseException as error:
-        if others is not None:
-            others.cancel()
+        if part_writers is not None:
+            part_writers.cancel()
         with contextlib.suppress(OSError):
             delete_folder(partial)
         with contextlib.suppress(OSError):
@@ -190,14 +190,14 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     return Snapshot(tensors, documents)
 
 
-def broadcast(found: Snapshot | None, *, device: torch.device) -> Snapshot:
+def broadcast(snapshot: Snapshot | None, *, device: torch.device) -> Snapshot:
     """Collective: what rank 0 has read, on every rank; the others give None."""
     documents, files = broadcast_json(
-        None if found is None else [found.documents, list(found.tensors)], device=device
+        None if snapshot is None else [snapshot.documents, list(snapshot.tensors)], device=device
     )
     tensors: dict[str, Mapping[str, Tensor]] = {}
     tensors |= {
-        file: broadcast_tensors(None if found is None else found.tensors[file], device=device)
+        file: broadcast_tensors(None if snapshot is None else snapshot.tensors[file], device=device)
         for file in files
     }
     return Snapshot(tensors, documents)

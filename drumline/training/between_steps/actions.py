@@ -160,9 +160,9 @@ class LogTraining(Action):
             counted.insert(0, context.hooks.vote(job.finite.counts))
         this_rank = self._counts(context)
         counted = [*(job.finite.counts.new_full((1,), number) for number in this_rank), *counted]
-        asked = time.perf_counter()
+        reduction_began = time.perf_counter()
         reduced = all_sum(torch.cat(counted)).tolist()
-        blocked_s = time.perf_counter() - asked
+        blocked_s = time.perf_counter() - reduction_began
         ranks = RankCounts(*reduced[: len(this_rank)])
         *sums, num_bad, _ = reduced[len(this_rank) :]
         num_votes = 0.0 if context.hooks is None else sums.pop(0)
@@ -316,10 +316,10 @@ class Evaluate(Periodic):
             context.warn(
                 f"{what}, but there is no eval_data(), so no checkpoint is kept as the best"
             )
-        elif has_data and task.best_metric not in (found := numbers(context.metrics)):
+        elif has_data and task.best_metric not in (reported := numbers(context.metrics)):
             context.warn(
                 f"{what}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
-                f"{', '.join(found)}"
+                f"{', '.join(reported)}"
             )
 
 

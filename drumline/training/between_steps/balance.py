@@ -128,8 +128,9 @@ class Balance(Action):
         """Collective: exchange the times, and choose the sizes of the following steps."""
         step = context.progress.step
         before = self._sizes
-        found = gather_json([self._own_s(step), self._most()], device=self._job.ddp.device)
-        seconds, most = ([one[place] for one in found] for place in (0, 1))
+        measurements = gather_json([self._own_s(step), self._most()], device=self._job.ddp.device)
+        seconds = [rank_s for rank_s, _ in measurements]
+        most = [limit for _, limit in measurements]
         later = step - step % EVERY_STEPS + EVERY_STEPS
         sharding = self._loader.sharding
         smallest = min(
@@ -154,7 +155,7 @@ class Balance(Action):
             step=step,
             message=self._describe(step, gain),
             shard_sizes=sizes,
-            seconds_per_step=[round(one, 6) for one in seconds],
+            seconds_per_step=[round(rank_s, 6) for rank_s in seconds],
         )
 
     def _use(self, sizes: tuple[int, ...], measure_at: int) -> None:
@@ -192,8 +193,8 @@ class Balance(Action):
             return sharding.batch_size
         used = torch.cuda.max_memory_reserved(device)
         free = torch.cuda.mem_get_info(device)[0]
-        own = self._sizes[sharding.rank]
-        return own + int(own * MOST_OF_FREE_MEMORY * free / max(used, 1))
+        size = self._sizes[sharding.rank]
+        return size + int(size * MOST_OF_FREE_MEMORY * free / max(used, 1))
 
     def _describe(self, step: int, gain: float) -> str:
         sizes = self._sizes
@@ -216,17 +217,17 @@ def even_sizes(sharding: Sharding) -> tuple[int, ...]:
     return tuple(size + (rank < extra) for rank in range(sharding.world_size))
 
 
-def is_record(found: Any, even: tuple[int, ...]) -> bool:
+def is_record(record: Any, even: tuple[int, ...]) -> bool:
     """Whether this is what `Balance` records, for as many ranks and samples; anyone may have
     written it."""
-    if not isinstance(found, dict) or not isinstance(sizes := found.get("sizes"), list):
+    if not isinstance(record, dict) or not isinstance(sizes := record.get("sizes"), list):
         return False
     is_split = len(sizes) == len(even) and all(type(size) is int and size > 0 for size in sizes)
     return (
         is_split
         and sum(sizes) == sum(even)
-        and type(found.get("measure_at")) is int
-        and "ranks" in found
+        and type(record.get("measure_at")) is int
+        and "ranks" in record
     )
 
 
@@ -246,10 +247,10 @@ def choose_sizes(
     total = sum(sizes)
     ranks = range(len(sizes))
     per_sample = [time / size for time, size in zip(seconds, sizes, strict=True)]
-    per_second = sum(1 / one for one in per_sample)
+    per_second = sum(1 / sample_s for sample_s in per_sample)
     chosen = [
-        min(limit, max(smallest, int(total / one / per_second)))
-        for one, limit in zip(per_sample, most, strict=True)
+        min(limit, max(smallest, int(total / sample_s / per_second)))
+        for sample_s, limit in zip(per_sample, most, strict=True)
     ]
     while (missing := total - sum(chosen)) > 0:
         free = (rank for rank in ranks if chosen[rank] < most[rank])

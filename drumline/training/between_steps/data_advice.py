@@ -107,9 +107,9 @@ def _load(before: WorkerTimes | None, now: WorkerTimes | None) -> float | None:
 
 def _sizes(maker: BatchMaker, device: torch.device) -> tuple[str | None, str | None]:
     """`fits` and `float_sample`."""
-    found = leaves(maker[BatchRequest(0, 0, 1, shuffled=True)])
-    largest = max(found, key=lambda leaf: int(leaf.nbytes))
-    total = sum(leaf.nbytes for leaf in found) * maker.length
+    tensors = leaves(maker[BatchRequest(0, 0, 1, shuffled=True)])
+    largest = max(tensors, key=lambda leaf: int(leaf.nbytes))
+    total = sum(leaf.nbytes for leaf in tensors) * maker.length
     free = torch.cuda.mem_get_info(device)[0]
     fits = is_in_two_parts(maker.dataset) and total <= MOST_OF_FREE * free
     could_be_bytes = (
@@ -133,7 +133,7 @@ def _remedies(facts: LoadingFacts, share: float) -> Iterator[str]:
     waits_for_storage = facts.worker_load is not None and facts.worker_load < MIN_LOAD
     # As many as make a batch in the time of a step. Without workers, the loop makes batches while
     # it waits.
-    wanted = math.ceil((facts.workers or share) / max(1 - share, 0.01))
+    needed = math.ceil((facts.workers or share) / max(1 - share, 0.01))
     most = (
         1
         if facts.is_stream
@@ -144,18 +144,18 @@ def _remedies(facts: LoadingFacts, share: float) -> Iterator[str]:
     if facts.restarts_for_epochs:
         yield "leave --no-data.persistent_workers out: workers are started again for every epoch"
     more_workers = (
-        [f"--data.workers {min(wanted, most)}"]
-        if min(wanted, most) >= MIN_GAIN * facts.workers
+        [f"--data.workers {min(needed, most)}"]
+        if min(needed, most) >= MIN_GAIN * facts.workers
         else []
     )
-    if wanted <= most:
+    if needed <= most:
         yield from more_workers
     if facts.float_sample is not None:
         yield (
             f"of images return uint8 (now {facts.float_sample}), and do the rest for the whole batch in on_device(): "
             'docs/data.md, "Your own dataset, fast"'
         )
-    if wanted > most:
+    if needed > most:
         yield from more_workers
     if waits_for_storage:
         yield "a larger --data.prefetch_factor: workers are idle while a batch is late"

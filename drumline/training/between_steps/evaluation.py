@@ -26,14 +26,14 @@ def evaluate(job: EvaluationJob) -> dict[str, Any]:
     each evaluation set. Those of a set with a name are called `NAME/METRIC`."""
     job.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(job.model).broadcast()
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     with evaluation_mode(job.task, job.model):
         for name, loader in job.eval_loaders.items():
             prefix = f"{name}/" if name else ""
-            found |= {
+            metrics |= {
                 f"{prefix}{metric}": value for metric, value in _evaluate_set(job, loader).items()
             }
-    return found
+    return metrics
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -49,12 +49,14 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
         metric.reset()
     names, sums = _sum_batches(job, loader)
     # Rank 0 always has the first batch; a rank without a batch gets the names from it.
-    mine = [loader.num_batches, loader.digest]
-    names, expected = broadcast_json([names, mine], device=device)
-    if mine != expected:  # only for a stream: other datasets were compared before the first step
+    batches_here = [loader.num_batches, loader.digest]
+    names, expected = broadcast_json([names, batches_here], device=device)
+    if (
+        batches_here != expected
+    ):  # only for a stream: other datasets were compared before the first step
         what = "an evaluation stream whose first sample differs from that of rank 0"
-        if mine[0] != expected[0]:
-            what = f"{mine[0]} evaluation batches from its stream, rank 0 {expected[0]}"
+        if batches_here[0] != expected[0]:
+            what = f"{batches_here[0]} evaluation batches from its stream, rank 0 {expected[0]}"
         raise TrainingError(
             f"rank {job.ddp.rank} read {what}",
             next_step="let every rank read the whole evaluation stream in one order: Drumline splits it by batches",
@@ -69,9 +71,9 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
         {name: total / weight for name, total in zip(names, totals, strict=True)}
     )
     measured = compute_metrics(job.metrics, job.ddp, is_updated=bool(sums))
-    if both := sorted(reported.keys() & measured.keys()):
+    if repeated := sorted(reported.keys() & measured.keys()):
         raise TrainingError(
-            f"loss() or report() and metrics() both report {', '.join(both)}",
+            f"loss() or report() and metrics() both report {', '.join(repeated)}",
             next_step="rename one of them",
         )
     return {**reported, **measured}

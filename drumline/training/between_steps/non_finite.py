@@ -77,15 +77,17 @@ class NonFinite:
         error."""
         ddp = self._job.ddp
         state = capture(self._job.model, self._job.optimizer, progress={}).tensors
-        tensors = {f"{file}/{name}": one for file in state for name, one in state[file].items()}
-        mine = [first_non_finite(tensors), ddp.host, bool(self._job.finite.counts.any())]
-        found = gather_json(mine, device=ddp.device)
-        rank = next((rank for rank, (name, *_) in enumerate(found) if name is not None), None)
+        tensors = {
+            f"{file}/{name}": tensor for file in state for name, tensor in state[file].items()
+        }
+        this_rank = [first_non_finite(tensors), ddp.host, bool(self._job.finite.counts.any())]
+        ranks = gather_json(this_rank, device=ddp.device)
+        rank = next((rank for rank, (name, *_) in enumerate(ranks) if name is not None), None)
         if rank is None:
             return None
-        name, host, _ = found[rank]
+        name, host, _ = ranks[rank]
         place = Place(host, rank, self._progress.step)
-        has_bad_steps = self._has_bad_steps or any(one for *_, one in found)
+        has_bad_steps = self._has_bad_steps or any(has_bad for *_, has_bad in ranks)
         what = f"{name} is not finite" + ("" if has_bad_steps else ", though every loss was")
         if self._on_nan == "stop":
             raise NonFiniteError(what, next_step=self._next_step(), place=place)
@@ -100,15 +102,17 @@ class NonFinite:
         ddp = self._job.ddp
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
-        found: list[Any] = gather_json([num_bad, first], device=ddp.device)
-        step = min(one for _, one in found if one is not None)
+        ranks: list[Any] = gather_json([num_bad, first], device=ddp.device)
+        most_bad = max(num_bad for num_bad, _ in ranks)
+        first_steps = [first for _, first in ranks]
+        step = min(first for first in first_steps if first is not None)
         cause = None if self._is_explained else self._explain(step)
         self._is_explained = True
         causes = gather_json([ddp.host, cause], device=ddp.device)
-        bad = [rank for rank, (_, one) in enumerate(found) if one == step]
+        bad = [rank for rank, first in enumerate(first_steps) if first == step]
         rank = next((rank for rank in bad if causes[rank][1] is not None), bad[0])
         host, cause = causes[rank]
-        return max(one for one, _ in found), Place(host, rank, step), cause
+        return most_bad, Place(host, rank, step), cause
 
     def _explain(self, step: int) -> str | None:
         """Collective: run the batch of that step again. A stream cannot be read again, but if the

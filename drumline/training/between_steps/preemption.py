@@ -134,7 +134,9 @@ class Preemption:
             )
             self._own_node = f"asked/{node}"
             self._nodes = [
-                f"asked/{one}" for one in range(ddp.world_size // ddp.local_world_size) if may_leave
+                f"asked/{number}"
+                for number in range(ddp.world_size // ddp.local_world_size)
+                if may_leave
             ]
             self.is_between_groups = False
             if self.cause:  # in the group before
@@ -231,9 +233,9 @@ class Preemption:
     def _leave(self, store: SealedStore, vote: StopVote) -> None:
         """If this node was asked to stop: if all were, they save and stop together; otherwise it
         exits alone."""
-        if (asked := store.peek(self._own_node)) is None:
+        if (request := store.peek(self._own_node)) is None:
             return
-        cause = json.loads(asked)
+        cause = json.loads(request)
         self._node_asked_at = min(self._node_asked_at, time.monotonic())
         if store.check(self._nodes):
             self._nodes = []

@@ -109,10 +109,12 @@ class LedgerFile:
         """Write what the ranks of the group before covered since the last save. Which samples that
         were follows from the cursor and the sizes of the global batches, also for a rank that is
         lost. Returns which steps of which ranks are lost."""
-        known = [one for one in before if one is not None]
-        if not known:
+        kept_states = [state for state in before if state is not None]
+        if not kept_states:
             return []
-        since = max(known, key=lambda one: (one["step"], one["ledger"]["first"]))["ledger"]
+        since = max(kept_states, key=lambda state: (state["step"], state["ledger"]["first"]))[
+            "ledger"
+        ]
         first = since["first"]
         cursor = Cursor(**since["cursor"])
         split = dict(since["sharding"])
@@ -126,15 +128,15 @@ class LedgerFile:
         for rank in range(split["world_size"]):
             covered = Ledger()
             sharding = Sharding(**{**split, "rank": rank})
-            for at, size in batches[: step - first + 1]:
-                covered.add(plan_step(at, length=at.position + size, sharding=sharding))
+            for begin, size in batches[: step - first + 1]:
+                covered.add(plan_step(begin, length=begin.position + size, sharding=sharding))
             ranks.append(to_json(covered.take()))
         if step >= first:
             self._write(
                 {"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True}
             )
-        in_weights = {one["ledger"]["sharding"]["rank"]: one["step"] for one in known}
-        round_at = min(max(one["finished_at"] for one in known))
+        in_weights = {state["ledger"]["sharding"]["rank"]: state["step"] for state in kept_states}
+        round_at = min(max(state["finished_at"] for state in kept_states))
         ends = [(rank, in_weights.get(rank, round_at)) for rank in range(len(ranks))]
         return [(rank, end + 1, step) for rank, end in ends if end < step]
 
@@ -236,10 +238,10 @@ def gather_state(
     )
     documents = {**snapshot.documents, **of_hooks.documents, **by_rank.documents}
     live = {**snapshot.tensors, **of_hooks.tensors}
-    own = {"rng": rng, **by_rank.tensors}
+    frozen = {"rng": rng, **by_rank.tensors}
     if job.sync is not None and (outer := job.sync.outer_state()):
         live[OUTER_FILE] = outer
-    return GatheredState(live, own, documents, lambda: measured.update(sums=sums.tolist()))
+    return GatheredState(live, frozen, documents, lambda: measured.update(sums=sums.tolist()))
 
 
 def _gather_rank_states(job: Job) -> store.Snapshot:
@@ -252,14 +254,16 @@ def _gather_rank_states(job: Job) -> store.Snapshot:
         COMM_FILE: comm,
         REPLICAS_FILE: replica_state(job),
     }
-    for file, own in states.items():
-        if own is None:
+    for file, rank_state in states.items():
+        if rank_state is None:
             continue
         tensors: dict[str, Tensor] = {}
-        encoded = encode_state(own, _STATE_NAMES.get(file, file), tensors)
-        gathered.documents[file], theirs = gather_states(encoded, tensors, device=job.ddp.device)
-        if theirs:
-            gathered.tensors[file] = theirs
+        encoded = encode_state(rank_state, _STATE_NAMES.get(file, file), tensors)
+        gathered.documents[file], tensors_by_rank = gather_states(
+            encoded, tensors, device=job.ddp.device
+        )
+        if tensors_by_rank:
+            gathered.tensors[file] = tensors_by_rank
     return gathered
 
 

@@ -3,6 +3,7 @@ and how ranks agree to end the run because a hook asked for it."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -113,23 +114,20 @@ class TaskHooks:
         with translated(HOOKS_FILE):
             tensors = snapshot.tensors.get(HOOKS_FILE, {})
             document = snapshot.documents.get(HOOKS_FILE, [])
-            saved = [
-                (entry["name"], decode_state(entry["state"], lambda name: copied(tensors[name])))
-                for entry in document
-            ]
+            states = defaultdict[str, list[Any]](list)
+            for entry in document:
+                state = decode_state(entry["state"], lambda name: copied(tensors[name]))
+                states[entry["name"]].append(state)
         for hook in self.hooks:
             name = type(hook).__name__
-            found = next((entry for entry in saved if entry[0] == name), None)
-            if found is None:
+            if not states[name]:
                 if _overrides(hook, "load_state_dict"):
                     self._warn(f"the checkpoint has no state of the hook {name}, which begins anew")
-                continue
-            saved = [entry for entry in saved if entry is not found]
-            if found[1]:
+            elif state := states[name].pop(0):
                 with _named(hook, "load_state_dict"):
-                    hook.load_state_dict(found[1])
-        for name, state in saved:
-            if state:
+                    hook.load_state_dict(state)
+        for name, unused in states.items():
+            for _ in filter(None, unused):
                 self._warn(
                     f"the task no longer has the hook {name}: its state in the checkpoint is not used"
                 )

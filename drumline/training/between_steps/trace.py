@@ -96,21 +96,23 @@ class TracedStep:
             return {}
         state = capture(job.model, job.optimizer, scaler=job.scaler, progress={})
         hashes = {
-            name: hash_tensor(whole(one))
+            name: hash_tensor(whole(tensor))
             for group in state.tensors.values()
-            for name, one in group.items()
+            for name, tensor in group.items()
         }
         if not job.ddp.is_main_process():  # it has sent its shards
             return {}
         documents = {
-            f"{name}.json": hash_json(one)
-            for name, one in state.documents.items()
+            f"{name}.json": hash_json(document)
+            for name, document in state.documents.items()
             if name != "progress"
         }
         # Buffers that are in no checkpoint are lost with the process.
         saved = {*state.tensors["model"], *job.model.state_dict()}
         unsaved = {
-            name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved
+            name: hash_tensor(buffer)
+            for name, buffer in job.model.named_buffers()
+            if name not in saved
         }
         return {"tensors": hashes | documents, "unsaved": unsaved}
 

@@ -72,7 +72,7 @@ class Job:
             tensors=shares[0],
             documents={"progress": {"step": 1}},
             metrics={},
-            others=Collector(self.messages(), ZERO, expected, seen_s=0.2),
+            part_writers=Collector(self.messages(), ZERO, expected, seen_s=0.2),
         )
 
     def failure(
