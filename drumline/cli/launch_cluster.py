@@ -58,7 +58,7 @@ def submit_to_slurm(request: LaunchRequest) -> int:
         num_gpus=given.get("gpus"),
         num_cpus=given.get("cpus"),
         options={name: given[name] for name in OF_SBATCH if name in given},
-        others=shlex.split(given.get("sbatch", "")),
+        further_flags=shlex.split(given.get("sbatch", "")),
         signal_before_s=given.get("signal-before", SIGNAL_BEFORE_S),
         max_requeues=given.get("max-requeues", MAX_REQUEUES),
         may_shrink="nnodes" in given,

@@ -59,8 +59,9 @@ class EnvFile:
 
 def read_env_file(path: Path) -> EnvFile:
     """The node that the file describes; all mistakes are listed at once, each with its line."""
-    values, places, problems = _parse(path)
-    problems += _wrong_values(values, places)
+    lines = _parse(path)
+    values = lines.values
+    problems = [*lines.problems, *_wrong_values(values, lines.places)]
     if missing := [key for key in NEEDED if key not in values]:
         problems.append(f"{path}: missing: {', '.join(missing)}")
     if problems:
@@ -77,61 +78,80 @@ def read_env_file(path: Path) -> EnvFile:
     return EnvFile(node, values)
 
 
-def _parse(path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """The values, the place of each (`FILE:LINE`), and the problems of the lines."""
-    values: dict[str, str] = {}
-    places: dict[str, str] = {}
-    problems: list[str] = []
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    values: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    """`FILE:LINE` of each value."""
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, where: str, key: str, value: str | None) -> None:
+        """`value`: None when its quotes do not match."""
+        if value is None:
+            problem = f"the quotes of {key} are not closed, or text follows them"
+        elif key in self.values:
+            problem = f"{key} is set twice (first in {self.places[key]})"
+        elif near := _near_name(key):
+            problem = f"{key} is not known; did you mean {near!r}?"
+        else:
+            self.values[key] = value
+            self.places[key] = where
+            return
+        self.problems.append(f"{where}: {problem}")
+
+
+def _parse(path: Path) -> _Lines:
+    lines = _Lines()
     for number, line in enumerate(read_lines(path, str(path), flag="--env-file"), start=1):
         where = f"{path}:{number}"
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = LINE.fullmatch(line.strip())
-        if found is None:
-            problems.append(f"{where}: the line is not KEY=VALUE")
-            continue
-        key = found["key"]
-        text = _unquoted(found["value"])
-        near = (
-            [] if key in KNOWN else difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
-        )
-        if text is None:
-            problems.append(f"{where}: the quotes of {key} are not closed, or text follows them")
-        elif key in values:
-            problems.append(f"{where}: {key} is set twice (first in {places[key]})")
-        elif near:
-            problems.append(f"{where}: {key} is not known; did you mean {near[0]!r}?")
+        match = LINE.fullmatch(line.strip())
+        if match is None:
+            lines.problems.append(f"{where}: the line is not KEY=VALUE")
         else:
-            values[key] = text
-            places[key] = where
-    return values, places, problems
+            lines.add(where, match["key"], _unquoted(match["value"]))
+    return lines
+
+
+def _near_name(key: str) -> str | None:
+    """The name of ours that this one is a typo of."""
+    if key in KNOWN:
+        return None
+    return next(iter(difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)), None)
 
 
 def _unquoted(value: str) -> str | None:
     """A value as bash would read it, without expansion; None when its quotes do not match."""
     if not value.startswith(("'", '"')):
         return COMMENT.split(value, maxsplit=1)[0].strip()
-    found = QUOTED.fullmatch(value)
-    if found is None or found["plain"] is not None:
-        return found and found["plain"]
-    return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), found["escaped"])
+    quoted = QUOTED.fullmatch(value)
+    if quoted is None:
+        return None
+    if quoted["plain"] is not None:
+        return quoted["plain"]
+    return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), quoted["escaped"])
 
 
 def _wrong_values(values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
-    given = {key: text for key, text in values.items() if text or key in NEEDED}
+    set_values = {key: value for key, value in values.items() if value or key in NEEDED}
     for key, (low, high) in NUMBERS.items():
-        number = whole_number(given.get(key, str(low)))
+        number = whole_number(set_values.get(key, str(low)))
         if number is None or number < low or (high is not None and number > high):
             limits = f"from {low} up" if high is None else f"from {low} to {high}"
-            yield f"{places[key]}: {key} is {given[key]!r}; a whole number {limits} is needed"
-    counts = read_counts(given.get("NUMBER_OF_NODES", ""))
-    rank = whole_number(given.get("NODE_RANK", ""))
+            yield f"{places[key]}: {key} is {set_values[key]!r}; a whole number {limits} is needed"
+    yield from _wrong_node_rank(set_values, places)
+    if "MASTER_ADDR" in set_values and (wrong := wrong_name(set_values["MASTER_ADDR"])):
+        yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"
+
+
+def _wrong_node_rank(set_values: Mapping[str, str], places: Mapping[str, str]) -> Iterator[str]:
+    counts = read_counts(set_values.get("NUMBER_OF_NODES", ""))
+    rank = whole_number(set_values.get("NODE_RANK", ""))
     nodes = counts[1] if counts else None
-    if nodes is None and "NUMBER_OF_NODES" in given:
-        yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {given['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
+    if nodes is None and "NUMBER_OF_NODES" in set_values:
+        yield f"{places['NUMBER_OF_NODES']}: NUMBER_OF_NODES is {set_values['NUMBER_OF_NODES']!r}; give {COUNTS_FORM}"
     if nodes is not None and rank is not None and rank >= nodes:
         where = places["NODE_RANK"]
         ranks = f"ranks are 0 to {nodes - 1}"
         yield f"{where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: {ranks}"
-    if "MASTER_ADDR" in given and (wrong := wrong_name(given["MASTER_ADDR"])):
-        yield f"{places['MASTER_ADDR']}: MASTER_ADDR: {wrong}"

@@ -61,17 +61,16 @@ def _entries(text: str, where: str) -> list[_Entry]:
 
 def hosts_from_file(path: Path) -> list[Host]:
     entries = []
-    for number, line in enumerate(
-        read_lines(path, f"the hostfile {path}", flag="--hostfile"), start=1
-    ):
-        if not (words := line.partition("#")[0].strip()):
-            continue
-        found = LINE.fullmatch(words)
+    lines = read_lines(path, f"the hostfile {path}", flag="--hostfile")
+    for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
-        problem = "" if found else f"{words!r} is not understood; {LINE_FORM}"
-        entries.append(
-            _Entry(where, found["name"] if found else "", found and found["slots"], problem)
-        )
+        description = line.partition("#")[0].strip()
+        match = LINE.fullmatch(description)
+        if match is not None:
+            entries.append(_Entry(where, match["name"], match["slots"]))
+        elif description:
+            problem = f"{description!r} is not understood; {LINE_FORM}"
+            entries.append(_Entry(where, "", problem=problem))
     return _checked(entries or [_Entry(str(path), "", problem=f"no host is in it; {LINE_FORM}")])
 
 
@@ -95,28 +94,29 @@ def wrong_name(name: str) -> str | None:
 
 
 def _checked(entries: Iterable[_Entry]) -> list[Host]:
-    seen: dict[str, str] = {}
+    first_places: dict[str, str] = {}
     problems = []
     hosts = []
     for entry in entries:
         where = entry.where
-        name = entry.name
-        slots = entry.slots
-        if wrong := entry.problem or wrong_name(name):
+        if wrong := entry.problem or wrong_name(entry.name):
             problems.append(f"{where}: {wrong}")
             continue
-        hosts.append(host := Host(name, None if slots is None else whole_number(slots)))
-        if slots is not None and not host.slots:
-            problems.append(
-                f"{where}: {name} has {slots!r} slots; a whole number from 1 up is needed"
-            )
+        slots = None if entry.slots is None else whole_number(entry.slots)
+        if entry.slots is not None and not slots:
+            how_many = f"{entry.name} has {entry.slots!r} slots"
+            problems.append(f"{where}: {how_many}; a whole number from 1 up is needed")
+        host = Host(entry.name, slots)
+        hosts.append(host)
         address = host.address.lower()
-        if address in seen:
-            before = "" if seen[address] == where else f" (first in {seen[address]})"
+        if address in first_places:
+            before = (
+                "" if first_places[address] == where else f" (first in {first_places[address]})"
+            )
             problems.append(
                 f"{where}: {address} is listed twice{before}; list it once, with all its slots"
             )
-        seen.setdefault(address, where)
+        first_places.setdefault(address, where)
     if problems:
         raise UsageError(
             as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems)
@@ -126,21 +126,25 @@ def _checked(entries: Iterable[_Entry]) -> list[Host]:
 
 def read_counts(text: str) -> tuple[int | None, int | None] | None:
     """The minimum and the maximum of `3`, `2:3` or `2:`; None for anything else."""
-    found = COUNTS.fullmatch(text.strip())
-    if found is None or not text.strip():
+    match = COUNTS.fullmatch(text.strip())
+    if match is None or not text.strip():
         return None
-    least, most = (
-        (whole_number(found[name]) or 0) if found[name] else None for name in ("least", "most")
-    )
+    least = _count(match["least"])
+    most = _count(match["most"])
     if 0 in (least, most) or (least is not None and most is not None and least > most):
         return None
     return least, most
 
 
+def _count(digits: str | None) -> int | None:
+    """None: it was not given; 0: too large to be a number."""
+    return (whole_number(digits) or 0) if digits else None
+
+
 def wrong_counts(text: str) -> str | None:
-    return (
-        None if read_counts(text) else f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"
-    )
+    if read_counts(text):
+        return None
+    return f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"
 
 
 def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | None:
@@ -151,6 +155,7 @@ def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | N
         return None
     least, most = counts
     if (most or num_nodes) != num_nodes or (least or 1) > num_nodes:
-        what = f"--nnodes is {text}, but there {'is' if num_nodes == 1 else 'are'} {num_nodes} in {known_from}"
+        there_are = "there is" if num_nodes == 1 else "there are"
+        what = f"--nnodes is {text}, but {there_are} {num_nodes} in {known_from}"
         raise UsageError(what, next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}")
     return least

@@ -187,21 +187,18 @@ def _object(
     *,
     labels: Mapping[str, str] | None = None,
 ) -> Object:
-    given = {"name": job.name, "namespace": job.namespace, "labels": labels}
-    metadata = {name: value for name, value in given.items() if value}
+    fields = {"name": job.name, "namespace": job.namespace, "labels": labels}
+    metadata = {name: value for name, value in fields.items() if value}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> Object:
-    program = job.program
     variables: list[Object] = [dict(POD_ADDRESS), {"name": OWN_STORE_ENV, "value": "1"}]
     if job.has_secret:
-        reference = {
-            "name": job.secret,
-            "key": SECRET_KEY,
-        }  # without it the pod does not start: nothing runs unsealed
+        # Without it the pod does not start: nothing runs unsealed.
+        reference = {"name": job.secret, "key": SECRET_KEY}
         variables.append({"name": SECRET_ENV, "valueFrom": {"secretKeyRef": reference}})
-    if job.claim and not program.is_task:
+    if job.claim and not job.program.is_task:
         variables.append({"name": "OUTPUT_DIR", "value": _literal(f"{RUNS}/{job.name}")})
     # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.
     volumes: list[Object] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
@@ -209,15 +206,11 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
     if job.claim:
         volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": job.claim}})
         mounts.append({"name": "runs", "mountPath": RUNS})
-    # The launcher takes a task's name and arguments, without the verb.
-    own = ["--", *(program.words[1:] if program.is_task else program.words)]
     described = {
         "name": container,
         "image": job.image,
         "command": command,
-        "args": [
-            _literal(word) for word in (own if job.has_launcher else program.torchrun_arguments())
-        ],
+        "args": [_literal(word) for word in _arguments(job)],
         "env": variables,
         **({"resources": {"limits": {"nvidia.com/gpu": job.num_gpus}}} if job.num_gpus else {}),
         "volumeMounts": mounts,
@@ -225,27 +218,40 @@ def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> 
     return {"containers": [described], "volumes": volumes}
 
 
+def _arguments(job: KubernetesJob) -> list[str]:
+    """Of a pod's agent: the program."""
+    program = job.program
+    if not job.has_launcher:
+        return program.torchrun_arguments()
+    # The launcher takes a task's name and arguments, without the verb.
+    return ["--", *(program.words[1:] if program.is_task else program.words)]
+
+
 def _agent(
     job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None
 ) -> list[str]:
     """The agent of a pod, which gives its address: pods cannot resolve each other's host names."""
-    procs = str(job.num_procs)
-    restarts = ["--max-restarts", str(job.max_restarts)]
-    if not job.has_launcher:
-        words = ["torchrun", "--nnodes", str(job.num_nodes), "--nproc-per-node", procs, *restarts]
-        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", RUN_ID]
-        if is_host is not None:
-            words += ["--rdzv-conf", f"is_host={'true' if is_host else 'false'}"]
-        return [*words, "--local-addr", "$(POD_IP)"]
-    words = ["drumline", "launch", "--procs", procs, *restarts]
+    if job.has_launcher:
+        return _launcher_command(job, endpoint, node_rank)
+    command = ["torchrun", "--nnodes", str(job.num_nodes), "--nproc-per-node", str(job.num_procs)]
+    command += ["--max-restarts", str(job.max_restarts)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", RUN_ID]
+    if is_host is not None:
+        command += ["--rdzv-conf", f"is_host={'true' if is_host else 'false'}"]
+    return [*command, "--local-addr", "$(POD_IP)"]
+
+
+def _launcher_command(job: KubernetesJob, endpoint: str, node_rank: str) -> list[str]:
+    command = ["drumline", "launch", "--procs", str(job.num_procs)]
+    command += ["--max-restarts", str(job.max_restarts)]
     if job.num_nodes == 1:
         # Needed because an operator sets RANK in a pod, and the launcher would believe that it is a
         # rank.
-        return [*words, "--nodes", "1", "--node-rank", "0"]
-    words += ["--nodes", str(job.num_nodes), "--node-rank", node_rank, "--master", endpoint]
+        return [*command, "--nodes", "1", "--node-rank", "0"]
+    command += ["--nodes", str(job.num_nodes), "--node-rank", node_rank, "--master", endpoint]
     if job.min_nodes is not None:
-        words += ["--nnodes", f"{job.min_nodes}:{job.num_nodes}"]
-    return [*words, "--address", "$(POD_IP)"]
+        command += ["--nnodes", f"{job.min_nodes}:{job.num_nodes}"]
+    return [*command, "--address", "$(POD_IP)"]
 
 
 def _literal(word: str) -> str:
@@ -257,9 +263,8 @@ def to_yaml(documents: Sequence[Mapping[str, Any]], *, comments: Sequence[str] =
     """The documents below the comments: mappings, lists and scripts in blocks, other strings in
     JSON's quotes, which YAML reads."""
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    return head + "---\n".join(
-        "".join(f"{line}\n" for line in _lines(document)) for document in documents
-    )
+    blocks = ["".join(f"{line}\n" for line in _lines(document)) for document in documents]
+    return head + "---\n".join(blocks)
 
 
 def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
@@ -276,8 +281,7 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
                 yield f"{name}: {json.dumps(item)}"
     else:
         for item in value:
-            first, *rest = (
-                _lines(item) if isinstance(item, Mapping | list) and item else [json.dumps(item)]
-            )
+            has_block = isinstance(item, Mapping | list) and item
+            first, *further_lines = _lines(item) if has_block else [json.dumps(item)]
             yield f"- {first}"
-            yield from (f"  {line}" for line in rest)
+            yield from (f"  {line}" for line in further_lines)

@@ -109,13 +109,8 @@ class Program:
 
     def python_arguments(self) -> list[str]:
         if self.profile:
-            return [
-                "-m",
-                SCRIPT_PROFILER,
-                *self.profile,
-                "watched" if self.is_watched else "plain",
-                *self.words,
-            ]
+            mode = "watched" if self.is_watched else "plain"
+            return ["-m", SCRIPT_PROFILER, *self.profile, mode, *self.words]
         if self.is_watched:
             return ["-m", SCRIPT_RUNNER, *self.words]
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)
@@ -177,7 +172,7 @@ def nodes_of_hosts(hosts: Sequence[Host], port: int, nodes: Sequence[NodePlan]) 
             num_procs=host.slots or node.num_procs,
             endpoint=f"{hosts[0].address}:{port}",
             address=host.address,
-            peers=tuple(one.address for one in hosts),
+            peers=tuple(peer.address for peer in hosts),
         )
         for rank, (host, node) in enumerate(zip(hosts, nodes, strict=True))
     ]
@@ -195,15 +190,9 @@ def torchrun_command(node: NodePlan, program: Program) -> list[str]:
 
 
 def _rendezvous_flags(node: NodePlan) -> list[str]:
+    flags = ["--rdzv-backend", "c10d"]
     if not node.endpoint:
-        return [
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "127.0.0.1:0",
-            "--local-addr",
-            "127.0.0.1",
-        ]
+        return [*flags, "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     # Set which node hosts the rendezvous: torchrun decides by what the name resolves to.
     settings = [f"is_host={'true' if node.node_rank == 0 else 'false'}"]
     if node.join_timeout_s != JOIN_TIMEOUT_S:
@@ -212,6 +201,6 @@ def _rendezvous_flags(node: NodePlan) -> list[str]:
         settings.append(f"last_call_timeout={node.last_call_s}")
     if node.lost_after_s != LOST_AFTER_S:
         settings.append(f"keep_alive_interval={max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)}")
-    flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
+    flags += ["--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
     flags += ["--rdzv-conf", ",".join(settings)]
     return [*flags, "--local-addr", node.known_address] if node.known_address else flags

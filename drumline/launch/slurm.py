@@ -104,8 +104,8 @@ class BatchJob:
     num_cpus: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     """sbatch's own flags by name, such as partition and time."""
-    others: Sequence[str] = ()
-    """Further flags, as they are."""
+    further_flags: Sequence[str] = ()
+    """As they are."""
     signal_before_s: int = SIGNAL_BEFORE_S
     max_requeues: int = MAX_REQUEUES
     may_shrink: bool = False
@@ -118,13 +118,13 @@ class BatchJob:
 
 
 def wrong_values(
-    options: Mapping[str, str], others: Sequence[str], signal_before_s: int
+    options: Mapping[str, str], flags: Sequence[str], signal_before_s: int
 ) -> Iterator[str]:
     """A message for each value that a batch file cannot contain, or that would not work."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
             yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
-    for flag in others:
+    for flag in flags:
         if not FLAG.fullmatch(flag):
             yield f"--sbatch: {flag!r} is not a flag for a batch file; give --name or --name=value"
     limit = options.get("time", "")
@@ -135,23 +135,26 @@ def wrong_values(
 
 def _seconds_of(limit: str) -> float:
     """sbatch's minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; anything else is its matter."""
-    if (found := TIME.fullmatch(limit)) is None:
+    match = TIME.fullmatch(limit)
+    if match is None:
         return math.inf
-    numbers = [int(part) for part in found.groups()[1:] if part]
-    hours, minutes, seconds = [*([0] if not found[1] and len(numbers) < 3 else []), *numbers, 0, 0][
-        :3
-    ]
-    return ((int(found[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    days, *parts = match.groups()
+    numbers = [int(part) for part in parts if part]
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)  # the first is of minutes
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def batch_text(job: BatchJob) -> str:
-    flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
-    flags += [f"--{name}={value}" for name, value in job.options.items()]
-    flags += [] if job.num_gpus is None else [f"--gpus-per-node={job.num_gpus}"]
     cpus = [] if job.num_cpus is None else [f"--cpus-per-task={job.num_cpus}"]
     no_kill = ["--no-kill"] if job.may_shrink else []
+    flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
+    flags += [f"--{name}={value}" for name, value in job.options.items()]
+    if job.num_gpus is not None:
+        flags.append(f"--gpus-per-node={job.num_gpus}")
     flags += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{job.signal_before_s}"]
-    flags += [f"--output={job.log}", "--open-mode=append", *job.others]
+    flags += [f"--output={job.log}", "--open-mode=append", *job.further_flags]
     return TEXT.format(
         written=WRITTEN,
         directives="\n".join(f"#SBATCH {flag}" for flag in flags),

@@ -18,18 +18,24 @@ _NOT_ALLOWED = {
     "AuthorizationError",
 }
 _BAD_CREDENTIALS = {
-    *(
-        "AuthFailure",
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidClientTokenId",
-        "RequestExpired",
-    ),
-    *("SignatureDoesNotMatch", "UnrecognizedClientException", "InvalidAccessKeyId"),
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
 }
 _BUSY = {
-    *("Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException"),
-    *("InternalError", "ServiceUnavailable", "Unavailable", "503"),
+    "503",
+    "InternalError",
+    "RequestLimitExceeded",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+    "Unavailable",
 }
 _MAX_ATTEMPTS = 8
 # The price list is served by a few regions only.
@@ -130,14 +136,14 @@ def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
 def _not_sent(error: Exception, service: str, region: str) -> AwsError:
     from botocore import exceptions
 
-    missing = (
-        exceptions.NoCredentialsError
-        | exceptions.PartialCredentialsError
-        | exceptions.TokenRetrievalError
+    no_credentials = (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.TokenRetrievalError,
+        exceptions.UnauthorizedSSOTokenError,
+        exceptions.SSOTokenLoadError,
     )
-    if isinstance(
-        error, missing | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError
-    ):
+    if isinstance(error, no_credentials):
         return AwsError(
             f"no usable AWS credentials: {error}", next_step="run aws configure, or aws sso login"
         )
@@ -168,12 +174,10 @@ def connect(region: str | None, profile: str | None) -> Account:
     chosen = session.region_name
     if chosen is None:
         raise UsageError("no region is set", next_step="give --region, such as --region us-east-1")
-    known = [
-        name
-        for part in session.get_available_partitions()
-        for name in session.get_available_regions("ec2", part)
-    ]
-    if chosen not in known:
-        what = f"there is no region {chosen!r}; {did_you_mean(chosen, known)}"
+    regions = []
+    for partition in session.get_available_partitions():
+        regions += session.get_available_regions("ec2", partition)
+    if chosen not in regions:
+        what = f"there is no region {chosen!r}; {did_you_mean(chosen, regions)}"
         raise UsageError(what, next_step="correct --region")
     return Account(session, chosen)

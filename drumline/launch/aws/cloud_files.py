@@ -46,31 +46,12 @@ class CloudFile:
 
 def skypilot_text(file: CloudFile) -> str:
     settings = file.settings
-    is_multi = file.settings.nodes > 1
-    # Only AWS has these instance types, regions and images.
-    places = (
-        ["aws", settings.region or "*", settings.zone]
-        if settings.zone
-        else ["aws", settings.region]
-    )
-    is_aws = settings.type or settings.region or settings.zone or settings.ami
-    resources = {
-        "infra": "/".join(place for place in places if place) if is_aws else None,
-        "instance_type": settings.type or None,
-        "accelerators": file.accelerators,
-        "use_spot": settings.spot,
-        "max_hourly_cost": settings.max_price,
-        "disk_size": settings.disk,
-        "image_id": settings.ami,
-        "autostop": {"idle_minutes": settings.idle_minutes, "down": True}
-        if settings.idle_minutes
-        else None,
-    }
+    is_multi = settings.nodes > 1
     document = {
         "name": file.name,
         "num_nodes": settings.nodes,
         "workdir": ".",
-        "resources": {name: value for name, value in resources.items() if value is not None},
+        "resources": _skypilot_resources(settings, file.accelerators),
         # Without a value: `sky launch` asks for it.
         **({"secrets": {SECRET_ENV: None}} if is_multi else {}),
         "setup": f"pip install --quiet {shlex.join(file.requirements)}\n",
@@ -89,9 +70,40 @@ def skypilot_text(file: CloudFile) -> str:
     return to_yaml([document], comments=comments)
 
 
+def _skypilot_resources(settings: ClusterSettings, accelerators: str | None) -> dict[str, Any]:
+    autostop = {"idle_minutes": settings.idle_minutes, "down": True}
+    resources = {
+        "infra": _skypilot_place(settings),
+        "instance_type": settings.type or None,
+        "accelerators": accelerators,
+        "use_spot": settings.spot,
+        "max_hourly_cost": settings.max_price,
+        "disk_size": settings.disk,
+        "image_id": settings.ami,
+        "autostop": autostop if settings.idle_minutes else None,
+    }
+    return {name: value for name, value in resources.items() if value is not None}
+
+
+def _skypilot_place(settings: ClusterSettings) -> str | None:
+    """None: any cloud. Only AWS has these instance types, regions and images."""
+    if settings.zone:
+        return f"aws/{settings.region or '*'}/{settings.zone}"
+    if settings.region:
+        return f"aws/{settings.region}"
+    return "aws" if settings.type or settings.ami else None
+
+
 def parallelcluster_text(file: CloudFile) -> str:
     settings = file.settings
-    has_efa = bool(EFA_TYPES.fullmatch(settings.type)) if settings.efa is None else settings.efa
+    has_efa = settings.efa
+    if has_efa is None:
+        has_efa = bool(EFA_TYPES.fullmatch(settings.type))
+    document = _parallelcluster_document(settings, has_efa=has_efa)
+    return to_yaml([document], comments=_parallelcluster_comments(file, has_efa=has_efa))
+
+
+def _parallelcluster_document(settings: ClusterSettings, *, has_efa: bool) -> dict[str, Any]:
     nodes = {
         "Name": "nodes",
         "Instances": [{"InstanceType": settings.type}],
@@ -116,7 +128,7 @@ def parallelcluster_text(file: CloudFile) -> str:
     new_volume = {"Encrypted": True, "DeletionPolicy": "Retain"}
     volume = {"FileSystemId": settings.volume} if settings.volume else new_volume
     image = {"CustomAmi": settings.ami} if settings.ami else {}
-    document: dict[str, Any] = {
+    return {
         "Region": settings.region,
         "Image": {"Os": "ubuntu2404", **image},
         "Imds": {"ImdsSupport": "v2.0"},
@@ -138,10 +150,14 @@ def parallelcluster_text(file: CloudFile) -> str:
             {"Name": "shared", "MountDir": SHARED, "StorageType": "Efs", "EfsSettings": volume}
         ],
     }
+
+
+def _parallelcluster_comments(file: CloudFile, *, has_efa: bool) -> list[str]:
+    """How to start the cluster, the job on it, and how to end it."""
     python = f"{SHARED}/drumline/bin"
-    submit = ["--slurm", "--partition", QUEUE, "--nodes", str(settings.nodes)]
+    submit = ["--slurm", "--partition", QUEUE, "--nodes", str(file.settings.nodes)]
     cluster = f"--cluster-name {file.name}"
-    comments = [
+    return [
         f"Written by drumline launch --print parallelcluster. The head node is a {HEAD_NODE} (x86_64). Start it with:",
         f"  pcluster create-cluster {cluster} --cluster-configuration FILE",
         *([] if has_efa else ["EFA is off: if the type has it, write the file again with --efa."]),
@@ -151,7 +167,6 @@ def parallelcluster_text(file: CloudFile) -> str:
         f"  {python}/drumline launch {shlex.join([*submit, *file.flags, '--', *file.words])}",
         f"The end (the volume is kept): pcluster delete-cluster {cluster}",
     ]
-    return to_yaml([document], comments=comments)
 
 
 def missing_for_parallelcluster(settings: ClusterSettings) -> list[str]:

@@ -106,16 +106,11 @@ def ssh_config(
         # Addresses are used again, ids of instances are not.
         lines.append(f"  HostKeyAlias {node.id}")
         if by_ssm:
-            words = ["aws", "ssm", "start-session", "--region", account.region, "--target", node.id]
-            words += [
-                "--document-name",
-                "AWS-StartSSHSession",
-                "--parameters",
-                f"portNumber={SSH_PORT}",
-            ]
-            lines.append(
-                f"  ProxyCommand {shlex.join([*words, *(['--profile', profile] if profile else [])])}"
-            )
+            command = ["aws", "ssm", "start-session", "--region", account.region]
+            command += ["--target", node.id, "--document-name", "AWS-StartSSHSession"]
+            command += ["--parameters", f"portNumber={SSH_PORT}"]
+            command += ["--profile", profile] if profile else []
+            lines.append(f"  ProxyCommand {shlex.join(command)}")
         elif node.public_address:
             lines.append(f"  HostName {node.public_address}")
     return "\n".join([*lines, "Host *", "  Include ~/.ssh/config", ""])

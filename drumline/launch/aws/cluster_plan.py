@@ -58,9 +58,8 @@ class ClusterPlan:
     notes: tuple[str, ...]
 
     def template(self) -> str:
-        return template_text().replace(
-            MORE_CARDS, "".join(_card_lines(self.hardware)) if self.has_cards else ""
-        )
+        cards = "".join(_card_lines(self.hardware)) if self.has_cards else ""
+        return template_text().replace(MORE_CARDS, cards)
 
     @property
     def has_cards(self) -> bool:
@@ -71,39 +70,42 @@ class ClusterPlan:
         )
 
     def lines(self) -> Iterator[str]:
-        settings = self.settings
-        given = self.parameters
-        gpus = (
-            f", {self.hardware.num_gpus} x {self.hardware.gpu} each"
-            if self.hardware.num_gpus
-            else ""
-        )
-        nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
-        yield f"cluster {settings.name} in {given['Zone']}: {nodes}{gpus}"
-        yield f"image   {given['ImageId']}, encrypted disk of {settings.disk} GiB each"
-        yield f"network {_network_words(self)}"
-        yield f"volume  {given['VolumeId'] or 'a new encrypted EFS volume'} at /mnt/shared; `down` keeps it"
-        idle = f"an instance ends itself after {settings.idle_minutes} idle minutes"
-        yield f"end     {given['EndsAt']} at the latest" + (
-            f"; {idle}" if settings.idle_minutes else ""
-        )
+        yield from self._resource_lines()
         yield from (f"check   {note}" for note in self.notes)
-        yield from (
-            f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour" for cost in self.costs
-        )
-        yield from (f"price   {line}" for line in prices.total_lines(self.costs, settings.hours))
+        yield from self._price_lines()
+
+    def _resource_lines(self) -> Iterator[str]:
+        settings = self.settings
+        parameters = self.parameters
+        nodes = f"{settings.nodes} x {settings.type} ({settings.market})"
+        gpus = ""
+        if self.hardware.num_gpus:
+            gpus = f", {self.hardware.num_gpus} x {self.hardware.gpu} each"
+        yield f"cluster {settings.name} in {parameters['Zone']}: {nodes}{gpus}"
+        yield f"image   {parameters['ImageId']}, encrypted disk of {settings.disk} GiB each"
+        yield f"network {_network_words(self)}"
+        yield f"volume  {parameters['VolumeId'] or 'a new encrypted EFS volume'} at /mnt/shared; `down` keeps it"
+        idle = ""
+        if settings.idle_minutes:
+            idle = f"; an instance ends itself after {settings.idle_minutes} idle minutes"
+        yield f"end     {parameters['EndsAt']} at the latest{idle}"
+
+    def _price_lines(self) -> Iterator[str]:
+        for cost in self.costs:
+            yield f"price   {cost.what}: {prices.dollars(cost.an_hour)} an hour"
+        for line in prices.total_lines(self.costs, self.settings.hours):
+            yield f"price   {line}"
         month = prices.dollars(self.volume_price)
         yield f"price   beside it traffic, and EFS: {month} for a GB a month, and more for each GB read or written"
 
 
 def template_text() -> str:
     """With the programs of the nodes in it, and without network cards."""
-    text = TEMPLATE.read_text(encoding="utf-8")
+    template = TEMPLATE.read_text(encoding="utf-8")
     for mark, path in NODE_SCRIPTS.items():
-        text = text.replace(
-            mark, textwrap.indent(path.read_text(encoding="utf-8"), USER_DATA_INDENT)
-        )
-    return text
+        script = path.read_text(encoding="utf-8")
+        template = template.replace(mark, textwrap.indent(script, USER_DATA_INDENT))
+    return template
 
 
 def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
@@ -159,10 +161,8 @@ def make_plan(account: Account, settings: ClusterSettings) -> ClusterPlan:
         costs=tuple(_costs(account, settings, parameters, price)),
         volume_price=prices.listed_price(account, "volume"),
         notes=(
-            *(
-                quota,
-                f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
-            ),
+            quota,
+            f"{zone} offers the type; whether it has capacity, AWS reveals only at `up`, which stops if not",
             *install,
         ),
     )
@@ -187,9 +187,8 @@ def _has_one_card(settings: ClusterSettings, hardware: Hardware) -> bool:
 
 
 def _is_public(settings: ClusterSettings, hardware: Hardware, subnet: Mapping[str, Any]) -> bool:
-    return _has_one_card(settings, hardware) and bool(
-        subnet.get("MapPublicIpOnLaunch", False) if subnet else True
-    )
+    gives_public_addresses = not subnet or bool(subnet.get("MapPublicIpOnLaunch"))
+    return _has_one_card(settings, hardware) and gives_public_addresses
 
 
 def check_install(settings: ClusterSettings) -> Iterator[str]:
@@ -206,9 +205,9 @@ def check_install(settings: ClusterSettings) -> Iterator[str]:
 
 
 def _check_packages(requirements: Sequence[str]) -> str:
-    wanted = " ".join(requirements)
+    package_list = " ".join(requirements)
     if importlib.util.find_spec("pip") is None:
-        return f"whether pip can install {wanted} is not known: there is no pip here"
+        return f"whether pip can install {package_list} is not known: there is no pip here"
     flags = [
         "--dry-run",
         "--no-deps",
@@ -221,9 +220,9 @@ def _check_packages(requirements: Sequence[str]) -> str:
     flags += ["--only-binary", ":all:"]
     _ask(
         [sys.executable, "-m", "pip", "install", *flags, *requirements],
-        f"pip cannot install {wanted}",
+        f"pip cannot install {package_list}",
     )
-    return f"pip finds {wanted} from here"
+    return f"pip finds {package_list} from here"
 
 
 def _check_repository(requirement: str) -> str:
@@ -249,11 +248,11 @@ def _ask(command: Sequence[str], failure: str) -> None:
     )
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines()]
-        reasons = [
-            line for line in lines if line.startswith(("ERROR:", "fatal:"))
-        ]  # the second is git's
+        # The second is git's.
+        reasons = [line for line in lines if line.startswith(("ERROR:", "fatal:"))]
+        reason = reasons[-1] if reasons else f"exit code {done.returncode}"
         raise UsageError(
-            f"{failure}: {(reasons or [f'exit code {done.returncode}'])[-1]}",
+            f"{failure}: {reason}",
             next_step="give --install a version of an index, the URL of a wheel, or git+URL@COMMIT (docs/aws.md)",
         )
 
@@ -294,17 +293,17 @@ def _volume_parameters(
 ) -> dict[str, str]:
     """An existing volume has one mount target for each zone; the one of this zone is used if there
     is one."""
-    kept = [
-        one["FileSystemId"]
-        for one in kept_volumes(account, settings.name)
-        if not one["NumberOfMountTargets"]
+    unmounted = [
+        kept_volume["FileSystemId"]
+        for kept_volume in kept_volumes(account, settings.name)
+        if not kept_volume["NumberOfMountTargets"]
     ]
-    volume = settings.volume or (kept[0] if kept else "")
-    found = {"VolumeId": volume, "MountTargetAddress": "", "MountTargetGroup": ""}
+    volume = settings.volume or next(iter(unmounted), "")
+    parameters = {"VolumeId": volume, "MountTargetAddress": "", "MountTargetGroup": ""}
     if not volume:
-        return found
+        return parameters
     targets = account.call("efs", "describe_mount_targets", FileSystemId=volume)["MountTargets"]
-    here = next((one for one in targets if one.get("AvailabilityZoneName") == zone), None)
+    here = next((target for target in targets if target.get("AvailabilityZoneName") == zone), None)
     if here is None and targets and not settings.subnet:
         what = (
             f"{volume} is mounted in the VPC {targets[0]['VpcId']}, and a volume belongs to one VPC"
@@ -315,8 +314,8 @@ def _volume_parameters(
         groups = account.call("efs", "describe_mount_target_security_groups", **target)[
             "SecurityGroups"
         ]
-        found |= {"MountTargetAddress": here["IpAddress"], "MountTargetGroup": groups[0]}
-    return found
+        parameters |= {"MountTargetAddress": here["IpAddress"], "MountTargetGroup": groups[0]}
+    return parameters
 
 
 def own_network() -> str:
@@ -330,10 +329,9 @@ def own_network() -> str:
 
 
 def _subnet(account: Account, subnet: str | None) -> Mapping[str, Any]:
-    found = (
-        account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"] if subnet else [{}]
-    )
-    return dict(found[0])
+    if subnet is None:
+        return {}
+    return dict(account.call("ec2", "describe_subnets", SubnetIds=[subnet])["Subnets"][0])
 
 
 def _check_disk(settings: ClusterSettings, image: Image) -> None:
@@ -391,14 +389,16 @@ def _card_lines(hardware: Hardware) -> Iterator[str]:
 
 
 def _network_words(plan: ClusterPlan) -> str:
-    given = plan.parameters
-    where = given["SubnetId"] or "a new VPC"
-    efa = (
-        f", EFA on {plural(plan.hardware.num_efas, 'interface')}"
-        if plan.has_cards or given["Efa"] == "true"
-        else ""
+    parameters = plan.parameters
+    where = parameters["SubnetId"] or "a new VPC"
+    efa = ""
+    if plan.has_cards or parameters["Efa"] == "true":
+        efa = f", EFA on {plural(plan.hardware.num_efas, 'interface')}"
+    ssh = (
+        f"ssh from {parameters['SshFrom']}"
+        if parameters["SshFrom"]
+        else "nothing open to the outside"
     )
-    ssh = f"ssh from {given['SshFrom']}" if given["SshFrom"] else "nothing open to the outside"
     through = ", ssh through Session Manager" if plan.settings.ssm else ""
     group = ", a placement group" if plan.settings.placement_group else ""
     return f"{where}{efa}{group}; {ssh}{through}"

@@ -148,17 +148,14 @@ class ClusterSettings:
 
 
 def settings_from(
-    given: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False
+    flags: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False
 ) -> ClusterSettings:
     """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get
     this folder before they install anything."""
-    values = _from_file(Path(given["config"]), problems) if "config" in given else {}
+    values = _from_file(Path(flags["config"]), problems) if "config" in flags else {}
     names = {field.name for field in fields(ClusterSettings)}
-    values |= {
-        name.replace("-", "_"): value
-        for name, value in given.items()
-        if name.replace("-", "_") in names
-    }
+    by_field = {flag.replace("-", "_"): value for flag, value in flags.items()}
+    values |= {name: value for name, value in by_field.items() if name in names}
     settings = ClusterSettings(**values)
     problems += _wrong_settings(settings)
     if settings.install is not None:
@@ -167,10 +164,10 @@ def settings_from(
 
 
 def account_and_settings(
-    given: Mapping[str, Any], problems: list[str], verb: str
+    flags: Mapping[str, Any], problems: list[str], verb: str
 ) -> tuple[Account, ClusterSettings]:
     """Raises if there is a problem, also one that was found before."""
-    settings = settings_from(given, problems)
+    settings = settings_from(flags, problems)
     if problems:
         raise ConfigError(problems, next_step=f"read drumline aws {verb} --help")
     return connect(settings.region, settings.profile), settings
@@ -186,15 +183,15 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(section, dict):
         problems.append(f"{path}: there is no section [{CLUSTER_SECTION}]")
         return {}
-    known = {
+    kinds = {
         name.replace("-", "_"): kind for name, (kind, *_) in SETTINGS.items() if name != "config"
     }
     values = {}
     for name, value in section.items():
         try:
-            if name not in known:
-                raise Mismatch(f"unknown setting; {did_you_mean(name, known)}")
-            values[name] = from_value(known[name], value)
+            if name not in kinds:
+                raise Mismatch(f"unknown setting; {did_you_mean(name, kinds)}")
+            values[name] = from_value(kinds[name], value)
         except Mismatch as mismatch:
             problems.append(f"{path}: {CLUSTER_SECTION}.{name}: {mismatch}")
     return values

@@ -45,26 +45,22 @@ def node_requirements(install: str | None) -> list[str]:
 def name_of(word: str) -> str | None:
     """The distribution that a requirement names, by itself or by the name of a wheel; or that a
     folder holds."""
+    path = word.partition("[")[0]
     if named := NAMED.match(word):
         name = named[1]
+    elif path.endswith(".whl"):
+        name = path.rpartition("/")[2].partition("-")[0]
     else:
-        path = word.partition("[")[0]
-        name = (
-            path.rpartition("/")[2].partition("-")[0]
-            if path.endswith(".whl")
-            else _project_name(Path(path))
-        )
+        name = _project_name(Path(path))
     return re.sub(r"[-_.]+", "-", name).lower() if name else None
 
 
 def _project_name(folder: Path) -> str:
     try:
-        project = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode()).get(
-            "project", {}
-        )
+        document = parse_toml(read_regular(folder / "pyproject.toml", most=TEXT_BYTES).decode())
     except (OSError, ValueError):
         return ""
-    return str(project.get("name", ""))
+    return str(document.get("project", {}).get("name", ""))
 
 
 def wrong_install(install: str, *, copies_folder: bool) -> Iterator[str]:

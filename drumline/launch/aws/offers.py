@@ -48,9 +48,7 @@ class Hardware:
 
 def find_hardware(account: Account, name: str) -> Hardware:
     try:
-        found = account.call("ec2", "describe_instance_types", InstanceTypes=[name])[
-            "InstanceTypes"
-        ][0]
+        answer = account.call("ec2", "describe_instance_types", InstanceTypes=[name])
     except AwsError as refused:
         if refused.code not in ("InvalidInstanceType", "InvalidParameterValue"):
             raise
@@ -58,13 +56,14 @@ def find_hardware(account: Account, name: str) -> Hardware:
             f"--type: there is no instance type {name!r} in {account.region}",
             next_step="correct it, or give another --region; aws.amazon.com/ec2/instance-types has all types",
         ) from refused
-    network = found["NetworkInfo"]
-    gpus = found.get("GpuInfo", {}).get("Gpus", [])
-    archs = found["ProcessorInfo"]["SupportedArchitectures"]
+    described = answer["InstanceTypes"][0]
+    network = described["NetworkInfo"]
+    gpus = described.get("GpuInfo", {}).get("Gpus", [])
+    archs = described["ProcessorInfo"]["SupportedArchitectures"]
     return Hardware(
         name=name,
         arch="arm64" if "arm64" in archs else "x86_64",
-        num_vcpus=found["VCpuInfo"]["DefaultVCpus"],
+        num_vcpus=described["VCpuInfo"]["DefaultVCpus"],
         num_gpus=sum(gpu["Count"] for gpu in gpus),
         gpu=gpus[0]["Name"] if gpus else "",
         num_efas=network.get("EfaInfo", {}).get(
@@ -94,9 +93,8 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
     """Raise if the nodes are more than the account may run now; a sentence about the quota."""
     if (code := _quota_code(hardware.name, market)) is None:
         return f"quota of {hardware.name} ({market}): not known to drumline, so it was not checked"
-    quota = account.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)[
-        "Quota"
-    ]
+    request = {"ServiceCode": "ec2", "QuotaCode": code}
+    quota = account.call("service-quotas", "get_service_quota", **request)["Quota"]
     used = _used_vcpus(account, code)
     needed = hardware.num_vcpus * num_nodes
     limit = int(quota["Value"])
@@ -112,10 +110,11 @@ def check_quota(account: Account, hardware: Hardware, num_nodes: int, market: st
 
 
 def _quota_code(instance_type: str, market: str) -> str | None:
-    if (found := re.match(r"([a-z]+)(\d*)", instance_type)) is None:
+    match = re.match(r"([a-z]+)(\d*)", instance_type)
+    if match is None:
         return None
-    letters = found[1]
-    number = int(found[2] or 0)
+    letters = match[1]
+    number = int(match[2] or 0)
     family = "standard" if letters in _STANDARD else letters
     family = {"gr": "g", "vt": "g"}.get(family, family)
     if family == "p" and market == "spot" and number >= 5:
@@ -127,13 +126,13 @@ def _used_vcpus(account: Account, code: str) -> int:
     """Of the instances that count towards the same quota."""
     states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     reservations = account.all("ec2", "describe_instances", "Reservations", Filters=states)
-    return sum(
-        cpus["CoreCount"] * cpus["ThreadsPerCore"]
-        for reservation in reservations
-        for one in reservation["Instances"]
-        if _quota_code(one["InstanceType"], one.get("InstanceLifecycle", "on-demand")) == code
-        for cpus in [one["CpuOptions"]]
-    )
+    count = 0
+    for instance in (item for reservation in reservations for item in reservation["Instances"]):
+        market = instance.get("InstanceLifecycle", "on-demand")
+        if _quota_code(instance["InstanceType"], market) == code:
+            cpus = instance["CpuOptions"]
+            count += cpus["CoreCount"] * cpus["ThreadsPerCore"]
+    return count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from drumline.base.text import join_names
 from drumline.launch.aws.account import Account
@@ -15,9 +15,18 @@ from drumline.launch.aws.account import Account
 HOURS_A_DAY = 24
 HOURS_A_MONTH = 730
 """As AWS converts prices by the month."""
-# In the price list: the service, the unit, and what else identifies a product.
-_PRODUCTS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
-    "instance": (
+
+
+class _Product(NamedTuple):
+    """As the price list knows it."""
+
+    service: str
+    unit: str
+    attributes: Mapping[str, str]
+
+
+_PRODUCTS = {
+    "instance": _Product(
         "AmazonEC2",
         "Hrs",
         {
@@ -28,10 +37,10 @@ _PRODUCTS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
             "marketoption": "OnDemand",
         },
     ),
-    "disk": ("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"}),
-    "address": ("AmazonVPC", "Hrs", {"group": "VPCPublicIPv4Address"}),
-    "nat": ("AmazonEC2", "Hrs", {"productFamily": "NAT Gateway"}),
-    "volume": ("AmazonEFS", "GB-Mo", {"storageClass": "General Purpose"}),
+    "disk": _Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"}),
+    "address": _Product("AmazonVPC", "Hrs", {"group": "VPCPublicIPv4Address"}),
+    "nat": _Product("AmazonEC2", "Hrs", {"productFamily": "NAT Gateway"}),
+    "volume": _Product("AmazonEFS", "GB-Mo", {"storageClass": "General Purpose"}),
 }
 
 
@@ -90,30 +99,28 @@ def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
         yield f"until its end unknown: spot prices change ({now} at the current price); --max-price limits them"
 
 
-def listed_price(account: Account, product: str, **attributes: str) -> float | None:
-    """The highest price of it in the region, in USD for an hour or (of a GB) a month; None: the
-    list has none."""
-    service, unit, more = _PRODUCTS[product]
-    wanted = {**more, **attributes, "regionCode": account.region}
+def listed_price(account: Account, name: str, **attributes: str) -> float | None:
+    """The highest price of a product in the region, in USD for an hour or (of a GB) a month; None:
+    the list has none."""
+    product = _PRODUCTS[name]
+    criteria = {**product.attributes, **attributes, "regionCode": account.region}
     filters = [
-        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
+        {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()
     ]
-    products = account.all(
-        "pricing", "get_products", "PriceList", ServiceCode=service, Filters=filters
+    entries = account.all(
+        "pricing", "get_products", "PriceList", ServiceCode=product.service, Filters=filters
     )
-    return max(
-        (price for one in products for price in _prices(json.loads(one), unit)), default=None
-    )
+    prices = [price for entry in entries for price in _prices(json.loads(entry), product.unit)]
+    return max(prices, default=None)
 
 
-def _prices(product: Any, unit: str) -> list[float]:
-    dimensions = [
-        dimension
-        for term in product.get("terms", {}).get("OnDemand", {}).values()
-        for dimension in term["priceDimensions"].values()
-        if dimension["unit"] == unit
-    ]
-    return [price for one in dimensions if (price := float(one["pricePerUnit"].get("USD", 0)))]
+def _prices(entry: Any, unit: str) -> Iterator[float]:
+    """Those of an entry of the list that are not 0."""
+    for term in entry.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term["priceDimensions"].values():
+            price = float(dimension["pricePerUnit"].get("USD", 0))
+            if dimension["unit"] == unit and price:
+                yield price
 
 
 def spot_prices(account: Account, instance_type: str) -> dict[str, float]:

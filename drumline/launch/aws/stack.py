@@ -63,13 +63,17 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parameters_of(stack: Stack) -> dict[str, str]:
-    return {one["ParameterKey"]: str(one["ParameterValue"]) for one in stack.get("Parameters", ())}
+    return {
+        parameter["ParameterKey"]: str(parameter["ParameterValue"])
+        for parameter in stack.get("Parameters", ())
+    }
 
 
 def kept_volumes(account: Account, name: str | None = None) -> list[Mapping[str, Any]]:
     """Volumes that clusters (or this one) have made."""
     volumes = account.all("efs", "describe_file_systems", "FileSystems")
-    return [one for one in volumes if (owner := tags_of(one).get(TAG)) and name in (None, owner)]
+    tagged = [volume for volume in volumes if tags_of(volume).get(TAG)]
+    return [volume for volume in tagged if name is None or tags_of(volume)[TAG] == name]
 
 
 def group_of(account: Account, stack: str) -> Mapping[str, Any]:
@@ -113,11 +117,11 @@ def _not_deleted(account: Account, stack: str) -> AwsError:
     resources = account.all(
         "cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack
     )
-    left = [
-        f"{one['LogicalResourceId']} ({one.get('PhysicalResourceId')}): {one.get('ResourceStatusReason')}"
-        for one in resources
-        if one["ResourceStatus"] == "DELETE_FAILED"
-    ]
+    left = []
+    for resource in resources:
+        if resource["ResourceStatus"] == "DELETE_FAILED":
+            name = f"{resource['LogicalResourceId']} ({resource.get('PhysicalResourceId')})"
+            left.append(f"{name}: {resource.get('ResourceStatusReason')}")
     return AwsError(
         as_list("AWS could not delete:", left),
         next_step="remove what of yours uses it, such as an interface in its security group; then run down again",

@@ -15,26 +15,6 @@ from drumline.launch.aws.cluster_settings import ClusterSettings
 from drumline.launch.aws.prices import dollars, listed_price
 from drumline.launch.aws.stack import TAG, kept_volumes
 
-# Whatever of these has the cluster's tag is on the bill: operation, list in its answer, id, and
-# states that are free.
-_BILLED = (
-    (
-        "instance",
-        "describe_instances",
-        "Reservations",
-        "InstanceId",
-        ("terminated", "shutting-down"),
-    ),
-    ("disk", "describe_volumes", "Volumes", "VolumeId", ("deleting",)),
-    ("address", "describe_addresses", "Addresses", "AllocationId", ()),
-    (
-        "NAT gateway",
-        "describe_nat_gateways",
-        "NatGateways",
-        "NatGatewayId",
-        ("deleted", "deleting", "failed"),
-    ),
-)
 _DELETE_ATTEMPTS = 2
 _LAST_CHECKS = 12
 
@@ -46,6 +26,48 @@ class Billed:
     kind: str
     id: str
     size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BilledKind:
+    """Whatever of it has the cluster's tag is on the bill, unless its state is a free one."""
+
+    kind: str
+    operation: str
+    answer_list: str
+    id_field: str
+    free_states: tuple[str, ...] = ()
+
+
+_BILLED_KINDS = (
+    _BilledKind(
+        kind="instance",
+        operation="describe_instances",
+        answer_list="Reservations",
+        id_field="InstanceId",
+        free_states=("terminated", "shutting-down"),
+    ),
+    _BilledKind(
+        kind="disk",
+        operation="describe_volumes",
+        answer_list="Volumes",
+        id_field="VolumeId",
+        free_states=("deleting",),
+    ),
+    _BilledKind(
+        kind="address",
+        operation="describe_addresses",
+        answer_list="Addresses",
+        id_field="AllocationId",
+    ),
+    _BilledKind(
+        kind="NAT gateway",
+        operation="describe_nat_gateways",
+        answer_list="NatGateways",
+        id_field="NatGatewayId",
+        free_states=("deleted", "deleting", "failed"),
+    ),
+)
 
 
 def take_down(
@@ -97,7 +119,8 @@ def _kept(account: Account, name: str, progress: stacks.Progress) -> list[Billed
     """What is left, which may only be the volume. A disk ends a moment after its instance."""
     for _ in range(_LAST_CHECKS):
         left = list(billed(account, name))
-        if not (named := ", ".join(f"{one.kind} {one.id}" for one in left if one.kind != "volume")):
+        named = ", ".join(f"{item.kind} {item.id}" for item in left if item.kind != "volume")
+        if not named:
             return left
         progress(f"waiting for {named}")
         time.sleep(stacks.POLL_S)
@@ -136,19 +159,26 @@ def _delete_volume(account: Account, volume: str, progress: stacks.Progress) -> 
 
 def billed(account: Account, name: str) -> Iterator[Billed]:
     """All that has the cluster's tag and costs money, asked from each service itself."""
-    tag = [{"Name": f"tag:{TAG}", "Values": [name]}]
-    for kind, operation, what, key, free in _BILLED:
-        filters = {"Filter" if operation == "describe_nat_gateways" else "Filters": tag}
-        if operation == "describe_addresses":
-            found = list(account.call("ec2", operation, **filters)[what])
-        else:
-            found = account.all("ec2", operation, what, **filters)
-        if kind == "instance":
-            found = [one for reservation in found for one in reservation["Instances"]]
-        yield from (Billed(kind, str(one[key])) for one in found if _state(one) not in free)
-    for one in kept_volumes(account, name):
-        if one["LifeCycleState"] not in ("deleting", "deleted"):
-            yield Billed("volume", str(one["FileSystemId"]), int(one["SizeInBytes"]["Value"]))
+    for billed_kind in _BILLED_KINDS:
+        for resource in _tagged_resources(account, name, billed_kind):
+            if _state(resource) not in billed_kind.free_states:
+                yield Billed(billed_kind.kind, str(resource[billed_kind.id_field]))
+    for volume in kept_volumes(account, name):
+        if volume["LifeCycleState"] not in ("deleting", "deleted"):
+            size = int(volume["SizeInBytes"]["Value"])
+            yield Billed("volume", str(volume["FileSystemId"]), size)
+
+
+def _tagged_resources(account: Account, name: str, billed_kind: _BilledKind) -> list[Any]:
+    operation = billed_kind.operation
+    parameter = "Filter" if operation == "describe_nat_gateways" else "Filters"
+    filters = {parameter: [{"Name": f"tag:{TAG}", "Values": [name]}]}
+    if operation == "describe_addresses":  # it has no pages
+        return list(account.call("ec2", operation, **filters)[billed_kind.answer_list])
+    resources = account.all("ec2", operation, billed_kind.answer_list, **filters)
+    if operation == "describe_instances":
+        return [instance for reservation in resources for instance in reservation["Instances"]]
+    return resources
 
 
 def _state(described: Mapping[str, Any]) -> str:
@@ -156,16 +186,16 @@ def _state(described: Mapping[str, Any]) -> str:
     return str(state["Name"] if isinstance(state, Mapping) else state)
 
 
-def kept_lines(account: Account, settings: ClusterSettings, kept: list[Billed]) -> Iterator[str]:
-    for one in kept:
-        size = f"{file_size(one.size)}, as EFS last counted" if one.size else "size not counted yet"
+def kept_lines(account: Account, settings: ClusterSettings, volumes: list[Billed]) -> Iterator[str]:
+    for volume in volumes:
+        size = "size not counted yet"
+        if volume.size:
+            size = f"{file_size(volume.size)}, as EFS last counted"
         month = listed_price(account, "volume")
-        cost = (
-            "whose price is unknown"
-            if month is None
-            else f"which costs {dollars(month)} for a GB a month"
-        )
-        yield f"kept the volume {one.id} ({size}), {cost}; up uses it again"
+        cost = "whose price is unknown"
+        if month is not None:
+            cost = f"which costs {dollars(month)} for a GB a month"
+        yield f"kept the volume {volume.id} ({size}), {cost}; up uses it again"
         yield f"delete it with its data: drumline aws down --name {settings.name} --delete-data"
-    things = "no instance, disk, address or NAT gateway"
-    yield f"nothing else of {settings.name} is on the bill: {things} has its tag in {account.region}"
+    kinds = "no instance, disk, address or NAT gateway"
+    yield f"nothing else of {settings.name} is on the bill: {kinds} has its tag in {account.region}"

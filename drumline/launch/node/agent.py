@@ -324,12 +324,12 @@ class NodeAgent(SignalledAgent):
         failures.sort(key=lambda failure: (failure[1] in followers, *failure))
         self.failed_first = [rank for _, rank, _ in failures]
         is_watched = bool(failures) and self.watch.has_sidecar()
-        for at, rank, code in failures:
+        for failed_at, rank, code in failures:
             self.supervision.report(
                 "failed",
                 rank=rank,
                 code=code,
-                at=at,
+                at=failed_at,
                 start=self.files.num_starts - 1,
                 restarts_left=self._remaining_restarts,
                 is_watched=is_watched,

@@ -13,10 +13,10 @@ import json
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
@@ -111,6 +111,13 @@ class _NoAddress:
         return RendezvousStoreInfo("", 0)
 
 
+class SeenHeartbeat(NamedTuple):
+    stamp: datetime
+    """By the wall clock of its node."""
+    seen_at: float
+    """When it was first read here, by this machine's monotonic clock."""
+
+
 class RendezvousState(_BackendRendezvousStateHolder):
     """The shared state as torch reads and writes it. Only its times are changed here."""
 
@@ -123,50 +130,59 @@ class RendezvousState(_BackendRendezvousStateHolder):
     ) -> None:
         super().__init__(backend, settings)
         self._node = node
-        self._count_living = count_alive
-        self._seen: dict[_NodeDesc, tuple[datetime, float]] = {}
-        """Each node's last heartbeat, and when it was first seen here."""
+        self._count_alive = count_alive
+        self._seen: dict[_NodeDesc, SeenHeartbeat] = {}
+        """Each node's last heartbeat."""
         self._last_call: float | None = None
         """When the minimum number of nodes was first seen here."""
 
     def _sanitize(self) -> None:
         """After each exchange with the store: remove dead nodes, and convert times to this host's
         clock."""
-        state = self._state
         now = time.monotonic()
-        written = state.last_heartbeats
-        seen = self._seen
-        self._seen = {
-            node: seen[node] if node in seen and seen[node][0] == stamp else (stamp, now)
-            for node, stamp in written.items()
-        }
-        if (
-            self._node in self._seen
-        ):  # this node was without CPU time, so its heartbeat is late, but it is not dead
-            stamp, at = self._seen[self._node]
-            late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
-            self._seen[self._node] = stamp, max(at, now - late_s)
+        written = self._state.last_heartbeats
+        self._note_heartbeats(written, now)
         wall = datetime.now(UTC)
-        state.last_heartbeats = {
-            node: wall - timedelta(seconds=now - at) for node, (_, at) in self._seen.items()
+        self._state.last_heartbeats = {
+            node: wall - timedelta(seconds=now - heartbeat.seen_at)
+            for node, heartbeat in self._seen.items()
         }
         super()._sanitize()
         # This node must not write back a change of another's heartbeat; from its own, torch decides
         # when to send one.
-        state.last_heartbeats = {
+        self._state.last_heartbeats = {
             node: stamp if node == self._node else written[node]
-            for node, stamp in state.last_heartbeats.items()
+            for node, stamp in self._state.last_heartbeats.items()
         }
-        if state.deadline is None:
+        self._convert_deadline(now)
+
+    def _note_heartbeats(self, written: Mapping[_NodeDesc, datetime], now: float) -> None:
+        previous = self._seen
+        self._seen = {}
+        for node, stamp in written.items():
+            heartbeat = previous.get(node)
+            if heartbeat is None or heartbeat.stamp != stamp:
+                heartbeat = SeenHeartbeat(stamp, now)
+            self._seen[node] = heartbeat
+        # Without CPU time the heartbeat of this node is late, but it is not dead.
+        if self._node in self._seen:
+            stamp, seen_at = self._seen[self._node]
+            late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
+            self._seen[self._node] = SeenHeartbeat(stamp, max(seen_at, now - late_s))
+
+    def _convert_deadline(self, now: float) -> None:
+        """A deadline of another clock becomes one that is over, or never is."""
+        if self._state.deadline is None:
             self._last_call = None
-        else:
-            self._last_call = self._last_call or now
-            over_s = now - self._last_call - self._settings.timeout.last_call.total_seconds()
-            # A living node would join right after this round, and all ranks would restart.
-            timeout = self._settings.timeout
-            late_s = min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
-            is_over = over_s > (late_s if len(state.participants) < self._count_living() else 0)
-            state.deadline = LONG_AGO if is_over else NEVER
+            return
+        self._last_call = self._last_call or now
+        timeout = self._settings.timeout
+        limit_s = timeout.last_call.total_seconds()
+        # A living node would join right after this round, and all ranks would restart.
+        if len(self._state.participants) < self._count_alive():
+            limit_s += min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
+        is_over = now - self._last_call > limit_s
+        self._state.deadline = LONG_AGO if is_over else NEVER
 
 
 class SealedBackend(RendezvousBackend):
@@ -182,16 +198,19 @@ class SealedBackend(RendezvousBackend):
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        return self._known(self._put(b"", self._last))
+        return self._accept(self._put(b"", self._last))
 
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        ours = pickle.loads(state)  # noqa: S301  # written by torch in this process
-        mine = encode(ours, self._version + 1)
-        found = self._put(token if isinstance(token, bytes) else NOTHING, mine)
-        known = self._known(found)
-        return None if known is None else (*known, known[1] == mine)
+        new_state = pickle.loads(state)  # noqa: S301  # written by torch in this process
+        encoded = encode(new_state, self._version + 1)
+        stored = self._put(token if isinstance(token, bytes) else NOTHING, encoded)
+        current = self._accept(stored)
+        if current is None:
+            return None
+        accepted, new_token = current
+        return accepted, new_token, new_token == encoded
 
     def _put(self, expected: bytes, desired: bytes) -> bytes:
         try:
@@ -199,23 +218,24 @@ class SealedBackend(RendezvousBackend):
         except (ValueError, RuntimeError, TimeoutError) as error:
             raise RendezvousConnectionError("the connection to the store has failed") from error
 
-    def _known(self, found: bytes) -> tuple[bytes, Token] | None:
-        state = decode(found)
+    def _accept(self, encoded: bytes) -> tuple[bytes, Token] | None:
+        """The state as torch reads it, and its token; None: there is none yet."""
+        state = decode(encoded)
         # Without a secret anyone can write there; with one they can still replay recorded values.
-        if (state is None and found != NOTHING) or version_of(found) < self._version:
-            found = self._put(found, self._last)
-            state = decode(found)
+        if (state is None and encoded != NOTHING) or version_of(encoded) < self._version:
+            encoded = self._put(encoded, self._last)
+            state = decode(encoded)
         if state is None:
             return None
-        self._last = found
-        self._version = version_of(found)
-        return pickle.dumps(state), found
+        self._last = encoded
+        self._version = version_of(encoded)
+        return pickle.dumps(state), encoded
 
 
 def version_of(text: bytes) -> int:
     """The number of earlier states in this launch."""
-    found = document(text, version=int)
-    return found["version"] if found else 0
+    fields = document(text, version=int)
+    return fields["version"] if fields else 0
 
 
 def encode(state: _RendezvousState, version: int = 0) -> bytes:
@@ -228,7 +248,7 @@ def encode(state: _RendezvousState, version: int = 0) -> bytes:
         "wait_list": [astuple(node) for node in sorted(state.wait_list)],
         "redundancy_list": [astuple(node) for node in sorted(state.redundancy_list)],
         "last_heartbeats": [
-            [*astuple(node), at.isoformat()] for node, at in state.last_heartbeats.items()
+            [*astuple(node), beat_at.isoformat()] for node, beat_at in state.last_heartbeats.items()
         ],
     }
     return json.dumps(fields).encode()
@@ -262,14 +282,14 @@ def _node(address: Any, pid: Any, number: Any) -> _NodeDesc:
     return _NodeDesc(address, pid, number)
 
 
-def _rank(given: Any) -> int:
-    if type(given) is not int:
+def _rank(value: Any) -> int:
+    if type(value) is not int:
         raise TypeError
-    return given
+    return value
 
 
 def _time(text: Any) -> datetime:
-    at = datetime.fromisoformat(text)
-    if at.tzinfo is None:
+    parsed = datetime.fromisoformat(text)
+    if parsed.tzinfo is None:
         raise ValueError
-    return at
+    return parsed

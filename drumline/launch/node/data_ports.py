@@ -48,17 +48,14 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
 
 
 def unreachable_nodes(
-    cards: Sequence[NodeCard], mine: int, *, limit_s: float = CLOSED_S
+    cards: Sequence[NodeCard], this_node: int, *, limit_s: float = CLOSED_S
 ) -> dict[int, str]:
     """Why this node cannot reach others, by their numbers. A closed port is retried for some
     time."""
     begun = time.monotonic()
     is_reported = False
-    targets = [
-        one
-        for number, card in enumerate(cards)
-        if number != mine and (one := _target(number, card))
-    ]
+    peers = [(number, card) for number, card in enumerate(cards) if number != this_node]
+    targets = [target for peer in peers if (target := _target(*peer)) is not None]
     while True:
         failed = {
             number: why for number, why in probe_hosts(targets).failed.items() if why in CLOSED
@@ -70,7 +67,7 @@ def unreachable_nodes(
             is_reported = True
             hosts = ", ".join(target.host for target in targets)
             print_message(
-                f"data ports of {hosts} are closed to {cards[mine]['host']}; trying for {limit_s:g} s"
+                f"data ports of {hosts} are closed to {cards[this_node]['host']}; trying for {limit_s:g} s"
             )
         time.sleep(RETRY_S)
 
@@ -108,8 +105,8 @@ def _target(number: int, card: NodeCard) -> ProbeTarget | None:
     """None if the node does not listen, or its name does not resolve: both are reported
     elsewhere."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
-        found = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
-        address = str(found[0][4][0])
+        addresses = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
+        address = str(addresses[0][4][0])
         return ProbeTarget(
             number, card["host"], "", address, card["probe_port"], card["probe_token"]
         )

@@ -138,8 +138,8 @@ def limit_threads(num_procs: int) -> None:
 
 def exit_code_of(rank_code: int, *, is_task: bool) -> int:
     """The launcher's exit code after a rank exited with this code; a signal is a failure."""
-    known = rank_code in list(ExitCode) if is_task else rank_code > 0
-    return rank_code if known else ExitCode.TRAINING_FAILED
+    is_meaningful = rank_code in list(ExitCode) if is_task else rank_code > 0
+    return rank_code if is_meaningful else ExitCode.TRAINING_FAILED
 
 
 def report_failure(

@@ -48,19 +48,17 @@ class NodeHeartbeat:
     def encode(self) -> str:
         return json.dumps(vars(self))
 
-    def is_newer(self, other: NodeHeartbeat) -> bool:
+    def is_newer(self, earlier: NodeHeartbeat) -> bool:
         """False for an older heartbeat of the same launcher, which was replayed."""
-        return self.count > other.count if self.launcher == other.launcher else self != other
+        return self.count > earlier.count if self.launcher == earlier.launcher else self != earlier
 
     @classmethod
     def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
         """None for anything else: without a secret, anyone can write there."""
-        found = document(text, host=str, launcher=str, count=int, state=str)
-        return (
-            None
-            if found is None
-            else cls(found["host"], found["launcher"], found["count"], found["state"])
-        )
+        fields = document(text, host=str, launcher=str, count=int, state=str)
+        if fields is None:
+            return None
+        return cls(fields["host"], fields["launcher"], fields["count"], fields["state"])
 
 
 class Membership:
@@ -76,7 +74,7 @@ class Membership:
         there is none."""
         self.store = SealedStore(store, secret, "drumline/membership")
         self.node = node
-        self.mine = NodeHeartbeat(socket.gethostname(), uuid.uuid4().hex)
+        self.heartbeat = NodeHeartbeat(socket.gethostname(), uuid.uuid4().hex)
         self.was_replaced = False
         self._replaced: set[str] = set()
         """Earlier launchers with this node's rank."""
@@ -95,38 +93,43 @@ class Membership:
         """The first node publishes which job this is, and the others check that it is theirs. A
         node of another job would make the ranks restart repeatedly, to let in a node that does not
         belong to them."""
-        mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
+        this_job = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
-            self._job = self.store, json.dumps(mine)
-            self.store.set("job", json.dumps(mine))
-            self._seal_launch(mine)
+            self._job = self.store, json.dumps(this_job)
+            self.store.set("job", json.dumps(this_job))
+            self._seal_launch(this_job)
             return
         where = self.node.endpoint
-        try:
-            found = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
-        except dist.DistError:
-            found = None
-        check_secret(self.store, "node 0")
-        if found is None:
-            differs = f" of this job: its {SECRET_ENV} differs" if self.store.foreign else ""
-            raise PreflightError(
-                f"what listens at {where} is not the launcher of node 0{differs}",
-                next_step=f"set the same {SECRET_ENV} on all nodes, and check what listens there"
-                if differs
-                else "check what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
-            )
-        if found["job"] != mine["job"]:
+        published = self._published_job()
+        if published["job"] != this_job["job"]:
             raise PreflightError(
                 f"another job uses {where}",
                 next_step="wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
             )
-        if found["num_nodes"] != mine["num_nodes"]:
+        if published["num_nodes"] != this_job["num_nodes"]:
             raise PreflightError(
-                f"the number of nodes differs: {found['num_nodes']} on node 0, {mine['num_nodes']} on node "
+                f"the number of nodes differs: {published['num_nodes']} on node 0, {this_job['num_nodes']} on node "
                 f"{self.node.node_rank}; or another job uses {where}",
                 next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
             )
-        self._seal_launch(found)
+        self._seal_launch(published)
+
+    def _published_job(self) -> dict[str, Any]:
+        """As the first node describes it."""
+        published = None
+        with contextlib.suppress(dist.DistError):
+            published = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
+        check_secret(self.store, "node 0")
+        if published is not None:
+            return published
+        what = f"what listens at {self.node.endpoint} is not the launcher of node 0"
+        next_step = (
+            "check what it is, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT"
+        )
+        if self.store.foreign:
+            what += f" of this job: its {SECRET_ENV} differs"
+            next_step = f"set the same {SECRET_ENV} on all nodes, and check what listens there"
+        raise PreflightError(what, next_step=next_step)
 
     def _seal_launch(self, job: Mapping[str, Any]) -> None:
         """Switch to a secret of this launch: users may give several launches the same one, and
@@ -138,21 +141,24 @@ class Membership:
     def join(self) -> None:
         """Take this node's rank, unless a living launcher has it."""
         key = _key(self.node.node_rank)
-        mine = self.mine.encode().encode()
-        found = self.store.compare_set(key, "", mine)
-        if found != mine:
-            # A launcher that exited left its heartbeat; a living one changes it every second.
-            until = time.monotonic() + MISSED_HEARTBEATS * HEARTBEAT_S
-            while time.monotonic() < until:
-                if self.store.compare_set(key, "", found) != found:
-                    raise self._taken(found)
-                time.sleep(HEARTBEAT_S / 4)
-            if self.store.compare_set(key, found, mine) != mine:
-                raise self._taken(found)
-            if earlier := NodeHeartbeat.decode(found):
-                self._replaced.add(earlier.launcher)
+        encoded = self.heartbeat.encode().encode()
+        stored = self.store.compare_set(key, "", encoded)
+        if stored != encoded:
+            self._replace_launcher(key, stored, encoded)
         self.store.append("members", f"{self.node.node_rank} ")
         self._thread.start()
+
+    def _replace_launcher(self, key: str, stored: bytes, encoded: bytes) -> None:
+        """A launcher that exited left its heartbeat; a living one changes it every second."""
+        until = time.monotonic() + MISSED_HEARTBEATS * HEARTBEAT_S
+        while time.monotonic() < until:
+            if self.store.compare_set(key, "", stored) != stored:
+                raise self._taken(stored)
+            time.sleep(HEARTBEAT_S / 4)
+        if self.store.compare_set(key, stored, encoded) != encoded:
+            raise self._taken(stored)
+        if earlier := NodeHeartbeat.decode(stored):
+            self._replaced.add(earlier.launcher)
 
     def leave(self) -> None:
         self._left.set()
@@ -175,7 +181,7 @@ class Membership:
     def set_state(self, state: str) -> None:
         """Publish the state of this node, at once."""
         with self._lock:
-            self._write(replace(self.mine, state=state))
+            self._write(replace(self.heartbeat, state=state))
 
     def read(self) -> None:
         """Read all heartbeats: a few requests to the store, for any number of nodes."""
@@ -198,20 +204,22 @@ class Membership:
         given."""
         if rank not in self._last:
             return False
-        heartbeat, at = self._last[rank]
+        heartbeat, changed_at = self._last[rank]
         limit_s = MISSED_HEARTBEATS * HEARTBEAT_S if within_s is None else within_s
-        return time.monotonic() - at <= limit_s and (not states or heartbeat.state in states)
+        return time.monotonic() - changed_at <= limit_s and (
+            not states or heartbeat.state in states
+        )
 
     def count_alive(self) -> int:
         """The number of nodes that are not done, including this one, at the last read."""
-        return 1 + sum(self.is_alive(rank, JOINING, RUNNING) for rank in self._others)
+        return 1 + sum(self.is_alive(rank, JOINING, RUNNING) for rank in self._other_nodes)
 
     def missing(self) -> list[int]:
         """Nodes that have not joined the rendezvous that this one waits in."""
-        return [rank for rank in self._others if not self.is_alive(rank, JOINING)]
+        return [rank for rank in self._other_nodes if not self.is_alive(rank, JOINING)]
 
     @property
-    def _others(self) -> list[int]:
+    def _other_nodes(self) -> list[int]:
         return [rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank]
 
     def publish_failure(self, what: str, code: int) -> None:
@@ -221,8 +229,8 @@ class Membership:
 
     def failure(self) -> str | None:
         """The failure that the first failing node has published."""
-        found = self.store.peek("failed")
-        return None if found is None else found.decode(errors="replace")
+        sentence = self.store.peek("failed")
+        return None if sentence is None else sentence.decode(errors="replace")
 
     def failure_code(self) -> int | None:
         code = self.store.peek("failed-code") or b""
@@ -233,7 +241,7 @@ class Membership:
         if rank < len(self.node.peers):
             return self.node.peers[rank]
         if rank == self.node.node_rank:
-            return self.mine.host
+            return self.heartbeat.host
         return self._last[rank][0].host if rank in self._last else None
 
     def name(self, rank: int) -> str:
@@ -250,7 +258,7 @@ class Membership:
             # reports it. Another client may make one call fail.
             with contextlib.suppress(RuntimeError):
                 with self._lock:
-                    self._write(self.mine)
+                    self._write(self.heartbeat)
                 self._restore()
                 if (waiting := self._waiting) is not None:
                     self.read()
@@ -258,8 +266,9 @@ class Membership:
 
     def _report_missing(self, waiting: WaitNotice) -> None:
         if missing := self.missing():
-            who = f"waiting at {self.node.endpoint} for {self.names(missing)}"
-            waiting.report(f"{who}, {waiting.waited_s:.0f} s so far")
+            nodes = self.names(missing)
+            waited = f"{waiting.waited_s:.0f} s so far"
+            waiting.report(f"waiting at {self.node.endpoint} for {nodes}, {waited}")
 
     def _restore(self) -> None:
         """Restore values that are written once, since anyone can delete them."""
@@ -271,21 +280,24 @@ class Membership:
                 store.set("job", job)
 
     def _write(self, heartbeat: NodeHeartbeat) -> None:
-        new = replace(heartbeat, count=self.mine.count + 1)
+        new = replace(heartbeat, count=self.heartbeat.count + 1)
         key = _key(self.node.node_rank)
-        found = NodeHeartbeat.decode(self.store.compare_set(key, self.mine.encode(), new.encode()))
-        known = {self.mine.launcher, *self._replaced}
-        self.was_replaced = found is not None and found.launcher not in known
-        if found != new and not self.was_replaced:  # deleted, or an old value was replayed
+        stored = NodeHeartbeat.decode(
+            self.store.compare_set(key, self.heartbeat.encode(), new.encode())
+        )
+        this_nodes_launchers = {self.heartbeat.launcher, *self._replaced}
+        self.was_replaced = stored is not None and stored.launcher not in this_nodes_launchers
+        if stored != new and not self.was_replaced:  # deleted, or an old value was replayed
             self.store.set(key, new.encode())
-        self.mine = new
+        self.heartbeat = new
 
-    def _taken(self, found: bytes) -> PreflightError:
+    def _taken(self, stored: bytes) -> PreflightError:
         rank = self.node.node_rank
         last = self.node.num_nodes - 1
-        other = NodeHeartbeat.decode(found)
+        holder = NodeHeartbeat.decode(stored)
+        host = holder.host if holder else "another host"
         return PreflightError(
-            f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {other.host if other else 'another host'}",
+            f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {host}",
             next_step=f"give each machine a NODE_RANK of its own, from 0 to {last}",
         )
 

@@ -125,18 +125,9 @@ class NodeRendezvous(RendezvousHandler):
                     store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()}
                 )
                 if cards:
-                    mine: dict[str, Any] = {"closed": unreachable_nodes(cards, info.rank)}
-                    if keys and info.rank == first_node(cards):
-                        # Without a common secret the first node makes one, and encrypts it for each
-                        # of the others.
-                        self.ranks_secret = new_secret()
-                        wrapped = [
-                            keys.wrap(self.ranks_secret, card["public"], card["nonce"])
-                            for card in cards
-                        ]
-                        mine["secrets"] = wrapped
-                    results = self._exchange(store, info, "result", mine, closed=dict)
-        self._check_data_ports(store, cards, [result["closed"] for result in results])
+                    result = self._result(cards, info.rank, keys)
+                    results = self._exchange(store, info, "result", result, closed=dict)
+        self._check_data_ports(store, cards, [published["closed"] for published in results])
         self.members = {number: card["rank"] for number, card in enumerate(cards)}
         # Missing nodes leave no gap: torchrun counts from 0.
         in_order = sorted(cards, key=lambda card: int(card["rank"]))
@@ -149,6 +140,20 @@ class NodeRendezvous(RendezvousHandler):
         )
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
         return RendezvousInfo(agents, node_rank, info.world_size, place)
+
+    def _result(
+        self, cards: Sequence[NodeCard], number: int, keys: KeyPair | None
+    ) -> dict[str, Any]:
+        """What this node publishes after it has read the cards."""
+        result: dict[str, Any] = {"closed": unreachable_nodes(cards, number)}
+        if keys and number == first_node(cards):
+            # Without a common secret the first node makes one, and encrypts it for each of the
+            # others.
+            self.ranks_secret = new_secret()
+            result["secrets"] = [
+                keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards
+            ]
+        return result
 
     def _count_restarts(self, cards: Sequence[NodeCard]) -> None:
         """The same on all nodes. A restart after progress is the first at its step."""
@@ -169,11 +174,13 @@ class NodeRendezvous(RendezvousHandler):
         if keys is None:
             assert self.secret is not None
             return derived(self.secret, "ranks", *(card["nonce"] for card in cards))
-        if number == (first := first_node(cards)):
+        first = first_node(cards)
+        if number == first:
             return self.ranks_secret
         wrapped = results[first].get("secrets")
-        mine = wrapped[number] if isinstance(wrapped, list) and len(wrapped) == len(cards) else None
-        secret = keys.wrap(str(mine), cards[first]["public"], cards[number]["nonce"])
+        if not isinstance(wrapped, list) or len(wrapped) != len(cards):
+            raise self._forged()
+        secret = keys.wrap(str(wrapped[number]), cards[first]["public"], cards[number]["nonce"])
         if secret is None:
             raise self._forged()
         return secret
@@ -185,24 +192,30 @@ class NodeRendezvous(RendezvousHandler):
         )
 
     def _cards(
-        self, store: SealedStore, info: RendezvousInfo, more: Mapping[str, Any]
+        self, store: SealedStore, info: RendezvousInfo, card_fields: Mapping[str, Any]
     ) -> list[dict[str, Any]] | None:
         """The cards of all participants; None when one is lost, or two have the same number."""
-        rank = self.node.node_rank
-        host = self.membership.host(self.node.node_rank)
-        mine = {"rank": rank, "host": host, "address": self.address, "port": _free_port(), **more}
-        mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
-        mine |= {"counted_step": self.counted_step, "reached_step": self.reached_step}
-        cards = self._exchange(store, info, "card", mine, **CARD)
+        card = {
+            "rank": self.node.node_rank,
+            "host": self.membership.host(self.node.node_rank),
+            "address": self.address,
+            "port": _free_port(),
+            **card_fields,
+            "watch_port": _free_port(),
+            "restarts": self.restarts_used,
+            "counted_step": self.counted_step,
+            "reached_step": self.reached_step,
+        }
+        cards = self._exchange(store, info, "card", card, **CARD)
         # After a network cut two groups may have joined separately, with the same numbers.
-        return cards if cards and mine in cards else None
+        return cards if cards and card in cards else None
 
     def _exchange(
-        self, store: SealedStore, info: RendezvousInfo, kind: str, mine: Any, **fields: type
+        self, store: SealedStore, info: RendezvousInfo, kind: str, content: Any, **fields: type
     ) -> list[dict[str, Any]] | None:
         """Collective: the values of all, by c10d's numbers; None if one is lost before it wrote:
         then all rejoin."""
-        store.set(f"{kind}/{info.rank}", json.dumps(mine))
+        store.set(f"{kind}/{info.rank}", json.dumps(content))
         keys = [f"{kind}/{number}" for number in range(info.world_size)]
         while (texts := store.peek_all(keys)) is None:
             if self._lost(range(info.world_size)):
@@ -263,7 +276,7 @@ class NodeRendezvous(RendezvousHandler):
         if self.is_leaving:
             return 0
         if self.is_done:
-            again = [rank for rank in self._others if self.membership.is_alive(rank, JOINING)]
+            again = [rank for rank in self._other_nodes if self.membership.is_alive(rank, JOINING)]
             self.restart_reason = f"{self.membership.names(again)} restarted"
             return len(again)
         with self.explained():
@@ -293,8 +306,8 @@ class NodeRendezvous(RendezvousHandler):
         ]
         if new := [rank for rank in joining if rank in self.missing]:
             return f"{self.membership.names(new)} joined"
-        if gone := [rank for rank in lost if rank not in joining]:
-            return f"{self.membership.names(gone)} {'is' if len(gone) == 1 else 'are'} lost"
+        if lost_for_good := [rank for rank in lost if rank not in joining]:
+            return f"{self.membership.names(lost_for_good)} {'is' if len(lost_for_good) == 1 else 'are'} lost"
         return (
             f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
         )
@@ -309,15 +322,15 @@ class NodeRendezvous(RendezvousHandler):
                 self.is_done = True
                 self._wait = WaitNotice(first_s=FIRST_NOTICE_S)
                 self.membership.set_state(DONE)
-            if others := self._running_others():
-                self._report_wait(self._wait, others)
+            if running := self._running_nodes():
+                self._report_wait(self._wait, running)
                 return True
         return False
 
-    def _report_wait(self, notice: WaitNotice, others: list[int]) -> None:
+    def _report_wait(self, notice: WaitNotice, running: list[int]) -> None:
         if notice.is_due():
             print_message(
-                f"the ranks here are done; waiting for those of {self.membership.names(others)}"
+                f"the ranks here are done; waiting for those of {self.membership.names(running)}"
             )
 
     def wait_for_others(self) -> None:
@@ -327,8 +340,8 @@ class NodeRendezvous(RendezvousHandler):
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.membership.set_state(DONE)
             self.inner.set_closed()  # a node that joins now is too late, and is informed
-            while others := self._running_others():
-                self._report_wait(notice, others)
+            while running := self._running_nodes():
+                self._report_wait(notice, running)
                 time.sleep(POLL_S)
 
     def publish_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
@@ -336,20 +349,20 @@ class NodeRendezvous(RendezvousHandler):
         until = time.monotonic() + LINGER_S
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.membership.publish_failure(what, code)
-            while self.node.node_rank == 0 and self._running_others() and time.monotonic() < until:
+            while self.node.node_rank == 0 and self._running_nodes() and time.monotonic() < until:
                 time.sleep(POLL_S)
 
-    def _running_others(self) -> list[int]:
+    def _running_nodes(self) -> list[int]:
         self.membership.read()
         limit_s = self.node.silence_s
         return [
             rank
-            for rank in self._others
+            for rank in self._other_nodes
             if self.membership.is_alive(rank, RUNNING, JOINING, within_s=limit_s)
         ]
 
     @property
-    def _others(self) -> list[int]:
+    def _other_nodes(self) -> list[int]:
         return [rank for rank in self.members.values() if rank != self.node.node_rank]
 
     @contextlib.contextmanager

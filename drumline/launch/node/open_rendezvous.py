@@ -132,12 +132,12 @@ class OwnRendezvous(SingleNodeRendezvous):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        own = super().next_rendezvous()
+        local_info = super().next_rendezvous()
         self.ranks_secret = (
             "" if self._secret is None else derived(self._secret, "ranks of nodes that continue")
         )
         host, _, port = self.node.endpoint.rpartition(":")
-        return RendezvousInfo(own.store, 0, 1, RendezvousStoreInfo(host, int(port)))
+        return RendezvousInfo(local_info.store, 0, 1, RendezvousStoreInfo(host, int(port)))
 
 
 def open_rendezvous(

@@ -66,8 +66,8 @@ class LogFollower:
         lines = self.read(MAX_REST)
         # A process that a rank left running may write faster than this reads.
         end = _size_and_inode(self.path)[0]
-        while self._offset < end and (more := self._new_bytes()):
-            lines += self._take(more)
+        while self._offset < end and (new_bytes := self._new_bytes()):
+            lines += self._take(new_bytes)
         last, self._partial = self._partial, b""
         return [*lines, *([] if self._in_long_line or not last else [decoded(last)])]
 

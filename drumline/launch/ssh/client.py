@@ -91,9 +91,9 @@ STUCK = (
 )
 
 
-def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
+def ssh_client(flag_value: str | None, environment: Mapping[str, str]) -> list[str]:
     """The words that call ssh: `--ssh 'ssh -F file'`, else DRUMLINE_SSH, else plain `ssh`."""
-    text = given or environment.get("DRUMLINE_SSH") or "ssh"
+    text = flag_value or environment.get("DRUMLINE_SSH") or "ssh"
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -133,7 +133,7 @@ class SshProblem(NamedTuple):
 def known_problem(
     host: str,
     code: int | None,
-    said: Sequence[str],
+    output: Sequence[str],
     *,
     python: str,
     cwd: str,
@@ -142,37 +142,39 @@ def known_problem(
     """Why a command over ssh failed; None: unknown output. `is_stuck`: it did not start, and was
     ended."""
     place = {"host": host, "python": python, "cwd": cwd}
-    known = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
-    for pattern, what, step in known:
-        if re.search(pattern.replace("{python}", re.escape(python)), "\n".join(said)):
+    explanations = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
+    for pattern, what, step in explanations:
+        if re.search(pattern.replace("{python}", re.escape(python)), "\n".join(output)):
             return SshProblem(
-                f"{what.format(**place)} ({last_line(said, code)})", step.format(**place)
+                f"{what.format(**place)} ({last_line(output, code)})", step.format(**place)
             )
     return None
 
 
-def last_line(said: Sequence[str], code: int | None) -> str:
-    return next((line.strip() for line in reversed(said) if line.strip()), f"exit code {code}")
+def last_line(output: Sequence[str], code: int | None) -> str:
+    return next((line.strip() for line in reversed(output) if line.strip()), f"exit code {code}")
 
 
 def not_reached(
-    host: Host, code: int, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+    host: Host, code: int, output: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
 ) -> DrumlineError:
     """The error for a host on which no supervisor started."""
     what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
-    unknown = SshProblem(f"{what} ({last_line(said, code)})", f"check what `ssh {host.name}` says")
+    unknown = SshProblem(
+        f"{what} ({last_line(output, code)})", f"check what `ssh {host.name}` says"
+    )
     problem = (
-        known_problem(host.name, code, said, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
+        known_problem(host.name, code, output, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
     )
     return PreflightError(f"{host.name}: {problem.what}", next_step=problem.next_step)
 
 
-def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:
+def was_lost(host: Host, code: int | None, output: Sequence[str]) -> DrumlineError:
     """The error for a host on which ranks ran. The host may be up: only the connection is known to
     be lost."""
     closed = code is None or code < 0 or code == SSH_FAILED
     unknown = "it was closed" if closed else f"its supervisor exited with {code}"
-    why = next((line for line in reversed(said) if line.strip()), unknown)
+    why = next((line for line in reversed(output) if line.strip()), unknown)
     return TrainingError(
         f"the connection to {host.name} was lost: {why}",
         next_step="check that it is up and its network works; its part of the job has ended, or will within seconds",

@@ -64,7 +64,9 @@ class Controller:
         self.job = job
         self.screen = screen
         self.connections: list[HostConnection] = (
-            [one for one in before.connections if one.is_open] if before else []
+            [connection for connection in before.connections if connection.is_open]
+            if before
+            else []
         )
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
         self.reconnect: Reconnect = Reconnect(
@@ -119,7 +121,12 @@ class Controller:
         there, if it is not what runs on all."""
         job = job or self.job
         connection = next(
-            (one for one in self.connections if one.host == host and one.ssh_code is None), None
+            (
+                candidate
+                for candidate in self.connections
+                if candidate.host == host and candidate.ssh_code is None
+            ),
+            None,
         )
         if connection is None:
             command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
@@ -344,8 +351,8 @@ class Controller:
         node = self.job.nodes[0]
         if not node.may_shrink:
             return f"it counts as lost after {self.job.lease_s:g} s"
-        others = f"the other nodes continue without it after {node.silence_s} s if they receive none either"
-        return f"{others}, this machine after {self.job.lease_s:g} s"
+        continues_sentence = f"the other nodes continue without it after {node.silence_s} s if they receive none either"
+        return f"{continues_sentence}, this machine after {self.job.lease_s:g} s"
 
     def _print_diagnosis(self) -> None:
         """Called before ranks are restarted. Every host reports the same, and one may have printed
@@ -384,11 +391,11 @@ class Controller:
         elif self.is_ending:
             return
         else:
-            said = list(connection.stderr) or list(connection.stdout)
+            output = list(connection.stderr) or list(connection.stdout)
             code = connection.ssh_code or 0
             is_stuck = connection.is_stuck
             error = not_reached(
-                remote.host, code, said, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck
+                remote.host, code, output, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck
             )
             if job.earlier:  # it answered before
                 what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
@@ -414,8 +421,8 @@ class Controller:
             return False
         self.dropped.append(remote)
         names = ", ".join(peer.name for peer in left if peer.is_running)
-        others = f"the job continues with {names}" if names else "the others are done"
-        self.screen.report(f"warning: {why}; {others}", is_error=True)
+        outlook = f"the job continues with {names}" if names else "the others are done"
+        self.screen.report(f"warning: {why}; {outlook}", is_error=True)
         return True
 
     # Ending

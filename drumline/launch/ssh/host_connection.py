@@ -87,7 +87,7 @@ def _fits(value: Any, form: Any) -> bool:
     if isinstance(form, list):
         return type(value) is list and all(_fits(item, form[0]) for item in value)
     if isinstance(form, tuple):
-        return any(_fits(value, one) for one in form)
+        return any(_fits(value, allowed_type) for allowed_type in form)
     return type(value) is form and (
         form not in (int, float) or abs(value) < MAX_NUMBER
     )  # a NaN is not

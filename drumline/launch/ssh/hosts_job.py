@@ -139,9 +139,9 @@ class HostsJob:
         )
 
 
-def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
+def wrong_variables(flag_values: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
     """The mistakes in the values of `--env`; only names are shown."""
-    for number, word in enumerate(given, start=1):
+    for number, word in enumerate(flag_values, start=1):
         name, equals, _ = word.partition("=")
         if not VARIABLE_NAME.fullmatch(name):
             yield f"--env: number {number} is neither NAME nor NAME=VALUE"
@@ -149,7 +149,9 @@ def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Ite
             yield f"--env {name}: is not set here; set it, or give --env {name}=VALUE"
 
 
-def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+def variables_for_ranks(
+    flag_values: Iterable[str], environment: Mapping[str, str]
+) -> dict[str, str]:
     """The environment to add on every host, through ssh's stdin: some variables always, others by
     `--env`."""
     chosen = {
@@ -157,7 +159,7 @@ def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) ->
         for name, value in environment.items()
         if name.startswith(PREFIXES) or name in NAMES
     }
-    for word in given:
+    for word in flag_values:
         name, equals, value = word.partition("=")
         chosen[name] = value if equals else environment[name]
     return chosen

@@ -148,8 +148,8 @@ def _report_end(controller: Controller) -> int:
     screen = controller.screen
     is_task = controller.job.program.is_task
     for error in controller.problems:
-        what, *more = error.lines()
-        screen.report_last(f"error: {what}", *more)
+        what, *further_lines = error.lines()
+        screen.report_last(f"error: {what}", *further_lines)
     # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for
     # no save.
     have_saved = is_task and all(remote.has_saved for remote in controller.remaining)
@@ -192,7 +192,9 @@ def _report_end(controller: Controller) -> int:
         heard_at = [
             remote.connection.heard_at for remote in controller.remaining if remote.code is None
         ]
-        lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].at
+        lost_first = (
+            bool(controller.problems and heard_at) and min(heard_at) <= failures[0].failed_at
+        )
         for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
             screen.report_last(*lines)
         if not lost_first:
@@ -221,7 +223,12 @@ def in_order(failures: Sequence[RankFailure], *, blamed: int | None = None) -> l
     task report about each other, then by time."""
     return sorted(
         failures,
-        key=lambda failure: (failure.rank != blamed, failure.is_follower, failure.at, failure.rank),
+        key=lambda failure: (
+            failure.rank != blamed,
+            failure.is_follower,
+            failure.failed_at,
+            failure.rank,
+        ),
     )
 
 

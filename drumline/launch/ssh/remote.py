@@ -33,7 +33,7 @@ class RankFailure:
     host: str
     rank: int
     code: int
-    at: float
+    failed_at: float
     """By the controller's monotonic clock."""
     last_lines: tuple[str, ...] = ()
     is_follower: bool = False
@@ -108,7 +108,7 @@ class Remote:
     def has_saved(self) -> bool:
         """Whether its ranks were preempted. An agent that exits long after them is ended by the
         controller."""
-        return self.code == ExitCode.PREEMPTED or {one.code for one in self.failures} == {
+        return self.code == ExitCode.PREEMPTED or {failure.code for failure in self.failures} == {
             int(ExitCode.PREEMPTED)
         }
 
@@ -206,14 +206,14 @@ class Remote:
             self.agent_lines = frame["last_lines"]
             self.end_reason = str(frame.get("end_reason", ""))
             self.ended.set()
-        elif kind == "failed" and frame["rank"] not in (known.rank for known in self.failures):
+        elif kind == "failed" and frame["rank"] not in (failure.rank for failure in self.failures):
             self.restarts_left = frame["restarts_left"]
             self.failures.append(
                 RankFailure(
                     host=self.name,
                     rank=frame["rank"],
                     code=frame["code"],
-                    at=frame["at"] - self.connection.clock_ahead_s,
+                    failed_at=frame["at"] - self.connection.clock_ahead_s,
                     last_lines=tuple(frame["last_lines"]),
                     is_follower=bool(frame.get("follows")),
                     error=str(frame.get("error", "")),

@@ -45,10 +45,10 @@ class Screen:
             self._put("err" if is_error else "out", f"[{one_line(label)}] {coloured_line(line)}\n")
         return self._num_dropped == before
 
-    def report_last(self, text: str, *more: str) -> None:
+    def report_last(self, text: str, *further_lines: str) -> None:
         """Print one of the last messages, on stderr. The job is over: a slow screen may block us
         now."""
-        self._put_last(("err", paragraph(text, *more)))
+        self._put_last(("err", paragraph(text, *further_lines)))
 
     def close(self) -> None:
         """Wait until everything is written, as long as there is a reader."""

@@ -137,8 +137,10 @@ class Sync:
         except OSError as error:
             raise no_client(words[0], error) from error
         if done.returncode:
-            said = done.stderr.splitlines()
-            raise not_reached(host, done.returncode, said, python=self.python, cwd=str(self.folder))
+            output = done.stderr.splitlines()
+            raise not_reached(
+                host, done.returncode, output, python=self.python, cwd=str(self.folder)
+            )
         return done.stdout
 
     def _run(self, words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
@@ -174,10 +176,10 @@ def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
     """Paths below the folder: in a git repository what git would add, otherwise all; without what
     is excluded."""
     patterns = [*EXCLUDED, *(pattern.rstrip("/") for pattern in exclude)]
-    found = _of_git(folder)
+    tracked = _of_git(folder)
     listed = {
         path
-        for path in (_walk(folder, patterns) if found is None else found)
+        for path in (_walk(folder, patterns) if tracked is None else tracked)
         if not is_excluded(path, patterns)
     }
     return sorted(
@@ -228,15 +230,15 @@ def _walk(folder: Path, patterns: Sequence[str]) -> Iterator[str]:
 def file_hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
     """The hash of each file; of a link, the hash of its target's name. Missing files are left
     out."""
-    found = {}
+    hashes = {}
     for path in paths:
         file = folder / path
         try:
             data = os.fsencode(file.readlink()) if file.is_symlink() else file.read_bytes()
         except OSError:
             continue
-        found[path] = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return found
+        hashes[path] = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashes
 
 
 def hash_of(files: Mapping[str, str]) -> str:
@@ -245,9 +247,9 @@ def hash_of(files: Mapping[str, str]) -> str:
 
 def main() -> None:
     """Print which of the files on stdin are missing or differ in the current folder."""
-    wanted: dict[str, str] = json.load(sys.stdin)
-    here = file_hashes(Path(), wanted)
-    show(json.dumps([path for path, digest in wanted.items() if here.get(path) != digest]))
+    expected: dict[str, str] = json.load(sys.stdin)
+    here = file_hashes(Path(), expected)
+    show(json.dumps([path for path, digest in expected.items() if here.get(path) != digest]))
 
 
 if __name__ == "__main__":

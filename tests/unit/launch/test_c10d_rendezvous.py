@@ -132,7 +132,7 @@ def test_a_node_that_lives_is_waited_for_beyond_the_last_call(
     monkeypatch.setattr(c10d_rendezvous, "LATE_S", 3 * LIMIT_S)
     nodes = Nodes()
     living = 2
-    nodes.mine._count_living = lambda: living
+    nodes.mine._count_alive = lambda: living
     begun = time.monotonic()
     nodes.write(nodes.mine, MINE, datetime.now(UTC))
     nodes.mine.state.deadline = datetime.now(UTC)

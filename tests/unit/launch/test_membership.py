@@ -53,7 +53,7 @@ def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None
     with pytest.raises(PreflightError) as caught:
         second.join()
     assert caught.value.what == (
-        f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host}"
+        f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.heartbeat.host}"
     )
     assert caught.value.next_step == "give each machine a NODE_RANK of its own, from 0 to 2"
     first.leave()
@@ -88,7 +88,7 @@ def test_a_node_that_joins_the_rendezvous_of_another_job_is_refused() -> None:
 def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:
     store = dist.HashStore()
     other = membership_of(store, 1)
-    other.mine = NodeHeartbeat("ip-10-0-0-7", "x")
+    other.heartbeat = NodeHeartbeat("ip-10-0-0-7", "x")
     other.join()
     other.leave()
     nameless = membership_of(store, 0)

@@ -14,11 +14,16 @@ from drumline.launch.ssh.remote import RankFailure
 
 
 def failure(
-    rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False
+    rank: int, failed_at: float, *words: str, code: int = 1, is_follower: bool = False
 ) -> RankFailure:
     host = "ab"[rank % 2]
     return RankFailure(
-        host=host, rank=rank, code=code, at=at, last_lines=words, is_follower=is_follower
+        host=host,
+        rank=rank,
+        code=code,
+        failed_at=failed_at,
+        last_lines=words,
+        is_follower=is_follower,
     )
 
 
@@ -49,14 +54,14 @@ def test_the_others_are_one_line() -> None:
     assert list(last_messages([failure(0, 1.0)], 2, lost_first=True)) == [
         ("the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped",)
     ]
-    told = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
-    assert list(last_messages([told], 1)) == [
+    shown_failure = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
+    assert list(last_messages([shown_failure], 1)) == [
         (
             "rank 0 on a (exit code 1) failed first: ValueError: x",
             "try: read the lines above that begin with [a 0]",
         )
     ]
-    ((first, _),) = last_messages([replace(told, error="KeyError: y")], 1)
+    ((first, _),) = last_messages([replace(shown_failure, error="KeyError: y")], 1)
     assert first.endswith("failed first: KeyError: y")
     assert how_it_ended(-99) == "killed by signal 99"
 

@@ -42,7 +42,7 @@ def test_a_batch_file_has_all_that_was_asked_for() -> None:
         num_gpus=8,
         num_cpus=4,
         options={"partition": "long", "time": "1-0"},
-        others=["--exclusive"],
+        further_flags=["--exclusive"],
         signal_before_s=60,
     )
     lines = batch_text(job).splitlines()
