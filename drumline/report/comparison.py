@@ -44,7 +44,8 @@ def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
     total = run.facts.get("total_steps")
     facts = {"task": run.facts.get("task", ""), "state": run.state}
     facts["steps"] = f"{run.step:,}" + (f" of {total:,}" if total else "")
-    if type(best := run.end.get("best_step")) is int:
+    best = run.end.get("best_step")
+    if type(best) is int:
         facts["best checkpoint"] = f"step {best:,}"
     facts |= _speeds(run)
     if not run.is_own_loop:
@@ -52,7 +53,8 @@ def facts_of(run: RunData, goodput: Goodput) -> dict[str, str]:
         facts["goodput"] = f"{goodput.share:.1%}"
         facts["restarts"] = str(run.num_restarts)
         facts["saves"] = f"{run.num_saves:,}"
-    if (stopped := text(run.end.get("stopped"))[:200]) and run.state == "done":
+    stopped = text(run.end.get("stopped"))[:200]
+    if stopped and run.state == "done":
         facts["stopped"] = stopped
     return facts | _job_facts(run)
 
@@ -94,14 +96,16 @@ def _speeds(run: RunData) -> dict[str, str]:
 
 
 def _job_facts(run: RunData) -> dict[str, str]:
-    known = run.facts
+    job = run.facts
     facts = {}
-    if "world_size" in known:
-        place = ", ".join(filter(None, (known.get("device"), known.get("backend"))))
-        facts["ranks"] = f"{known['world_size']:,} ({place})"
+    if "world_size" in job:
+        place = ", ".join(filter(None, (job.get("device"), job.get("backend"))))
+        facts["ranks"] = f"{job['world_size']:,} ({place})"
     for name, label in (("batch_size", "batch"), ("model_parameters", "parameters")):
-        if name in known:
-            facts[label] = f"{known[name]:,}"
-    if "train_samples" in known:
-        facts["data"] = plural(known["train_samples"], "sample")
-    return facts | {name: known[name] for name in ("precision",) if name in known}
+        if name in job:
+            facts[label] = f"{job[name]:,}"
+    if "train_samples" in job:
+        facts["data"] = plural(job["train_samples"], "sample")
+    if "precision" in job:
+        facts["precision"] = job["precision"]
+    return facts

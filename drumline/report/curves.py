@@ -65,12 +65,15 @@ class Curves:
             return
         is_training = event["kind"] == "train"
         for name, value in event.items():
-            if name in _NOT_SHOWN or not (
-                type(value) in (int, float) or value in ("nan", "inf", "-inf")
-            ):
+            is_number = type(value) in (int, float) or value in ("nan", "inf", "-inf")
+            if name in _NOT_SHOWN or not is_number:
                 continue
-            dataset, _, metric = ("", "", name) if is_training else name.rpartition("/")
-            label = TRAINING if is_training else f"evaluation {dataset}".rstrip()
+            if is_training:
+                metric = name
+                label = TRAINING
+            else:
+                dataset, _, metric = name.rpartition("/")
+                label = f"evaluation {dataset}".rstrip()
             self._put(UNITS.get(metric, metric), label, step, value)
 
     def _put(self, chart: str, label: str, step: int, value: Any) -> None:
@@ -86,14 +89,14 @@ class Curves:
         for curve in self._curves.values():
             curve.cut(step)
 
-    def found(self) -> list[Curve]:
+    def in_order(self) -> list[Curve]:
         """The loss first, then the task's other numbers, then the engine's."""
-        own = [
+        chart_order = [
             "loss",
             *(name for name, _ in self._curves if name not in UNITS.values()),
             *UNITS.values(),
         ]
-        place = {name: order for order, name in reversed(list(enumerate(own)))}
+        place = {name: order for order, name in reversed(list(enumerate(chart_order)))}
         curves = (
             curve
             for curve in self._curves.values()
@@ -111,17 +114,17 @@ def thinned(
     if len(points) <= most:
         return points
     num_buckets = max(1, (most - 2) // 3)
-    kept = {0, len(points) - 1}
+    shown_places = {0, len(points) - 1}
     for bucket in range(num_buckets):
         low, high = (edge * len(points) // num_buckets for edge in (bucket, bucket + 1))
         finite = [
             (value, place) for place, value in enumerate(values[low:high], low) if value is not None
         ]
         if finite:
-            kept |= {min(finite)[1], max(finite)[1]}
+            shown_places |= {min(finite)[1], max(finite)[1]}
         if len(finite) < high - low:
-            kept.add(next(place for place in range(low, high) if values[place] is None))
-    return [points[place] for place in sorted(kept)]
+            shown_places.add(next(place for place in range(low, high) if values[place] is None))
+    return [points[place] for place in sorted(shown_places)]
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
@@ -137,8 +140,8 @@ def table_rows(
     """A few steps with the value of each curve at that step, or the last one before it."""
     steps = sorted({step for curve in curves for step in curve.steps})
 
-    def at(curve: Curve, step: int) -> float | None:
+    def value_at(curve: Curve, step: int) -> float | None:
         place = bisect_right(curve.steps, step) - 1
         return curve.values[place] if place >= 0 else None
 
-    return [(step, [at(curve, step) for curve in curves]) for step in evenly(steps, most)]
+    return [(step, [value_at(curve, step) for curve in curves]) for step in evenly(steps, most)]

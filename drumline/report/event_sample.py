@@ -25,8 +25,10 @@ MAX_SECONDS = 1e9
 
 def rank_files(folder: Path, *, most: int) -> dict[int, Path]:
     """The event files by rank, of the first ranks if there are many."""
-    found = ((RANK_FILE.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.jsonl")))
-    files = {int(named[1]): path for named, path in found if named is not None}
+    named_files = (
+        (RANK_FILE.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.jsonl"))
+    )
+    files = {int(named[1]): path for named, path in named_files if named is not None}
     return dict(sorted(files.items())[:most])
 
 
@@ -40,15 +42,13 @@ def sampled_events(
     try:
         with open_regular(path) as file:
             # Of a kind with few other events between them, many short windows leave no gap.
-            for chunk in _windows(
-                file, most_bytes, WINDOW_BYTES if kind is None else KIND_WINDOW_BYTES
-            ):
-                for raw in chunk:
-                    if (
-                        needle in raw
-                        and len(raw) <= MAX_LINE_BYTES
-                        and (event := _usable(raw, kind)) is not None
-                    ):
+            window_bytes = WINDOW_BYTES if kind is None else KIND_WINDOW_BYTES
+            for lines in _windows(file, most_bytes, window_bytes):
+                for line in lines:
+                    if needle not in line or len(line) > MAX_LINE_BYTES:
+                        continue
+                    event = _usable(line, kind)
+                    if event is not None:
                         yield event
     except OSError:
         return
@@ -64,14 +64,17 @@ def _windows(file: Any, most_bytes: int, window_bytes: int) -> Iterator[list[byt
     for number in range(count):
         begin = number * (size - window_bytes) // (count - 1)
         file.seek(begin)
+        lines = file.read(window_bytes).split(b"\n")
         # What is cut off at either end is no event.
-        yield file.read(window_bytes).split(b"\n")[
-            1 if begin else 0 : -1 if begin + window_bytes < size else None
-        ]
+        if begin > 0:
+            del lines[0]
+        if begin + window_bytes < size:
+            del lines[-1:]
+        yield lines
 
 
-def _usable(raw: bytes, kind: str | None) -> dict[str, Any] | None:
-    event = parse_line(raw) if raw.strip() else None
+def _usable(line: bytes, kind: str | None) -> dict[str, Any] | None:
+    event = parse_line(line) if line.strip() else None
     if event is None or type(event.get("kind")) is not str or kind not in (None, event["kind"]):
         return None
     step = event.get("step")
@@ -84,20 +87,20 @@ def number(value: Any) -> float | None:
     """A finite number; None for anything else."""
     if type(value) not in (int, float):
         return None
-    found = float(value)
-    return found if math.isfinite(found) else None
+    converted = float(value)
+    return converted if math.isfinite(converted) else None
 
 
 def seconds_of(value: Any) -> float | None:
     """A duration from 0 to MAX_SECONDS; None for anything else."""
-    found = number(value)
-    return found if found is not None and 0 <= found < MAX_SECONDS else None
+    seconds = number(value)
+    return seconds if seconds is not None and 0 <= seconds < MAX_SECONDS else None
 
 
 def unix_time(value: Any) -> float | None:
     """A time before MAX_TIME, in Unix seconds; None for anything else."""
-    found = number(value)
-    return found if found is not None and 0 < found < MAX_TIME else None
+    moment = number(value)
+    return moment if moment is not None and 0 < moment < MAX_TIME else None
 
 
 def text(value: Any) -> str:

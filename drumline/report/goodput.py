@@ -28,6 +28,11 @@ class AttemptTimes:
     perhaps days later."""
 
     @property
+    def started(self) -> float:
+        """When its start was over."""
+        return self.last if self.first_step_at is None else self.first_step_at
+
+    @property
     def steps_s(self) -> float:
         if self.first_step_at is None:
             return 0.0
@@ -71,14 +76,15 @@ class Goodput:
 def goodput_of(attempts: Sequence[AttemptTimes]) -> Goodput:
     start_s = restart_s = repeated_s = 0.0
     for before, attempt in zip([None, *attempts], attempts, strict=False):
-        end = attempt.last if attempt.first_step_at is None else attempt.first_step_at
-        if before is not None and attempt.is_restart:
-            restart_s += max(0.0, end - before.last)
+        if before is None or not attempt.is_restart:
+            start_s += max(0.0, attempt.started - attempt.begin)
         else:
-            start_s += max(0.0, end - attempt.begin)
-        if before is not None and before.last_step > max(attempt.resumed_at, before.resumed_at):
-            lost = before.last_step - max(attempt.resumed_at, before.resumed_at)
-            repeated_s += before.steps_s * lost / (before.last_step - before.resumed_at)
+            restart_s += max(0.0, attempt.started - before.last)
+        if before is not None:
+            lost_steps = before.last_step - max(attempt.resumed_at, before.resumed_at)
+            if lost_steps > 0:
+                num_steps = before.last_step - before.resumed_at
+                repeated_s += before.steps_s * lost_steps / num_steps
     return Goodput(
         training_s=max(0.0, sum(attempt.steps_s for attempt in attempts) - repeated_s),
         evaluation_s=sum(attempt.evaluation_s for attempt in attempts),

@@ -10,7 +10,7 @@ does not show here; a profile shows those.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
@@ -58,6 +58,11 @@ class HeatRow:
         slow = [cell for cell in self.cells if cell is not None and cell >= MIN_EXCESS]
         return sum(slow) / len(slow) if slow else 0.0
 
+    @property
+    def slowness(self) -> float:
+        """For the order of ranks: how much slower, times how long."""
+        return self.excess * self.slow_cells
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap:
@@ -70,8 +75,8 @@ class HeatMap:
     def slow_ranks(self) -> list[HeatRow]:
         """Those that were slow for long enough to be seen: a tenth of the time, and three
         intervals."""
-        found = [row for row in self.rows if row.slow_cells >= max(3, len(row.cells) / 10)]
-        return sorted(found, key=lambda row: -row.excess * row.slow_cells)
+        slow_rows = [row for row in self.rows if row.slow_cells >= max(3, len(row.cells) / 10)]
+        return sorted(slow_rows, key=lambda row: row.slowness, reverse=True)
 
 
 def level_of(cell: float | None) -> int | None:
@@ -92,29 +97,24 @@ def make_heat_map(
     fractions = {
         rank: _own_fractions(times, clock, column_s, num_columns) for rank, times in phases.items()
     }
-    usual = [
-        median_low(found)
-        if (found := [one[column] for one in fractions.values() if column in one])
-        else 0.0
-        for column in range(num_columns)
-    ]
-    rows = [
-        HeatRow(
-            rank=rank,
-            host=hosts.get(rank, ""),
-            cells=tuple(
-                of_rank[column] - usual[column] if column in of_rank else None
-                for column in range(num_columns)
-            ),
-            step_s=mean_phases(phases[rank]),
+    usual = [_usual_fraction(fractions.values(), column) for column in range(num_columns)]
+    rows = []
+    for rank, of_rank in sorted(fractions.items()):
+        cells = tuple(
+            of_rank[column] - usual[column] if column in of_rank else None
+            for column in range(num_columns)
         )
-        for rank, of_rank in sorted(fractions.items())
-    ]
-    shown = sorted(
-        sorted(rows, key=lambda row: -row.excess * row.slow_cells)[:most_rows],
-        key=lambda row: row.rank,
-    )
+        step_s = mean_phases(phases[rank])
+        rows.append(HeatRow(rank=rank, host=hosts.get(rank, ""), cells=cells, step_s=step_s))
+    slowest = sorted(rows, key=lambda row: row.slowness, reverse=True)[:most_rows]
+    shown = sorted(slowest, key=lambda row: row.rank)
     return HeatMap(rows=tuple(shown), num_hidden=len(rows) - len(shown), column_s=column_s)
+
+
+def _usual_fraction(fractions: Iterable[Mapping[int, float]], column: int) -> float:
+    """The median of the ranks that took steps in this column; 0: none did."""
+    in_column = [of_rank[column] for of_rank in fractions if column in of_rank]
+    return median_low(in_column) if in_column else 0.0
 
 
 def _own_fractions(
@@ -122,22 +122,22 @@ def _own_fractions(
 ) -> dict[int, float]:
     """By column: the fraction of the time in steps that was the rank's own work. A long interval is
     in many columns."""
-    own: dict[int, float] = defaultdict(float)
-    total: dict[int, float] = defaultdict(float)
-    for one in times:
-        in_steps = sum(one.phases_s.get(name, 0.0) for name in STEP_PHASES)
+    own_work_s: dict[int, float] = defaultdict(float)
+    total_s: dict[int, float] = defaultdict(float)
+    for interval in times:
+        in_steps = sum(interval.phases_s.get(name, 0.0) for name in STEP_PHASES)
         if in_steps <= 0:
             continue
-        fraction = sum(one.phases_s.get(name, 0.0) for name in OWN_WORK) / in_steps
-        end = clock.at(one.time)
+        fraction = sum(interval.phases_s.get(name, 0.0) for name in OWN_WORK) / in_steps
+        end = clock.at(interval.time)
         begin = max(0.0, end - in_steps)
         first, last = (min(most - 1, int(moment / column_s)) for moment in (begin, end))
         for column in range(first, last + 1):
             overlap = min(end, (column + 1) * column_s) - max(begin, column * column_s)
             if overlap > 0:
-                own[column] += fraction * overlap
-                total[column] += overlap
-    return {column: own[column] / total[column] for column in total}
+                own_work_s[column] += fraction * overlap
+                total_s[column] += overlap
+    return {column: own_work_s[column] / total_s[column] for column in total_s}
 
 
 def mean_phases(times: Sequence[PhaseTimes]) -> dict[str, float]:

@@ -141,8 +141,9 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
     most_metrics = max(1, int(MAX_METRICS * detail))
     metrics = compare([metric_texts(run) for run in runs])
     table = metric_table(runs[0])
-    compared = map(compare, ([run.settings for run in runs], [run.environment for run in runs]))
-    differing = [[row for row in rows if row.differs] for rows in compared]
+    most_differing = int(MAX_SETTINGS * detail)
+    settings = [row for row in compare([run.settings for run in runs]) if row.differs]
+    environment = [row for row in compare([run.environment for run in runs]) if row.differs]
     return _template(max(MIN_TEXT, int(MAX_TEXT * detail))).render(
         views=views,
         names=names,
@@ -152,7 +153,7 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
         metrics=metrics[:most_metrics],
         num_more_metrics=max(0, len(metrics) - most_metrics),
         metric_table=MetricTable(table.sets[:most_metrics], table.rows[:most_metrics]),
-        differing=[row for rows in differing for row in rows[: int(MAX_SETTINGS * detail)]],
+        differing=settings[:most_differing] + environment[:most_differing],
         profile_parts=PART_NAMES,
         made_at=time.time(),
         refresh_s=refresh_s,
@@ -162,34 +163,38 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
 
 def _view(run: RunData, name: str, detail: float, *, num_runs: int) -> RunView:
     clock = RunClock(run.attempts)
-    known = [one for times in run.phases.values() if (one := mean_phases(times))]
-    step_s = {
-        phase: sum(one.get(phase, 0.0) for one in known) / len(known)
-        for phase in STEP_PHASES
-        if known
-    }
-    most = int(MAX_SETTINGS * detail)
-    rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
-    limits = {
-        "most_rows": max(1, int(rows * detail)),
-        "most_columns": max(8, int(MAX_COLUMNS * detail)),
-    }
+    most_rows = max(4, min(MAX_ROWS, 3 * MAX_ROWS // num_runs))
+    heat_map = None
+    if len(run.phases) > 1:
+        heat_map = make_heat_map(
+            run.phases,
+            run.hosts,
+            clock,
+            most_rows=max(1, int(most_rows * detail)),
+            most_columns=max(8, int(MAX_COLUMNS * detail)),
+        )
+    moments = [moment for moment in run.moments if moment.kind != "checkpoint"]
+    most_settings = int(MAX_SETTINGS * detail)
     return RunView(
         run=run,
         name=name,
         goodput=goodput_of(run.attempts),
         clock=clock,
-        heat_map=make_heat_map(run.phases, run.hosts, clock, **limits)
-        if len(run.phases) > 1
-        else None,
-        moments=evenly(
-            [one for one in run.moments if one.kind != "checkpoint"], int(2 * MAX_MOMENTS * detail)
-        ),
+        heat_map=heat_map,
+        moments=evenly(moments, int(2 * MAX_MOMENTS * detail)),
         strip=evenly(_strip(run, clock), int(4 * MAX_MOMENTS * detail)),
-        step_s={phase: seconds for phase, seconds in step_s.items() if seconds > 0},
-        environment=list(run.environment.items())[:most],
-        settings=list(run.settings.items())[:most],
+        step_s=_mean_step(run),
+        environment=list(run.environment.items())[:most_settings],
+        settings=list(run.settings.items())[:most_settings],
     )
+
+
+def _mean_step(run: RunData) -> dict[str, float]:
+    """The mean of each phase over the ranks that report phases, in seconds a step."""
+    means = [mean_phases(times) for times in run.phases.values()]
+    means = [phases_s for phases_s in means if phases_s]
+    totals = {phase: sum(phases_s.get(phase, 0.0) for phases_s in means) for phase in STEP_PHASES}
+    return {phase: total / len(means) for phase, total in totals.items() if total > 0}
 
 
 def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
@@ -197,14 +202,11 @@ def _strip(run: RunData, clock: RunClock) -> list[StripMark]:
     scale = STRIP_WIDTH / max(clock.seconds, 1e-9)
     marks = []
     for attempt in run.attempts:
-        edges = [
-            attempt.begin,
-            attempt.last if attempt.first_step_at is None else attempt.first_step_at,
-            attempt.last,
-        ]
-        begin, first, last = (clock.at(edge) * scale for edge in edges)
-        marks.append(StripMark("starting", begin, first - begin, "start"))
-        marks.append(StripMark("steps", first, last - first, "training"))
+        begin = clock.at(attempt.begin) * scale
+        started = clock.at(attempt.started) * scale
+        last = clock.at(attempt.last) * scale
+        marks.append(StripMark("starting", begin, started - begin, "start"))
+        marks.append(StripMark("steps", started, last - started, "training"))
     for moment in run.moments:
         if moment.kind not in ("start", "resume"):
             x = min(STRIP_WIDTH - 3, clock.at(moment.time) * scale)
@@ -332,10 +334,8 @@ def _template(most_text: int) -> Template:
         "level": level_of,
         "clock": lambda moment: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)),
     }
-    styles, scripts = (
-        [(_HERE / name).read_text(encoding="utf-8") for name in names]
-        for names in (_STYLES, _SCRIPTS)
-    )
+    styles = [(_HERE / name).read_text(encoding="utf-8") for name in _STYLES]
+    scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     policy = {
         "default-src": ["'none'"],
         "script-src": map(_hash, scripts),

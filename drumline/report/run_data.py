@@ -130,30 +130,18 @@ def read_run(path: Path) -> RunData:
     status = RunStatusReader(path).read()
     run = RunData(path=path, state=status.state, message=status.message() or "")
     files = rank_files(folder.events, most=MAX_RANKS)
-    curves = Curves()
     if 0 in files:
-        run.num_bytes = (size := files[0].lstat().st_size)
-        run.num_bytes_read = min(size, RANK_0_BYTES)
-        for event in sampled_events(files[0], most_bytes=RANK_0_BYTES):
-            _add(run, curves, event)
+        _add_rank_0(run, files.pop(0))
     if not run.attempts and folder_state(folder, has_events=False) == OWN_LOOP:
         run.state = OWN_LOOP
         run.step = newest_step(folder)
-    run.curves = curves.found()
-    run.num_dropped = curves.num_dropped
-    for rank in files.keys() - {0}:
-        for event in sampled_events(
-            files[rank], most_bytes=max(1 << 16, OTHER_BYTES // len(files)), kind="phases"
-        ):
+    for rank, file in files.items():
+        most_bytes = max(1 << 16, OTHER_BYTES // (len(files) + 1))
+        for event in sampled_events(file, most_bytes=most_bytes, kind="phases"):
             _add_phases(run, rank, event)
     run.environment, run.hosts = _read_environment(folder.environment_file)
     run.settings = _read_settings(folder.config_file)
-    saves = [one for one in run.moments if one.kind == "checkpoint"]
-    others = [one for one in run.moments if one.kind != "checkpoint"]
-    faults = _diagnoses(folder.diagnoses)
-    run.num_moments = len(others) + len(faults)
-    kept = evenly(saves, MAX_MOMENTS) + evenly(others, MAX_MOMENTS) + faults
-    run.moments = sorted(kept, key=lambda one: one.time)
+    _add_faults(run, _diagnoses(folder.diagnoses))
     with suppress(UsageError, ValueError, ArithmeticError):
         run.curves += _read_scaling(path)
     with suppress(UsageError, KeyError, ValueError, ArithmeticError, IndexError):
@@ -163,7 +151,26 @@ def read_run(path: Path) -> RunData:
     return run
 
 
+def _add_faults(run: RunData, faults: list[Moment]) -> None:
+    """Put them between the events, of which no more remain than a page shows."""
+    saves = [moment for moment in run.moments if moment.kind == "checkpoint"]
+    incidents = [moment for moment in run.moments if moment.kind != "checkpoint"]
+    run.num_moments = len(incidents) + len(faults)
+    shown = evenly(saves, MAX_MOMENTS) + evenly(incidents, MAX_MOMENTS) + faults
+    run.moments = sorted(shown, key=lambda moment: moment.time)
+
+
 # Events of rank 0
+
+
+def _add_rank_0(run: RunData, file: Path) -> None:
+    curves = Curves()
+    run.num_bytes = file.lstat().st_size
+    run.num_bytes_read = min(run.num_bytes, RANK_0_BYTES)
+    for event in sampled_events(file, most_bytes=RANK_0_BYTES):
+        _add(run, curves, event)
+    run.curves = curves.in_order()
+    run.num_dropped = curves.num_dropped
 
 
 def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
@@ -203,10 +210,10 @@ def _add(run: RunData, curves: Curves, event: Mapping[str, Any]) -> None:
         case "end":
             run.end = dict(event)
     if kind in _SHOWN:
-        run.moments.append(Moment(time=moment, kind=kind, step=step, text=_words(event)))
+        run.moments.append(Moment(time=moment, kind=kind, step=step, text=_line_of(event)))
 
 
-def _words(event: Mapping[str, Any]) -> str:
+def _line_of(event: Mapping[str, Any]) -> str:
     """The line that the display has for it; of a damaged event what it has of a message."""
     match event["kind"]:
         case "start":
@@ -225,11 +232,8 @@ def _add_phases(run: RunData, rank: int, event: Mapping[str, Any]) -> None:
     spent = event.get("phases_s")
     if not isinstance(spent, dict):
         return
-    phases_s = {
-        name: seconds
-        for name in _PHASES & spent.keys()
-        if (seconds := number(spent[name])) is not None
-    }
+    numbers = {name: number(spent[name]) for name in _PHASES & spent.keys()}
+    phases_s = {name: seconds for name, seconds in numbers.items() if seconds is not None}
     if all(0 <= seconds < MAX_SECONDS for seconds in phases_s.values()):
         times = PhaseTimes(time=float(event["time"]), step=event["step"], phases_s=phases_s)
         run.phases.setdefault(rank, []).append(times)
@@ -242,59 +246,53 @@ def _diagnoses(folder: Path) -> list[Moment]:
     records = read_diagnoses(folder) if folder.is_dir() else []
     return [
         Moment(
-            time=float(one["time"]),
+            time=float(record["time"]),
             kind="fault",
-            step=one["diagnosis"]["step"],
-            text=one["sentence"][:MAX_TEXT],
+            step=record["diagnosis"]["step"],
+            text=record["sentence"][:MAX_TEXT],
         )
-        for one in records[:MAX_MOMENTS]
-        if unix_time(one["time"]) is not None
+        for record in records[:MAX_MOMENTS]
+        if unix_time(record["time"]) is not None
     ]
 
 
 def _read_scaling(path: Path) -> list[Curve]:
     """The latest measurement and the latest prediction in RUN/scale: efficiency by ranks."""
-    found: list[Measurement | Prediction] = [
+    results: list[Measurement | Prediction] = [
         *read_scaling(path, Measurement)[-1:],
         *read_scaling(path, Prediction)[-1:],
     ]
-    lines = {name: line for one in found for name, line in efficiency_lines(one).items()}
+    lines = {name: line for result in results for name, line in efficiency_lines(result).items()}
     curves = []
     for name, line in lines.items():
-        points = {ranks: number(value) for ranks, _, value, _ in line if 0 < ranks < MAX_STEP}
-        curves.append(
-            Curve(
-                SCALING,
-                name[:MAX_TEXT],
-                sorted(points),
-                [points[ranks] for ranks in sorted(points)],
-            )
-        )
-    return [curve for curve in curves if curve.steps]
+        points = {
+            point.ranks: number(point.efficiency) for point in line if 0 < point.ranks < MAX_STEP
+        }
+        sizes = sorted(points)
+        if sizes:
+            values = [points[ranks] for ranks in sizes]
+            curves.append(Curve(SCALING, name[:MAX_TEXT], sizes, values))
+    return curves
 
 
 def _read_environment(path: Path) -> tuple[dict[str, str], dict[int, str]]:
     """Facts to show, and the host of each rank."""
     try:
         record = parse_json(read_regular(path))
-        ranks = [one for one in record["ranks"] if type(one["rank"]) is int]
-        hosts = {one["rank"]: text(one["host"]) for one in ranks}
+        ranks = [entry for entry in record["ranks"] if type(entry["rank"]) is int]
+        hosts = {entry["rank"]: text(entry["host"]) for entry in ranks}
         places: dict[str, list[int]] = {}
-        for one in ranks:
-            places.setdefault(f"{text(one['host'])} ({text(one['device'])})", []).append(
-                one["rank"]
-            )
-        command = " ".join(map(text, record["command"]))
+        for rank_entry in ranks:
+            place = f"{text(rank_entry['host'])} ({text(rank_entry['device'])})"
+            places.setdefault(place, []).append(rank_entry["rank"])
         facts = {
-            "command": command,
+            "command": " ".join(map(text, record["command"])),
             "torch": text(record["torch"]),
             "Python": text(record["python"]),
         }
-        where = {
-            place: f"ranks {number_ranges(found)}"
-            for place, found in list(places.items())[:MAX_SETTINGS]
-        }
-        return {name: value[:MAX_TEXT] for name, value in {**facts, **where}.items()}, hosts
+        for place, place_ranks in list(places.items())[:MAX_SETTINGS]:
+            facts[place] = f"ranks {number_ranges(place_ranks)}"
+        return {name: value[:MAX_TEXT] for name, value in facts.items()}, hosts
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}, {}
 
@@ -304,12 +302,11 @@ def _read_settings(path: Path) -> dict[str, str]:
         record = parse_toml(read_regular(path, most=TEXT_BYTES).decode())
     except (OSError, ValueError):
         return {}
-    found = {
-        f"{section}.{name}"[:MAX_TEXT]: (
-            value if isinstance(value, str) else json.dumps(value, default=str)
-        )[:MAX_TEXT]
-        for section, values in record.items()
-        if isinstance(values, dict)
-        for name, value in values.items()
-    }
-    return dict(list(found.items())[:MAX_SETTINGS])
+    settings = {}
+    for section, values in record.items():
+        if not isinstance(values, dict):
+            continue
+        for name, value in values.items():
+            shown = value if isinstance(value, str) else json.dumps(value, default=str)
+            settings[f"{section}.{name}"[:MAX_TEXT]] = shown[:MAX_TEXT]
+    return dict(list(settings.items())[:MAX_SETTINGS])

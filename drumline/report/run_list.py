@@ -44,11 +44,9 @@ class ListedRun:
 
 def list_runs(folder: Path) -> list[ListedRun]:
     """The run folders in a folder, or the folder itself if it is one; the last changed first."""
-    paths = (
-        [folder]
-        if is_run(folder)
-        else [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
-    )
+    if is_run(folder):
+        return [listed(folder)]
+    paths = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
     return sorted(map(listed, paths), key=lambda run: (-run.changed, str(run.run)))
 
 
@@ -58,18 +56,22 @@ def listed(path: Path) -> ListedRun:
     num_bytes, changed = _extent(path)
     events = list(sampled_events(folder.event_file(0), most_bytes=2 * WINDOW_BYTES))
     last = {event["kind"]: event for event in events}
-    start, end, evaluated = (last.get(kind, {}) for kind in ("start", "end", "evaluation"))
+    start = last.get("start", {})
+    end = last.get("end", {})
     total = start.get("total_steps")
-    ended = end.get("metrics")
+    final_metrics = end.get("metrics")
+    if not isinstance(final_metrics, dict):
+        final_metrics = {}
     state = folder_state(folder, has_events=bool(events))
+    stopped = text(end.get("stopped"))[:MAX_REASON] if state == "done" else ""
     return ListedRun(
         run=path,
         task=text(start.get("task")),
         state=state,
         step=max(event["step"] for event in events) if events else newest_step(folder),
         total_steps=total if type(total) is int else None,
-        stopped=text(end.get("stopped"))[:MAX_REASON] or None if state == "done" else None,
-        metrics=metrics_of(evaluated or (ended if isinstance(ended, dict) else {})),
+        stopped=stopped or None,
+        metrics=metrics_of(last.get("evaluation") or final_metrics),
         num_bytes=num_bytes,
         changed=changed,
     )
@@ -117,9 +119,9 @@ def _extent(path: Path) -> tuple[int, float]:
     changed = 0.0
     for entry in _files(path):
         with suppress(OSError):  # a running job deletes old checkpoints
-            found = entry.stat(follow_symlinks=False)
-            num_bytes = num_bytes + found.st_size
-            changed = max(changed, found.st_mtime)
+            status = entry.stat(follow_symlinks=False)
+            num_bytes += status.st_size
+            changed = max(changed, status.st_mtime)
     return num_bytes, changed
 
 

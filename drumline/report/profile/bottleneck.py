@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from drumline.base.text import latency
 from drumline.runs.profile_result import ProfileResult, RankSteps
@@ -25,9 +25,8 @@ Bottleneck = Literal[
 ]
 MIN_GAIN = 0.03
 """Advice that promises less of the step is not given."""
-CRITICAL_SHARE = (
-    0.8  # of the steps: the others wait for this one rank, not for whichever is late by chance
-)
+CRITICAL_SHARE = 0.8
+"""Of the steps: the others wait for this one rank, not for whichever is late by chance."""
 OWN_PARTS = {
     "compute": "computes",
     "data": "waits for data",
@@ -35,6 +34,14 @@ OWN_PARTS = {
     "gaps": "is idle",
 }
 USUAL_CORES = 8.0
+
+
+class Savings(NamedTuple):
+    """What a change should save of a step, in seconds."""
+
+    likely: float
+    most: float
+    least: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,37 +61,44 @@ class Advice:
     """What the bottleneck takes of a step."""
     step_s: float = 0.0
     """The step as it is, from the profile."""
-    saved_s: tuple[float, float, float]
-    """What the change should save of it: probably, at most, at least. With more samples: for as
-    many as before."""
+    saved_s: Savings
+    """With more samples: for as many as before."""
     derivation: str
 
     @property
     def predicted_step_s(self) -> float:
-        return self.step_s - self.saved_s[0]
+        return self.step_s - self.saved_s.likely
 
     @property
     def band(self) -> tuple[float, float]:
         """The shortest and the longest step that the prediction allows."""
-        return self.step_s - max(self.saved_s[:2]), self.step_s - min(self.saved_s[::2])
+        saved_s = self.saved_s
+        shortest = self.step_s - max(saved_s.likely, saved_s.most)
+        longest = self.step_s - min(saved_s.likely, saved_s.least)
+        return shortest, longest
 
 
 def flags_of(settings: Mapping[str, str]) -> str:
     """`--data.workers 4`, `--no-dist.sync_batchnorm`."""
-    words = {"true": "--{}", "false": "--no-{}"}
-    return " ".join(
-        words.get(value, f"--{{}} {value}").format(path) for path, value in settings.items()
-    )
+    flags = []
+    for path, value in settings.items():
+        if value == "true":
+            flags.append(f"--{path}")
+        elif value == "false":
+            flags.append(f"--no-{path}")
+        else:
+            flags.append(f"--{path} {value}")
+    return " ".join(flags)
 
 
-def advice_lines(found: Sequence[Advice]) -> Iterator[str]:
+def advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
     """The advice as numbered lines."""
-    for number, one in enumerate(found, start=1):
-        yield f"{number}. {one.bottleneck.replace('_', ' ')}: {one.text}"
-        flags = f"try {flags_of(one.settings)}" if one.settings else ""
-        yield f"   {'; '.join(filter(None, [flags, one.remedy]))}"
-        low, high = map(latency, one.band)
-        yield f"   should bring {latency(one.predicted_step_s)} a step ({low} to {high}): {one.derivation}"
+    for number, item in enumerate(advice, start=1):
+        yield f"{number}. {item.bottleneck.replace('_', ' ')}: {item.text}"
+        flags = f"try {flags_of(item.settings)}" if item.settings else ""
+        yield f"   {'; '.join(filter(None, [flags, item.remedy]))}"
+        low, high = map(latency, item.band)
+        yield f"   should bring {latency(item.predicted_step_s)} a step ({low} to {high}): {item.derivation}"
 
 
 def of_step(result: ProfileResult, seconds: float) -> str:
@@ -105,15 +119,24 @@ def _busy_s(rank: RankSteps) -> float:
     return sum(rank.parts_s[part] for part in OWN_PARTS)
 
 
-def slow_rank(result: ProfileResult) -> tuple[RankSteps, float, float] | None:
-    """The rank for which the others wait in most steps since its own work takes longer, what that
-    costs, and their wait."""
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """The rank for which the others wait in most steps since its own work takes longer."""
+
+    steps: RankSteps
+    peers: Sequence[RankSteps]
+    cost_s: float
+    waited_s: float
+    """How long the others wait for any rank."""
+
+
+def find_slow_rank(result: ProfileResult) -> SlowRank | None:
     if len(result.ranks) < 2:  # one rank, or the only one whose trace can be read
         return None
-    slow = max(result.ranks, key=lambda one: (one.critical_steps, _busy_s(one)))
-    others = [one for one in result.ranks if one is not slow]
-    waited = sum(one.parts_s["waiting_for_rank"] for one in others) / len(others)
-    cost = min(_busy_s(slow) - median(map(_busy_s, others)), waited)
-    if slow.critical_steps < CRITICAL_SHARE * result.num_steps or cost < MIN_GAIN * result.step_s:
+    slow = max(result.ranks, key=lambda rank: (rank.critical_steps, _busy_s(rank)))
+    peers = [rank for rank in result.ranks if rank is not slow]
+    waited_s = sum(peer.parts_s["waiting_for_rank"] for peer in peers) / len(peers)
+    cost_s = min(_busy_s(slow) - median(map(_busy_s, peers)), waited_s)
+    if slow.critical_steps < CRITICAL_SHARE * result.num_steps or cost_s < MIN_GAIN * result.step_s:
         return None
-    return slow, cost, waited
+    return SlowRank(slow, peers, cost_s, waited_s)

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from drumline.base.text import MIB
 from drumline.runs.profile_result import Bucket
@@ -37,19 +38,19 @@ def planned(
     one after the other in the order in which gradients are ready, so the rest is in the last one.
     The first is as large as the others: DDP makes it smaller (1 MiB) only where no size is
     given."""
-    known = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
+    measured_bytes = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
     times = [begin_s, *(bucket.ready_s for bucket in buckets)]
     size = max(1, round(cap_bytes))
-    ends = [*range(size, known[-1], size), known[-1]]
-    found = []
+    ends = [*range(size, measured_bytes[-1], size), measured_bytes[-1]]
+    plan = []
     for first, last in pairwise([0, *ends]):
-        place = max(1, bisect_left(known, last))
-        part = (last - known[place - 1]) / (known[place] - known[place - 1])
-        ready_s = times[place - 1] + part * (
-            times[place] - times[place - 1]
-        )  # between the measured ones
-        found.append(ReadyBucket(num_bytes=last - first, ready_s=ready_s))
-    return tuple(found)
+        # Its time is between the measured ones.
+        place = max(1, bisect_left(measured_bytes, last))
+        below, above = measured_bytes[place - 1 : place + 1]
+        part = (last - below) / (above - below)
+        ready_s = times[place - 1] + part * (times[place] - times[place - 1])
+        plan.append(ReadyBucket(num_bytes=last - first, ready_s=ready_s))
+    return tuple(plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,8 @@ def fit_costs(
     if max(sizes) >= MIN_SPREAD * min(sizes):
         spread = sum((size - mean_size) ** 2 for size in sizes)
         slope = (
-            sum((one.num_bytes - mean_size) * (one.reduce_s - mean_s) for one in buckets) / spread
+            sum((bucket.num_bytes - mean_size) * (bucket.reduce_s - mean_s) for bucket in buckets)
+            / spread
         )
         slope = min(max(slope, 0.0), mean_s / mean_size)  # neither term of the sum is negative
         return (ReduceCost(latency_s=mean_s - slope * mean_size, s_per_byte=slope),)
@@ -98,14 +100,24 @@ def exposed_s(queue: Sequence[tuple[float, float]]) -> float:
     return max(0.0, end - max(ready for _, ready in queue))
 
 
+class CapPlan(NamedTuple):
+    """What buckets of a size would cost."""
+
+    cap_mb: float
+    exposed_s: float
+    reduce_s: float
+    """The time of all their all-reduces."""
+
+
 def exposed_by_cap(
     buckets: Sequence[Bucket], sent_part: float, cost: Callable[[float], float]
-) -> Iterator[tuple[float, float, float]]:
-    """For each of CAPS_MB: the size, the exposed time, and the time of all its all-reduces.
-    `sent_part`: the bytes that are sent for a byte of gradients, which the size of a bucket
-    counts."""
-    ready = [ReadyBucket(num_bytes=one.num_bytes, ready_s=one.backward_s) for one in buckets]
+) -> Iterator[CapPlan]:
+    """For each of CAPS_MB. `sent_part`: the bytes that are sent for a byte of gradients, which the
+    size of a bucket counts."""
+    ready = [
+        ReadyBucket(num_bytes=bucket.num_bytes, ready_s=bucket.backward_s) for bucket in buckets
+    ]
     for cap in CAPS_MB:
         plan = planned(ready, cap * MIB * sent_part, begin_s=0.0)
         queue = [(cost(bucket.num_bytes), bucket.ready_s) for bucket in plan]
-        yield cap, exposed_s(queue), sum(seconds for seconds, _ in queue)
+        yield CapPlan(cap, exposed_s(queue), sum(seconds for seconds, _ in queue))

@@ -10,10 +10,11 @@ from drumline.base.text import bit_rate, file_size, latency, plural
 from drumline.report.profile.bottleneck import (
     USUAL_CORES,
     Advice,
+    Savings,
+    find_slow_rank,
     is_gpu,
     is_script,
     of_step,
-    slow_rank,
 )
 from drumline.report.profile.bucket_plan import exposed_by_cap, exposed_s, fit_costs
 from drumline.runs.profile_result import ProfileResult, bus_bytes_per_s, sent_part
@@ -28,11 +29,11 @@ def _exposed_s(result: ProfileResult) -> tuple[float, float]:
     """The exposed communication of gradients, and of other collectives: by the time that each kind
     is open outside of compute, since the parts do not tell them apart."""
     exposed = result.parts_s["exposed_communication"]
-    others = result.other_collectives_s
+    other_collectives_s = result.other_collectives_s
     of_buckets = max(
         0.0, sum(bucket.reduce_s for bucket in result.buckets) - result.hidden_communication_s
     )
-    share = of_buckets / (of_buckets + others) if others else 1.0
+    share = of_buckets / (of_buckets + other_collectives_s) if other_collectives_s else 1.0
     return exposed * share, exposed * (1 - share)
 
 
@@ -41,13 +42,15 @@ def communication_rules(result: ProfileResult) -> Iterator[Advice]:
     both."""
     exposed, _ = _exposed_s(result)
     if result.buckets and exposed:
-        found = [_fewer_all_reduces(result, exposed)]
+        advice = [_fewer_all_reduces(result, exposed)]
         if all(bucket.num_bytes for bucket in result.buckets):
-            found = [*_fewer_bytes(result, exposed), *found, *_other_bucket_size(result, exposed)]
-        # What changes the training less is first where it brings about as much.
-        yield from sorted(
-            found, key=lambda one: -one.saved_s[0] * (3 if one.samples_factor == 1 else 1)
-        )
+            advice = [*_fewer_bytes(result, exposed), *advice, *_other_bucket_size(result, exposed)]
+        yield from sorted(advice, key=_preference, reverse=True)
+
+
+def _preference(advice: Advice) -> float:
+    """What changes the training less is first where it brings about as much."""
+    return advice.saved_s.likely * (3 if advice.samples_factor == 1 else 1)
 
 
 def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice]:
@@ -56,51 +59,60 @@ def _other_bucket_size(result: ProfileResult, exposed: float) -> Iterator[Advice
     if part is None:
         return
     buckets = result.buckets
-    step_s = result.step_s
-    total = sum(bucket.reduce_s for bucket in result.buckets)
+    total = sum(bucket.reduce_s for bucket in buckets)
     costs = fit_costs(
         buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
     )
     now = exposed_s([(bucket.reduce_s, bucket.backward_s) for bucket in buckets])
-    scale = (
-        min(1.0, exposed / now) if now else 1.0
-    )  # gloo reduces several buckets at once, which the queue does not
+    # gloo reduces several buckets at once, which the queue does not.
+    scale = min(1.0, exposed / now) if now else 1.0
+    # The likely cost decides on the size.
     plans = [list(exposed_by_cap(buckets, part, cost)) for cost in costs]
-    best = min(
-        range(len(plans[0])), key=lambda index: (round(plans[0][index][1] / step_s, 2), index)
-    )
-    cap, left, planned_s = plans[0][best]
-    if cap == result.bucket_cap_mb:
+    best = min(plans[0], key=lambda plan: round(plan.exposed_s / result.step_s, 2))
+    cap = f"{best.cap_mb:g}"
+    if best.cap_mb == result.bucket_cap_mb:
         return
-    saved = [exposed - min(exposed, plan[best][1] * scale) for plan in plans]
-    # On the CPU all-reduces take time from the computing that hides them, and where a rank has one
-    # core, from the rest.
-    freed = (
-        0.0 if is_gpu(result) else max(0.0, min(result.hidden_communication_s, total - planned_s))
-    )
-    if not is_gpu(result) and (result.cores_per_rank or USUAL_CORES) < 2 and planned_s < total / 2:
-        freed += ONE_CORE * (result.parts_s["compute"] + result.parts_s["gaps"])
-    fewer = 1 - min(1.0, planned_s / max(total, 1e-12))
+    place = plans[0].index(best)
+    saved = [exposed - min(exposed, plan[place].exposed_s * scale) for plan in plans]
+    freed = _freed_s(result, total, best.reduce_s)
+    fewer = 1 - min(1.0, best.reduce_s / max(total, 1e-12))
     waiting = fewer * _wait_in_collectives_s(result)
     each = f", {latency(costs[0].latency_s)} of each latency" if len(costs) == 1 else ""
+    derivation = (
+        f"all-reduces take {latency(total)}{each}; in buckets of {cap} MB {latency(best.reduce_s)}, "
+        f"{latency(best.exposed_s * scale)} of it exposed"
+    )
+    if waiting:
+        derivation += ", and less waiting in them"
     yield Advice(
         bottleneck="bucket_size" if saved[0] > exposed / 2 else "network",
         text=f"{of_step(result, exposed)} is exposed communication, in {plural(len(buckets), 'bucket')} of "
-        f"{file_size(sum(one.num_bytes for one in buckets) / len(buckets))}",
-        remedy=f"pass bucket_cap_mb={cap:g} to DistributedDataParallel"
-        if is_script(result)
-        else "",
-        settings=None if is_script(result) else {"dist.bucket_cap_mb": f"{cap:g}"},
+        f"{file_size(sum(bucket.num_bytes for bucket in buckets) / len(buckets))}",
+        remedy=f"pass bucket_cap_mb={cap} to DistributedDataParallel" if is_script(result) else "",
+        settings=None if is_script(result) else {"dist.bucket_cap_mb": cap},
         cost_s=exposed,
-        saved_s=(saved[0] + (freed + waiting) / 2, max(saved) + freed + waiting, 0.7 * min(saved)),
-        derivation=f"all-reduces take {latency(total)}{each}; in buckets of {cap:g} MB {latency(planned_s)}, "
-        f"{latency(left * scale)} of it exposed"
-        + (", and less waiting in them" if waiting else ""),
+        saved_s=Savings(
+            likely=saved[0] + (freed + waiting) / 2,
+            most=max(saved) + freed + waiting,
+            least=0.7 * min(saved),
+        ),
+        derivation=derivation,
     )
 
 
+def _freed_s(result: ProfileResult, total: float, planned_s: float) -> float:
+    """On the CPU all-reduces take time from the computing that hides them, and where a rank has one
+    core, from the rest."""
+    if is_gpu(result):
+        return 0.0
+    freed = max(0.0, min(result.hidden_communication_s, total - planned_s))
+    if (result.cores_per_rank or USUAL_CORES) < 2 and planned_s < total / 2:
+        freed += ONE_CORE * (result.parts_s["compute"] + result.parts_s["gaps"])
+    return freed
+
+
 def _on_network(result: ProfileResult, exposed: float) -> str:
-    size = sum(one.num_bytes for one in result.buckets)
+    size = sum(bucket.num_bytes for bucket in result.buckets)
     speed = bus_bytes_per_s(result.buckets, result.world_size)
     sent = f": {file_size(size)} of gradients at {bit_rate(speed)}" if size else ""
     return f"{of_step(result, exposed)} is exposed communication{sent}"
@@ -114,7 +126,10 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
         result.buckets, network_bytes_per_s=result.network_bytes_per_s, world_size=result.world_size
     )
     saved = [
-        sum(min(one.reduce_s, cost.s_per_byte * one.num_bytes / 2) for one in result.buckets)
+        sum(
+            min(bucket.reduce_s, cost.s_per_byte * bucket.num_bytes / 2)
+            for bucket in result.buckets
+        )
         for cost in costs
     ]
     likely = min(exposed, saved[0])
@@ -124,7 +139,7 @@ def _fewer_bytes(result: ProfileResult, exposed: float) -> Iterator[Advice]:
         remedy="gradients are rounded to bf16 before they are added: compare the losses",
         settings={"dist.comm": "bf16"},
         cost_s=exposed,
-        saved_s=(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
+        saved_s=Savings(0.8 * likely, min(exposed, max(saved)), 0.4 * min(likely, *saved)),
         derivation=f"half the bytes save {latency(saved[0])} of the all-reduces, less the time for rounding",
     )
 
@@ -156,18 +171,17 @@ def _fewer_all_reduces(result: ProfileResult, exposed: float) -> Advice:
         settings=None if is_script(result) else _larger_batch(result, factor),
         samples_factor=factor,
         cost_s=exposed,
-        saved_s=(saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved),
+        saved_s=Savings(saved + waiting / 2, min(1.3 * saved, exposed) + waiting, 0.6 * saved),
         derivation=f"one all-reduce for {factor} times the samples; the time is for as many samples as now",
     )
 
 
 def _larger_batch(result: ProfileResult, factor: int) -> dict[str, str]:
-    path = (
-        "train.batch_size_per_rank"
-        if "train.batch_size_per_rank" in result.settings
-        else "train.batch_size"
-    )
-    changed = {path: str(int(result.settings.get(path, result.batch_size or 1)) * factor)}
+    path = "train.batch_size_per_rank"
+    if path not in result.settings:
+        path = "train.batch_size"
+    batch_size = int(result.settings.get(path, result.batch_size or 1))
+    changed = {path: str(batch_size * factor)}
     if "train.micro_batch_size" not in result.settings:
         changed["train.accumulate"] = str(result.accumulate * factor)
     return changed
@@ -190,7 +204,7 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
         remedy=remedy,
         settings={"dist.sync_batchnorm": "false"} if is_sync else None,
         cost_s=exposed + waiting,
-        saved_s=(exposed + waiting / 2, exposed + waiting, exposed / 2),
+        saved_s=Savings(exposed + waiting / 2, exposed + waiting, exposed / 2),
         derivation="without them, and without half to all of the wait for other ranks in them",
     )
 
@@ -198,4 +212,4 @@ def other_collectives_rules(result: ProfileResult) -> Iterator[Advice]:
 def _wait_in_collectives_s(result: ProfileResult) -> float:
     """The wait for other ranks that is not that for a slow one: each collective has a part of
     it."""
-    return 0.0 if slow_rank(result) else result.parts_s["waiting_for_rank"]
+    return 0.0 if find_slow_rank(result) else result.parts_s["waiting_for_rank"]

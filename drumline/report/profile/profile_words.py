@@ -49,8 +49,8 @@ def _heading(result: ProfileResult) -> Iterator[str]:
 
 def headline(result: ProfileResult) -> str:
     """The largest loss of an average step."""
-    found = advise(result)
-    first = found[0] if found and found[0].cost_s else None
+    advice = advise(result)
+    first = advice[0] if advice and advice[0].cost_s else None
     gaps_s = result.parts_s["gaps"]
     if first is None or (gaps_s > first.cost_s and first.bottleneck not in CAUSE_GAPS):
         if gaps_s < LITTLE * result.step_s:
@@ -61,7 +61,7 @@ def headline(result: ProfileResult) -> str:
 
 def _sentence(first: Advice, result: ProfileResult) -> str:
     share = _share(first.cost_s, result)
-    slowest = max(result.ranks, key=lambda one: one.critical_steps)
+    slowest = max(result.ranks, key=lambda rank: rank.critical_steps)
     exposed = (
         f"communication is exposed: the ranks wait {share} of the step for all-reduces of gradients"
     )
@@ -89,18 +89,17 @@ def _parts(result: ProfileResult) -> Iterator[str]:
     if result.world_size > 1:
         yield f"  beside compute: {_ms(result.hidden_communication_s).strip()} of communication, hidden"
     if result.unprofiled_step_s:
-        more = result.step_s / result.unprofiled_step_s - 1
-        cost = f"{more:.0%}" if more > 0.005 else "nothing that shows"
+        slowdown = result.step_s / result.unprofiled_step_s - 1
+        cost = f"{slowdown:.0%}" if slowdown > 0.005 else "nothing that shows"
         yield f"  a step without the profiler takes {_ms(result.unprofiled_step_s).strip()}: profiling costs {cost}"
 
 
 def _of_ranks(result: ProfileResult) -> Iterator[str]:
-    critical = sorted(
-        (one for one in result.ranks if one.critical_steps), key=lambda one: -one.critical_steps
-    )
+    critical = [rank for rank in result.ranks if rank.critical_steps]
+    critical.sort(key=lambda rank: -rank.critical_steps)
     if result.world_size > 1 and critical:
         counts = ", ".join(
-            f"rank {one.rank} in {one.critical_steps}" for one in critical[:MOST_SHOWN]
+            f"rank {rank.rank} in {rank.critical_steps}" for rank in critical[:MOST_SHOWN]
         )
         yield f"the others wait for {counts} of {plural(result.num_steps, 'step')}"
 
@@ -128,12 +127,9 @@ def _rate(bucket: Bucket, result: ProfileResult) -> str:
     rate = bus_bytes_per_s([bucket], result.world_size)
     if not rate:
         return ""
-    of_network = (
-        ""
-        if not result.network_bytes_per_s
-        else f" ({rate / result.network_bytes_per_s:.0%} of the network's)"
-    )
-    return f" at {bit_rate(rate)}{of_network}"
+    if not result.network_bytes_per_s:
+        return f" at {bit_rate(rate)}"
+    return f" at {bit_rate(rate)} ({rate / result.network_bytes_per_s:.0%} of the network's)"
 
 
 def _of_syncs(result: ProfileResult) -> Iterator[str]:
@@ -155,8 +151,8 @@ def _of_kernels(result: ProfileResult) -> Iterator[str]:
 
 
 def _source(result: ProfileResult) -> str:
-    known = [sync for sync in result.syncs if sync.source != "unknown"]
-    return f", mostly in {one_line(known[0].source)}" if known else ""
+    located = [sync for sync in result.syncs if sync.source != "unknown"]
+    return f", mostly in {one_line(located[0].source)}" if located else ""
 
 
 def _share(seconds: float, result: ProfileResult) -> str:

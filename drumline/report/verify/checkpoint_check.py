@@ -48,23 +48,28 @@ def check_checkpoints(
     for number, step in enumerate(steps, start=1):
         path = root / catalog.folder_name(step)
         progress(f"checkpoint {number} of {len(steps)}: {path.name}")
-        if (found := _check(path, section, verify)) is not None:
-            complete[path] = found
+        manifest = _check(path, section, verify)
+        if manifest is not None:
+            complete[path] = manifest
     for name in sorted(filter(catalog.HIDDEN_NAME.fullmatch, names)):
         section.note(
             f"{root.name}/{name}", "left by a save that did not finish; the next save deletes it"
         )
     count = len(complete) + len(section.problems)  # without one that a running job has just removed
-    num_bytes = sum(record.size for found in complete.values() for record in found.files.values())
-    saved = [found.step for found in complete.values()]
+    num_bytes = sum(
+        record.size for manifest in complete.values() for record in manifest.files.values()
+    )
+    saved = [manifest.step for manifest in complete.values()]
     listed = ", ".join(map(str, saved)) if len(saved) <= 4 else f"{saved[0]} ... {saved[-1]}"
     named = f" (step {listed})" if saved else ""
     section.summary = (
         f"{len(saved)} of {count} complete{named}, {file_size(num_bytes)}" if count else "none yet"
     )
-    positions = [_position(path, found, section) for path, found in complete.items()]
+    positions = [_position(path, manifest, section) for path, manifest in complete.items()]
     non_finite = {
-        path: found.non_finite for path, found in complete.items() if found.non_finite is not None
+        path: manifest.non_finite
+        for path, manifest in complete.items()
+        if manifest.non_finite is not None
     }
     sizes = {"complete": len(complete), "non_finite": len(non_finite), "bytes": num_bytes}
     section.counts = {"checkpoints": count, **sizes}
@@ -77,18 +82,18 @@ def _check(path: Path, section: Section, verify: Verify) -> Manifest | None:
     where = f"{path.parent.name}/{path.name}"
     for is_last_try in (False, True):
         try:
-            found = verify(path)
-            others = sorted(
-                {file.name for file in path.iterdir()} - found.files.keys() - {FILE_NAME}
+            manifest = verify(path)
+            unlisted = sorted(
+                {file.name for file in path.iterdir()} - manifest.files.keys() - {FILE_NAME}
             )
         except (CorruptCheckpointError, OSError) as error:
             # A running job may remove or replace a checkpoint while it is read.
             if is_last_try and path.is_dir():
                 section.problem(where, f"corrupt or incomplete: {getattr(error, 'reason', error)}")
             continue
-        if others:
-            section.note(where, f"has files that are not in its manifest: {', '.join(others)}")
-        return found
+        if unlisted:
+            section.note(where, f"has files that are not in its manifest: {', '.join(unlisted)}")
+        return manifest
     return None
 
 
@@ -99,18 +104,18 @@ def _position(path: Path, manifest: Manifest, section: Section) -> SavedPosition
         is_own = "objects" in progress
         cursor = {"epoch": 0, "position": 0} if is_own else progress["cursor"]
         is_finite = manifest.non_finite is None
-        found = SavedPosition(
+        saved = SavedPosition(
             progress["step"], cursor["epoch"], cursor["position"], is_finite, is_own
         )
-        if not all(type(value) is int for value in astuple(found)[:3]):
+        if not all(type(value) is int for value in astuple(saved)[:3]):
             raise ValueError("not a position")
     except (CorruptCheckpointError, ValueError, KeyError, TypeError):
         if path.is_dir():
             section.problem(where, "has no valid step and position")
         return None
-    if found.step != int(path.name.removeprefix("step-")):
-        section.problem(where, f"belongs to step {found.step}")
-    return found
+    if saved.step != int(path.name.removeprefix("step-")):
+        section.problem(where, f"belongs to step {saved.step}")
+    return saved
 
 
 def check_newest_save(
@@ -140,8 +145,8 @@ def check_saves_are_reported(
 ) -> None:
     """Rank 0 reports each save before the next begins; it may have been killed before it reported
     the newest one."""
-    known = {event.step for event in reported.saves}
-    unknown = [position.step for position in saved[:-1] if position.step not in known]
+    reported_steps = {event.step for event in reported.saves}
+    unknown = [position.step for position in saved[:-1] if position.step not in reported_steps]
     if unknown and reported.has_rank_0 and reported.num_events:
         steps = f"step{'s' if len(unknown) > 1 else ''} {join_names(unknown)}"
         section.problem("events/rank-00000.jsonl", f"has no event of the checkpoints of {steps}")

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from drumline.base.text import plural
 from drumline.report.verify.event_files import Attempt, RankEvents, SeenEvent, read_rank
@@ -27,8 +28,14 @@ MOST_NAMED = 5
 Ranks = dict[int, RankEvents]
 Group = dict[int, Attempt]
 """One attempt of the job, by rank."""
-Key = tuple[int | None, int | None]
-"""World size, and the step that it resumed from."""
+
+
+class Key(NamedTuple):
+    """By which attempts of a job are found again in another file."""
+
+    world_size: int | None
+    resumed: int | None
+    """The step that it resumed from."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +66,30 @@ def check_events(
 ) -> EventSummary:
     """Read all event files. `history`: the ledger, for comparison; `hosts`: by rank, of the latest
     start."""
-    found = {}
+    ranks = {}
     for path in sorted(folder.glob("rank-*.jsonl")):
-        if (named := NAME.fullmatch(path.name)) is None:
+        named = NAME.fullmatch(path.name)
+        if named is None:
             section.note(
                 f"{folder.name}/{path.name}", "is not named like a rank's file, and was not read"
             )
         else:
-            found[int(named[1])] = read_rank(path, int(named[1]), section)
-    _check_no_file_is_missing(folder.name, found, section, hosts)
-    readable = {rank: events for rank, events in found.items() if events.is_readable}
+            rank = int(named[1])
+            ranks[rank] = read_rank(path, rank, section)
+    _check_no_file_is_missing(folder.name, ranks, section, hosts)
+    readable = {rank: events for rank, events in ranks.items() if events.is_readable}
     if 0 in readable:
-        _check_resumes(found[0], section, set() if history is None else history.saved_steps)
+        _check_resumes(ranks[0], section, set() if history is None else history.saved_steps)
         _check_attempts(readable, section, history, is_at_work=is_at_work)
-    count = sum(events.num_events for events in found.values())
-    attempts = found[0].attempts if 0 in found else []
-    section.counts = {"ranks": len(found), "events": count, "attempts": len(attempts)}
-    section.summary = f"{plural(count, 'event')} of {plural(len(found), 'rank')} in {plural(len(attempts), 'attempt')}"
-    section.summary += "" if section.problems else ", none missing"
+    count = sum(events.num_events for events in ranks.values())
+    attempts = ranks[0].attempts if 0 in ranks else []
+    section.counts = {"ranks": len(ranks), "events": count, "attempts": len(attempts)}
+    section.summary = f"{plural(count, 'event')} of {plural(len(ranks), 'rank')} in {plural(len(attempts), 'attempt')}"
+    if not section.problems:
+        section.summary += ", none missing"
     return EventSummary(
         num_events=count,
-        has_started=any(attempt.world_size for rank in found.values() for attempt in rank.attempts),
+        has_started=any(attempt.world_size for rank in ranks.values() for attempt in rank.attempts),
         has_rank_0=0 in readable,
         saves=[
             event
@@ -91,16 +101,16 @@ def check_events(
 
 
 def _check_no_file_is_missing(
-    folder: str, found: Ranks, section: Section, hosts: dict[int, str]
+    folder: str, ranks: Ranks, section: Section, hosts: dict[int, str]
 ) -> None:
-    sizes = [attempt.world_size for rank in found.values() for attempt in rank.attempts]
+    sizes = [attempt.world_size for rank in ranks.values() for attempt in rank.attempts]
     world_size = max((size for size in sizes if size is not None), default=len(hosts))
-    shared = {hosts.get(rank) for rank in found}
-    absent = (rank for rank in range(world_size) if rank not in found)
+    shared = {hosts.get(rank) for rank in ranks}
+    absent = (rank for rank in range(world_size) if rank not in ranks)
     for rank in islice(absent, MOST_NAMED):
         where = f"{folder}/rank-{rank:05d}.jsonl"
         host = hosts.get(rank)
-        if host is not None and host not in shared and 0 in found:
+        if host is not None and host not in shared and 0 in ranks:
             section.note(
                 where, f"is missing: rank {rank} ran on {host}, and may have written it there"
             )
@@ -124,23 +134,25 @@ def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> Non
 
 
 def _check_attempts(
-    found: Ranks, section: Section, history: History | None, *, is_at_work: bool
+    ranks: Ranks, section: Section, history: History | None, *, is_at_work: bool
 ) -> None:
     """Compare the ranks with the ledger and then, if that finds nothing, with each other."""
-    groups = [{0: attempt} for attempt in _started(found[0])]
-    for rank in sorted(found.keys() - {0}):
-        theirs = [group for group in groups if _has_rank(group[0], rank)]
-        mine = _started(found[rank])
-        for left, right in _pairs([_key(group[0]) for group in theirs], list(map(_key, mine))):
-            theirs[left][rank] = mine[right]
-    reported = set() if history is None else _check_against_ledger(found, groups, section, history)
+    groups = [{0: attempt} for attempt in _started(ranks[0])]
+    for rank in sorted(ranks.keys() - {0}):
+        groups_with_rank = [group for group in groups if _has_rank(group[0], rank)]
+        attempts = _started(ranks[rank])
+        keys_of_groups = [_key(group[0]) for group in groups_with_rank]
+        for left, right in _pairs(keys_of_groups, list(map(_key, attempts))):
+            groups_with_rank[left][rank] = attempts[right]
+    reported = set() if history is None else _check_against_ledger(ranks, groups, section, history)
     if not is_at_work:
-        _check_counts(found, section)
+        _check_counts(ranks, section)
     # While a job is running, files that are read later are ahead.
     for group in groups[: len(groups) - is_at_work]:
         for rank in group:
-            if id(group[rank]) not in reported and (what := _lacks(rank, group)) is not None:
-                _report(found[rank], group[rank], section, what)
+            what = _lacks(rank, group)
+            if what is not None and id(group[rank]) not in reported:
+                _report(ranks[rank], group[rank], section, what)
 
 
 def _started(events: RankEvents) -> list[Attempt]:
@@ -152,7 +164,7 @@ def _has_rank(attempt: Attempt, rank: int) -> bool:
 
 
 def _key(attempt: Attempt) -> Key:
-    return attempt.world_size, attempt.resumed
+    return Key(attempt.world_size, attempt.resumed)
 
 
 def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
@@ -173,32 +185,29 @@ def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
 def _agree(left: Key, right: Key) -> bool:
     """Whether world size and step agree; an attempt that was killed early, or lost its end, has no
     step."""
-    return left[0] == right[0] and (left[1] == right[1] or None in (left[1], right[1]))
+    if left.world_size != right.world_size:
+        return False
+    return left.resumed == right.resumed or None in (left.resumed, right.resumed)
 
 
 def _check_against_ledger(
-    found: Ranks, groups: list[Group], section: Section, history: History
+    ranks: Ranks, groups: list[Group], section: Section, history: History
 ) -> set[int]:
     """Returns the ids of the attempts that were reported."""
     reported = set()
     num_saved = sum(map(bool, history.saves))
-    if num_saved > len(found[0].attempts):
-        counts = plural(len(found[0].attempts), "attempt"), plural(num_saved, "start")
-        section.problem(
-            found[0].where, f"has {counts[0]}, but the ledger has {counts[1]} with saves"
-        )
-    starts: list[Key] = [(start.world_size, start.step or None) for start in history.starts]
+    if num_saved > len(ranks[0].attempts):
+        attempts = plural(len(ranks[0].attempts), "attempt")
+        starts_with_saves = f"{plural(num_saved, 'start')} with saves"
+        section.problem(ranks[0].where, f"has {attempts}, but the ledger has {starts_with_saves}")
+    starts = [Key(start.world_size, start.step or None) for start in history.starts]
     for start, number in _pairs(starts, [_key(group[0]) for group in groups]):
         saves = history.saves[start]
         group = groups[number]
         for rank, attempt in group.items():
             if saves and _falls_short(rank, group, saves):
-                _report(
-                    found[rank],
-                    attempt,
-                    section,
-                    f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}",
-                )
+                what = f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}"
+                _report(ranks[rank], attempt, section, what)
                 reported.add(id(attempt))
     return reported
 
@@ -219,66 +228,86 @@ def _due(group: Group, step: int) -> int | None:
     for attempt in group.values():
         logged = [logged for logged in attempt.steps_of("train") if logged not in totals]
         begin = attempt.resumed or 0
-        every = logged[-1] - logged[-2] if len(logged) > 1 else sum(logged) if begin == 0 else 0
+        if len(logged) > 1:
+            every = logged[-1] - logged[-2]
+        elif logged and begin == 0:
+            every = logged[0]
+        else:
+            every = 0
         if every > 0:
             due = step // every * every
             return due if due > begin else None
     return None
 
 
-def _check_counts(found: Ranks, section: Section) -> None:
+def _check_counts(all_events: Ranks, section: Section) -> None:
     """An attempt that logged on one rank has started on all of them."""
-    for rank in sorted(found.keys() - {0}):
-        mine = _started(found[rank])
-        theirs = [one for one in _started(found[0]) if _has_rank(one, rank)]
-        for where, have, ranks, other, others in (
-            (found[rank].where, mine, "of it", 0, theirs),
-            (found[0].where, theirs, f"with rank {rank}", rank, mine),
-        ):
-            needed = sum(attempt.last_of("train") is not None for attempt in others)
-            if len(have) < needed:
-                attempts = f"{plural(len(have), 'attempt')} {ranks}"
-                section.problem(
-                    where, f"has {attempts}, but rank {other} has {needed} that took steps"
-                )
+    for rank in sorted(all_events.keys() - {0}):
+        of_rank = _started(all_events[rank])
+        of_rank_0 = [attempt for attempt in _started(all_events[0]) if _has_rank(attempt, rank)]
+        num_trained = sum(map(_has_trained, of_rank))
+        num_trained_on_0 = sum(map(_has_trained, of_rank_0))
+        if len(of_rank) < num_trained_on_0:
+            attempts = f"{plural(len(of_rank), 'attempt')} of it"
+            what = f"has {attempts}, but rank 0 has {num_trained_on_0} that took steps"
+            section.problem(all_events[rank].where, what)
+        if len(of_rank_0) < num_trained:
+            attempts = f"{plural(len(of_rank_0), 'attempt')} with rank {rank}"
+            what = f"has {attempts}, but rank {rank} has {num_trained} that took steps"
+            section.problem(all_events[0].where, what)
+
+
+def _has_trained(attempt: Attempt) -> bool:
+    return attempt.last_of("train") is not None
 
 
 def _lacks(rank: int, group: Group) -> str | None:
     """What this rank must have reported, but has not, as a message."""
-    shared = {
-        other: [
-            (event.step, event.kind)
-            for event in attempt.events
-            if event.kind in ("train", "evaluation")
-        ]
-        for other, attempt in group.items()
+    shared = {peer: _shared_events(attempt) for peer, attempt in group.items()}
+    last_steps = {
+        peer: max((event.step for event in events), default=0) for peer, events in shared.items()
     }
-    ahead = max(
-        group, key=lambda other: (max(shared[other], default=(0, ""))[0], len(shared[other]))
-    )
+    ahead = max(group, key=lambda peer: (last_steps[peer], len(shared[peer])))
     needed = shared[ahead]
     saved = group[0].last_of("checkpoint")
     # The last event counts only if all ranks took part in a later one.
-    is_past = saved is not None and bool(needed) and saved.step >= needed[-1][0]
+    is_past = saved is not None and bool(needed) and saved.step >= needed[-1].step
     if not is_past and group[ahead].last_of("end") is None:
         needed = needed[:-1]
-    if (
-        needed
-        and needed[-1] not in shared[rank]
-        and needed[-1][0] >= max(shared[rank], default=(0, ""))[0]
-    ):
+    if needed:
         step, kind = needed[-1]
-        return f"{_stop(group[rank])}, but rank {ahead} has the {kind} event of step {step:,}"
+        if needed[-1] not in shared[rank] and step >= last_steps[rank]:
+            return f"{_stop(group[rank])}, but rank {ahead} has the {kind} event of step {step:,}"
     if group[rank].last_of("end", "error") is not None:
         return None
-    for other, attempt in group.items():
-        # Rank 0 ends last, because it saves; if it is killed in that save, only the others have
-        # reported their end.
+    return _lacks_end(rank, group)
+
+
+class SharedEvent(NamedTuple):
+    """An event that every rank reports of this step."""
+
+    step: int
+    kind: str
+
+
+def _shared_events(attempt: Attempt) -> list[SharedEvent]:
+    return [
+        SharedEvent(event.step, event.kind)
+        for event in attempt.events
+        if event.kind in ("train", "evaluation")
+    ]
+
+
+def _lacks_end(rank: int, group: Group) -> str | None:
+    """Rank 0 ends last, because it saves; if it is killed in that save, only the others have
+    reported their end."""
+    for peer, attempt in group.items():
         end = attempt.last_of("end")
-        if end is not None and (
-            other == 0 or (rank == 0 and end.step in group[0].steps_of("checkpoint"))
-        ):
-            return f"the end is missing, which rank {other} reported"
+        if end is None:
+            continue
+        is_saved = rank == 0 and end.step in group[0].steps_of("checkpoint")
+        if peer == 0 or is_saved:
+            return f"the end is missing, which rank {peer} reported"
     return None
 
 

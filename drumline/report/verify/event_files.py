@@ -125,8 +125,8 @@ def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) 
     events.attempts[-1].next_number = number + 1
     events.num_events += 1
     if damage is None:
-        seen = SeenEvent(line.number, record["kind"], record.get("step", 0), record)
-        events.attempts[-1].events.append(seen)
+        event = SeenEvent(line.number, record["kind"], record.get("step", 0), record)
+        events.attempts[-1].events.append(event)
 
 
 def _damage(record: dict[str, Any]) -> str | None:

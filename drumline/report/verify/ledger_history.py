@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from drumline.base.text import span
 from drumline.report.verify.section import Section
@@ -16,6 +16,12 @@ from drumline.runs.events import read_json_lines
 from drumline.runs.ledger_entries import LedgerEntry, from_json, num_steps
 
 FILE = "ledger.jsonl"
+
+
+class LostSteps(NamedTuple):
+    rank: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,8 @@ class LedgerStart:
     samples: int | None
     """None: a stream of unknown length."""
     seed: int
-    lost: tuple[tuple[int, int, int], ...] = field(default=(), kw_only=True)
-    """What was lost with nodes that the others continued without: a rank, and its first and last
-    step."""
+    lost: tuple[LostSteps, ...] = field(default=(), kw_only=True)
+    """What was lost with nodes that the others continued without."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,12 @@ class StepRange:
         ranks = []
         for runs in self.ranks:
             left = last - self.first + 1
-            kept = []
+            entries = []
             for run in runs:
-                kept += [run.slice(0, min(run.steps, left))] if left > 0 else []
+                if left > 0:
+                    entries.append(run.slice(0, min(run.steps, left)))
                 left -= run.steps
-            ranks.append(tuple(kept))
+            ranks.append(tuple(entries))
         return replace(self, last=last, ranks=tuple(ranks))
 
 
@@ -75,9 +81,9 @@ class History:
 
     @property
     def last_step(self) -> int:
-        return max(
-            [0, *(one.last for one in self.ranges[-1:]), *(one.step for one in self.starts[-1:])]
-        )
+        last_recorded = self.ranges[-1].last if self.ranges else 0
+        last_start = self.starts[-1].step if self.starts else 0
+        return max(0, last_recorded, last_start)
 
 
 def read_history(path: Path, section: Section) -> History:
@@ -118,7 +124,7 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
     if not isinstance(ranks, list) or not ranks:
         raise ValueError("damaged: it names no ranks")
     try:
-        entries = tuple(tuple(from_json(one)) for one in ranks)
+        entries = tuple(tuple(from_json(entry)) for entry in ranks)
     except ValueError as error:
         raise ValueError(f"damaged: {error}") from None
     for rank, runs in enumerate(entries):
@@ -129,16 +135,19 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
     return StepRange(line, first, last, entries, history.starts[-1])
 
 
-def _lost(record: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
-    found = record.get("lost", [])
-    for one in found if isinstance(found, list) else [found]:
-        if (
-            not isinstance(one, list)
-            or [type(number) for number in one] != [int] * 3
-            or not 0 <= one[1] <= one[2]
-        ):
-            raise ValueError(f"damaged: lost is {found!r}")
-    return tuple((rank, first, last) for rank, first, last in found)
+def _lost(record: dict[str, Any]) -> tuple[LostSteps, ...]:
+    lost = record.get("lost", [])
+    if not isinstance(lost, list) or not all(map(_is_lost, lost)):
+        raise ValueError(f"damaged: lost is {lost!r}")
+    return tuple(LostSteps(*entry) for entry in lost)
+
+
+def _is_lost(entry: Any) -> bool:
+    """Whether it is a rank, and its first and last step."""
+    if not isinstance(entry, list) or [type(number) for number in entry] != [int] * 3:
+        return False
+    _, first, last = entry
+    return bool(0 <= first <= last)
 
 
 def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list[int]:
@@ -156,9 +165,9 @@ def _add_start(history: History, start: LedgerStart, section: Section, where: st
     history.starts.append(start)
     history.saves.append([])
     history.ranges = [
-        one if one.last <= start.step else one.cut(start.step)
-        for one in history.ranges
-        if one.first <= start.step
+        steps if steps.last <= start.step else steps.cut(start.step)
+        for steps in history.ranges
+        if steps.first <= start.step
     ]
 
 

@@ -20,6 +20,7 @@ from drumline.report.verify.ledger_history import (
     FILE,
     History,
     LedgerStart,
+    LostSteps,
     StepRange,
     read_history,
 )
@@ -60,7 +61,7 @@ class EpochPiece:
     def step_at(self, position: int) -> int:
         return self.first + (position - self.low) // self.stride
 
-    def who(self, low: int, high: int) -> str:
+    def steps_and_ranks(self, low: int, high: int) -> str:
         """The steps and ranks that covered these positions."""
         first = self.step_at(low)
         last = self.step_at(high - 1)
@@ -95,9 +96,8 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         return None
     for steps in history.ranges:
         for first, runs in _blocks(steps):
-            if not any(
-                run.high > run.low for run in runs
-            ):  # a valid run has no such step, and no piece includes it
+            # A valid run has no such step, and no piece includes it.
+            if not any(run.high > run.low for run in runs):
                 section.problem(f"{FILE}, line {steps.line}", f"step {first:,} had no samples")
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
     pieces = list(pieces_of(history.ranges))
@@ -216,9 +216,9 @@ def _overlaps(pieces: list[EpochPiece]) -> Iterator[CoverageFault]:
         if piece.low < reached.high:
             low = piece.low
             high = min(piece.high, reached.high)
-            yield CoverageFault(
-                low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}"
-            )
+            first = reached.steps_and_ranks(low, high)
+            second = piece.steps_and_ranks(low, high)
+            yield CoverageFault(low, high, f"in {first}, and in {second}")
         if piece.high > reached.high:
             reached = piece
 
@@ -230,11 +230,13 @@ def _report_faults(
         named = _named_samples(epoch, fault, start)
         positions = span(fault.low, fault.high - 1, "position")
         section.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {kind}: {fault.how}")
-    if rest := faults[NAMED_FAULTS:]:
-        count = sum(fault.high - fault.low for fault in rest)
-        more = f"{plural(count, 'more position')} {kind}"
+    unnamed = faults[NAMED_FAULTS:]
+    if unnamed:
+        count = sum(fault.high - fault.low for fault in unnamed)
+        positions = f"{plural(count, 'more position')} {kind}"
+        last = unnamed[-1]
         section.problem(
-            FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}"
+            FILE, f"epoch {epoch + 1}: {positions}, the last at {last.high - 1:,}: {last.how}"
         )
 
 
@@ -249,9 +251,11 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
     high = min(fault.high, start.samples)
     positions = np.arange(fault.low, min(high, fault.low + NAMED_SAMPLES), dtype=np.int64)
     indices = permute(positions, length=start.samples, seed=start.seed, epoch=epoch).tolist()
-    rest = high - fault.low - len(indices)
-    more = f" and {rest:,} more" if rest else ""
-    return f" (sample{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}{more})"
+    names = ", ".join(map(str, indices))
+    num_unnamed = high - fault.low - len(indices)
+    if num_unnamed:
+        names += f" and {num_unnamed:,} more"
+    return f" (sample{'s' if len(indices) > 1 else ''} {names})"
 
 
 def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
@@ -282,9 +286,9 @@ def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None
 
 
 def _describe_samples(start: LedgerStart) -> str:
-    return (
-        "an unknown number of samples" if start.samples is None else plural(start.samples, "sample")
-    )
+    if start.samples is None:
+        return "an unknown number of samples"
+    return plural(start.samples, "sample")
 
 
 # All epochs
@@ -293,7 +297,8 @@ def _describe_samples(start: LedgerStart) -> str:
 def _check_positions(
     pieces: list[EpochPiece], history: History, section: Section, saves: list[SavedPosition]
 ) -> None:
-    if beyond := [saved.step for saved in saves if saved.step > history.last_step]:
+    beyond = [saved.step for saved in saves if saved.step > history.last_step]
+    if beyond:
         ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
         have = "is a checkpoint" if len(beyond) == 1 else f"are {len(beyond)} checkpoints"
         section.problem(FILE, f"{ends}, but there {have} of {span(beyond[0], beyond[-1], 'step')}")
@@ -311,8 +316,8 @@ def _check_positions(
             allowed.append((epoch + 1, 0))
         if (saved.epoch, saved.position) not in allowed:
             (epoch, end), *_ = allowed
-            found = f"is at position {saved.position:,} of epoch {saved.epoch + 1}"
-            what = f"the checkpoint of step {saved.step:,} {found}, but the ledger at {end:,} of {epoch + 1}"
+            saved_at = f"is at position {saved.position:,} of epoch {saved.epoch + 1}"
+            what = f"the checkpoint of step {saved.step:,} {saved_at}, but the ledger at {end:,} of {epoch + 1}"
             section.problem(FILE, what)
 
 
@@ -321,21 +326,28 @@ def _count_lost(history: History, section: Section) -> int:
     others continued."""
     total = 0
     for start in history.starts:
-        for rank, first, last in start.lost:
-            count = 0
-            for steps in history.ranges:
-                for begin, runs in (
-                    _blocks(steps) if rank < len(steps.ranks) and steps.start is not start else ()
-                ):
-                    low = max(first, begin)
-                    high = min(last, begin + runs[rank].steps - 1)
-                    count += max(0, high - low + 1) * (runs[rank].high - runs[rank].low)
-            what = f"{plural(count, 'sample')} of {span(first, last, 'step')} were lost with rank {rank}"
+        for lost in start.lost:
+            earlier = [steps for steps in history.ranges if steps.start is not start]
+            count = sum(_samples_of(lost, steps) for steps in earlier)
+            what = f"{plural(count, 'sample')} of {span(lost.first, lost.last, 'step')} were lost with rank {lost.rank}"
             section.note(
                 f"{FILE}, line {start.line}", f"{what}, which the others continued without"
             )
             total += count
     return total
+
+
+def _samples_of(lost: LostSteps, steps: StepRange) -> int:
+    """How many samples of this range the lost rank had in its lost steps."""
+    if lost.rank >= len(steps.ranks):
+        return 0
+    count = 0
+    for begin, runs in _blocks(steps):
+        run = runs[lost.rank]
+        first = max(lost.first, begin)
+        last = min(lost.last, begin + run.steps - 1)
+        count += max(0, last - first + 1) * (run.high - run.low)
+    return count
 
 
 def _summarise_samples(
@@ -356,11 +368,9 @@ def _summarise_samples(
     last = max(pieces, key=lambda piece: (piece.epoch, piece.high))
     is_ended = last.high == last.start.samples
     so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"
-    length = (
-        "a stream of unknown length"
-        if last.start.samples is None
-        else _describe_samples(last.start)
-    )
+    length = _describe_samples(last.start)
+    if last.start.samples is None:
+        length = "a stream of unknown length"
     but = f" but for {plural(num_lost, 'sample')} lost with a node" if num_lost else ""
     once = "" if section.problems else f", each exactly once{but}"
     worlds = list(dict.fromkeys(start.world_size for start in history.starts))

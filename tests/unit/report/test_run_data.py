@@ -131,7 +131,7 @@ def test_a_table_of_curves_has_the_last_value_of_each() -> None:
     for step in range(1, 101):
         curves.add({"kind": "train", "step": step, "loss": float(step)})
     curves.add({"kind": "evaluation", "step": 60, "loss": 7.0})
-    rows = table_rows(curves.found())
+    rows = table_rows(curves.in_order())
     assert len(rows) == 12
     assert rows[0] == (1, [1.0, None])
     assert rows[-1] == (100, [100.0, 7.0])
@@ -143,7 +143,7 @@ def test_names_of_metrics_are_limited() -> None:
         curves.add(
             {"kind": "logged", "step": 1, "type": "scalar", "name": f"m{number}", "value": 1.0}
         )
-    assert (len(curves.found()), curves.num_dropped) == (MAX_CURVES, 1000 - MAX_CURVES)
+    assert (len(curves.in_order()), curves.num_dropped) == (MAX_CURVES, 1000 - MAX_CURVES)
 
 
 def test_of_a_huge_event_file_windows_are_read(

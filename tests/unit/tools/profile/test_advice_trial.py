@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.report.profile.bottleneck import Advice
+from drumline.report.profile.bottleneck import Advice, Savings
 from drumline.tools.profile import advice_trial
 from drumline.tools.profile.advice_trial import AdviceTrial, ShortRuns, trial_lines, try_advice
 from drumline.tools.prove.killed_run import Leg, RunFailedError
@@ -23,7 +23,7 @@ def advice(
         settings=settings,
         cost_s=0.06,
         step_s=0.1,
-        saved_s=saved_s,
+        saved_s=Savings(*saved_s),
         derivation="",
     )
 
