@@ -47,7 +47,7 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -
             Path(flags.positional[0]),
             which,
             task=flags.own.get("task"),
-            given=flags.layer,
+            overrides=flags.layer,
             prints=topology is None or topology.rank == 0,
         )
         ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")

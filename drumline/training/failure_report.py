@@ -73,7 +73,7 @@ def report_failure(
         if isinstance(error, DrumlineError) and not progress.step
         else ExitCode.TRAINING_FAILED
     )
-    mine = Failure(
+    failure = Failure(
         subject(error, place),
         summary(error),
         exit_code,
@@ -82,10 +82,10 @@ def report_failure(
         full_disk=full_disk(error, run),
         raised_by=place,
     )
-    first = ddp._connection.claim_failure(error, mine, environment=environment)
+    first = ddp._connection.claim_failure(error, failure, environment=environment)
     log = None if run is None else RunFolder(run).log_file(ddp.rank)
     _print_once(error, place, first, log, run=run or Path(), environment=environment)
-    return (first or mine).exit_code
+    return (first or failure).exit_code
 
 
 def subject(error: BaseException, place: Place) -> Place:
@@ -169,9 +169,9 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     if isinstance(error, OSError) and error.errno in REFUSALS:
         error = _explained(error, run)
     if isinstance(error, UsageError) and place.step is None:
-        what, *more = error.lines()  # the command is wrong, on any rank
+        what, *details = error.lines()  # the command is wrong, on any rank
     elif isinstance(error, DrumlineError):
-        what, *more = error.located(**vars(place)).lines()
+        what, *details = error.located(**vars(place)).lines()
     else:
         is_exit = isinstance(error, SystemExit)
         what = (
@@ -179,8 +179,8 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
             if is_exit
             else f"{place.clause('crashed')}: {summary(error)}"
         )
-        more = users_traceback(error)
-    return paragraph(f"error: {what}", *more)
+        details = users_traceback(error)
+    return paragraph(f"error: {what}", *details)
 
 
 def _hand_over(
@@ -216,11 +216,13 @@ def users_traceback(error: BaseException) -> list[str]:
 def _leave_out(report: traceback.TracebackException) -> int:
     """Returns how many frames."""
     frames = list(report.stack)
-    own = [frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]]
-    if not any(is_users_file(frame.filename) for frame in own):
+    shown_frames = [
+        frame for frame in frames if is_users_file(frame.filename) or frame is frames[-1]
+    ]
+    if not any(is_users_file(frame.filename) for frame in shown_frames):
         return 0
-    report.stack[:] = own
-    return len(frames) - len(own)
+    report.stack[:] = shown_frames
+    return len(frames) - len(shown_frames)
 
 
 def out_of_memory(

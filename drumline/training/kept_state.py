@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class KeptState:
     facts: Mapping[str, Any]
     snapshot: Snapshot
     """The shared weights, this rank's optimizer, hooks and progress."""
-    own: dict[str, Any]
+    replica: dict[str, Any]
     """What its replica has to itself."""
     pending: list[int]
     rng: Tensor
@@ -61,12 +61,12 @@ class KeptState:
     def release(self) -> None:
         """The group trains: free the tensors. When it ends, its ranks keep what they have then."""
         self.snapshot.tensors.clear()
-        self.own.clear()
+        self.replica.clear()
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What the ranks of the next group have found out about each other."""
+class GroupState:
+    """How far every rank of the next group is, and who has what."""
 
     states: list[Mapping[str, Any] | None]
     """By rank; None: it has just joined."""
@@ -75,31 +75,36 @@ class Meeting:
     whole one."""
 
     def source_of(self, rank: int) -> int:
-        """The rank that is furthest among those that hold the same."""
-        states = [(-other, one) for other, one in enumerate(self.states) if one is not None]
-        known = [((one["finished_at"], one["step"]), other) for other, one in states]
-        same = [
-            (place, other)
-            for place, other in known
-            if -other % self.num_shards == rank % self.num_shards
-        ]
-        if not same or max(same)[0] < max(known)[0]:
-            raise TrainingError(
-                f"shard {rank % self.num_shards} of step {max(known)[0][1]} is lost: no node has it",
-                next_step="nothing: the launchers restart all ranks from the newest checkpoint",
-            )
-        return -max(same)[1]
+        """The rank that is furthest among those that hold the same shard; the lowest of equals."""
+        shard = rank % self.num_shards
+        ranks = [peer for peer, state in enumerate(self.states) if state is not None]
+        furthest = max(map(self._position, ranks))
+        for peer in ranks:
+            if peer % self.num_shards == shard and self._position(peer) == furthest:
+                return peer
+        _, step = furthest
+        raise TrainingError(
+            f"shard {shard} of step {step} is lost: no node has it",
+            next_step="nothing: the launchers restart all ranks from the newest checkpoint",
+        )
+
+    def _position(self, rank: int) -> tuple[list[int], int]:
+        """The rounds that the rank has finished, and its step."""
+        state = self.states[rank]
+        assert state is not None
+        return state["finished_at"], state["step"]
 
     @property
     def furthest(self) -> Mapping[str, Any]:
-        found = self.states[self.source_of(0)]
-        assert found is not None
-        return found
+        state = self.states[self.source_of(0)]
+        assert state is not None
+        return state
 
     @property
     def progress(self) -> Progress:
-        at = self.furthest
-        return Progress(at["step"], Cursor(**at["cursor"]), at["saved_step"], metrics=at["metrics"])
+        state = self.furthest
+        cursor = Cursor(**state["cursor"])
+        return Progress(state["step"], cursor, state["saved_step"], metrics=state["metrics"])
 
     def check_replica(self, ranks: Sequence[int]) -> None:
         """Refuse to continue with a replica that one of these ranks has updated in its last step
@@ -115,10 +120,10 @@ class Meeting:
 
     def lacks(self, rank: int) -> str:
         """What this rank needs from its source: `all`, the `shared` weights, or nothing."""
-        mine = self.states[rank]
-        if mine is not None and mine["finished_at"] == self.furthest["finished_at"]:
+        state = self.states[rank]
+        if state is not None and state["finished_at"] == self.furthest["finished_at"]:
             return ""
-        return "all" if mine is None or self.num_shards > 1 else "shared"
+        return "all" if state is None or self.num_shards > 1 else "shared"
 
 
 def check_continues(job: Job) -> None:
@@ -142,12 +147,31 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
     """Not collective: other ranks are lost."""
     job = context.job
     progress = context.progress
-    sync = context.job.sync
-    # Sharded replicas are the same after every step.
-    own: dict[str, Any] = {"finished_at": [progress.step]} if sync is None else sync.own_state()
+    if job.sync is None:
+        # Sharded replicas are the same after every step.
+        replica: dict[str, Any] = {"finished_at": [progress.step]}
+        pending = []
+    else:
+        replica = job.sync.own_state()
+        is_last = progress.step >= context.total_steps
+        pending = job.sync.pending(progress.step, is_last=is_last)
     rng = capture_rng(job.ddp.device)
+    return KeptState(
+        progress=replace(progress),
+        facts=dict(facts),
+        snapshot=_copy_to_host(context),
+        replica=replica,
+        pending=pending,
+        rng=rng,
+        ledger=saver.unsaved(),
+    )
+
+
+def _copy_to_host(context: RunContext) -> Snapshot:
+    job = context.job
+    hooks = context.hooks
     with job.shared_weights():
-        of_hooks = Snapshot({}, {}) if context.hooks is None else context.hooks.capture()
+        hooks_snapshot = Snapshot({}, {}) if hooks is None else hooks.capture()
         snapshot = state.capture(
             job.model,
             job.optimizer,
@@ -155,57 +179,45 @@ def keep_state(context: RunContext, facts: Mapping[str, Any], saver: Saver) -> K
             progress={
                 "group_state": group_state(job.optimizer, job.group_settings),
                 "measured": {"sums": job.meter.peek().tolist(), "names": job.meter.names},
-                "stop_asked": None if context.hooks is None else context.hooks.run.stop_reason,
+                "stop_asked": None if hooks is None else hooks.run.stop_reason,
             },
         )
-        live = {
-            **snapshot.tensors,
-            **of_hooks.tensors,
-            OUTER_FILE: {} if sync is None else sync.outer_state(),
+        live = {**snapshot.tensors, **hooks_snapshot.tensors}
+        live[OUTER_FILE] = {} if job.sync is None else job.sync.outer_state()
+        copies: dict[str, Mapping[str, Tensor]] = {}
+        for file, tensors in live.items():
+            copies[file] = {
+                name: own_part(tensor).detach().cpu().clone() for name, tensor in tensors.items()
+            }
+    documents = {**snapshot.documents, **hooks_snapshot.documents}
+    # As JSON, which is copied, and is what another rank would get.
+    return Snapshot(copies, json.loads(json.dumps(documents)))
+
+
+def compare_group(kept_state: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> GroupState:
+    """Collective: how far the ranks of this group are. `is_sharded`: the ranks of a node hold one
+    model."""
+    this_rank = None
+    if kept_state is not None:
+        progress = kept_state.progress
+        this_rank = {
+            "step": progress.step,
+            "cursor": asdict(progress.cursor),
+            "saved_step": progress.saved_step,
+            "metrics": progress.metrics,
+            "finished_at": kept_state.replica["finished_at"],
+            "pending": kept_state.pending,
+            "ledger": kept_state.ledger,
+            "facts": kept_state.facts,
         }
-        tensors = {
-            file: {name: own_part(one).detach().cpu().clone() for name, one in some.items()}
-            for file, some in live.items()
-        }
-    return KeptState(
-        progress=replace(progress),
-        facts=dict(facts),
-        # As JSON, which is copied, and is what another rank would get.
-        snapshot=Snapshot(
-            dict(tensors), json.loads(json.dumps({**snapshot.documents, **of_hooks.documents}))
-        ),
-        own=own,
-        pending=[]
-        if sync is None
-        else sync.pending(progress.step, is_last=progress.step >= context.total_steps),
-        rng=rng,
-        ledger=saver.unsaved(),
-    )
+    states = gather_json(this_rank, device=ddp.device)
+    return GroupState(states, ddp.local_world_size if is_sharded else 1)
 
 
-def meet(kept: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> Meeting:
-    """Collective: compare how far the ranks of this group are. `is_sharded`: the ranks of a node
-    hold one model."""
-    mine = None
-    if kept is not None:
-        at = kept.progress
-        mine = {
-            "step": at.step,
-            "cursor": asdict(at.cursor),
-            "saved_step": at.saved_step,
-            "metrics": at.metrics,
-            "finished_at": kept.own["finished_at"],
-            "pending": kept.pending,
-            "ledger": kept.ledger,
-            "facts": kept.facts,
-        }
-    return Meeting(gather_json(mine, device=ddp.device), ddp.local_world_size if is_sharded else 1)
-
-
-def check_newest(root: Path, meeting: Meeting) -> None:
+def check_newest(root: Path, group: GroupState) -> None:
     """On rank 0: refuse to continue from memory where others have continued, and saved, without
     this group, as after a node was stopped for a while."""
-    step = meeting.progress.step
+    step = group.progress.step
     if max(catalog.list_steps(root), default=0) <= step:
         return
     path, _ = catalog.newest_valid(root)
@@ -217,56 +229,55 @@ def check_newest(root: Path, meeting: Meeting) -> None:
         )
 
 
-def restore_kept(context: RunContext, meeting: Meeting, kept: KeptState | None) -> None:
+def restore_kept(context: RunContext, group: GroupState, kept_state: KeptState | None) -> None:
     """Collective: continue with the job that was built for this group, and repeat a round that did
     not end."""
     job = context.job
-    snapshot = _as_shards(_send_what_is_lacking(meeting, kept, job), job)
+    snapshot = _as_shards(_send_what_is_lacking(group, kept_state, job), job)
     saved = state.restore(snapshot, job.model, job.optimizer, scaler=job.scaler)
     use_own_settings(job, saved.get("group_state"))
-    progress = meeting.progress
+    progress = group.progress
     for name in ("step", "cursor", "saved_step", "metrics"):
         setattr(context.progress, name, getattr(progress, name))
     job.loader.cursor = progress.cursor
     if context.hooks is not None:
         context.hooks.restore(snapshot)
         context.hooks.run.stop_reason = saved.get("stop_asked")
-    if kept is not None:
+    if kept_state is not None:
         # Its own, not those of the rank that it may have got the shards from.
-        job.meter.put(**kept.snapshot.documents["progress"]["measured"])
-        restore_rng(kept.rng, job.ddp.device)
+        job.meter.put(**kept_state.snapshot.documents["progress"]["measured"])
+        restore_rng(kept_state.rng, job.ddp.device)
     if job.sync is not None:
-        _restore_replica(context, job.sync, meeting, kept, snapshot.tensors.get(OUTER_FILE, {}))
+        job.sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
+        _restore_replica(context, job.sync, group, kept_state)
 
 
 def _restore_replica(
-    context: RunContext,
-    sync: OuterSync,
-    meeting: Meeting,
-    kept: KeptState | None,
-    outer: Mapping[str, Tensor],
+    context: RunContext, sync: OuterSync, group: GroupState, kept_state: KeptState | None
 ) -> None:
-    rank = context.job.ddp.rank
-    furthest = meeting.furthest
-    meeting.check_replica(sync.groups.members)
-    sync.load_outer_state(outer)
-    sync.load_own_state(None if kept is None else kept.own, furthest["finished_at"])
-    contributors = [other for other, one in enumerate(meeting.states) if one is not None]
-    if furthest["pending"]:
-        weight = len(sync.groups.members) / len(contributors) if rank in contributors else 0.0
-        step = context.progress.step
-        sync.repeat(furthest["pending"], step, weight=weight, is_last=step >= context.total_steps)
+    group.check_replica(sync.groups.members)
+    furthest = group.furthest
+    replica = None if kept_state is None else kept_state.replica
+    sync.load_own_state(replica, furthest["finished_at"])
+    if not furthest["pending"]:
+        return
+    has_state = group.states[context.job.ddp.rank] is not None
+    num_contributors = sum(state is not None for state in group.states)
+    weight = len(sync.groups.members) / num_contributors if has_state else 0.0
+    step = context.progress.step
+    sync.repeat(furthest["pending"], step, weight=weight, is_last=step >= context.total_steps)
 
 
-def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | None) -> None:
+def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptState | None) -> None:
     """After the first step of a group: who was lost or joined, and for how long this rank was
     paused."""
-    paused_s = None if kept is None else time.monotonic() - kept.left_at
+    paused_s = None if kept_state is None else time.monotonic() - kept_state.left_at
     step = context.progress.step - 1
     texts = []
-    if gone := [one for one in group.lost if one not in group.joined]:
-        verb = "was" if len(gone) == 1 else "were"
-        texts.append(f"{join_names(gone)} {verb} lost by step {step}; the others continue")
+    lost = [node for node in group.lost if node not in group.joined]
+    if lost:
+        verb = "was" if len(lost) == 1 else "were"
+        texts.append(f"{join_names(lost)} {verb} lost by step {step}; the others continue")
     if group.joined:
         again = "joined" if not set(group.joined) & set(group.lost) else "was lost and joined again"
         texts.append(
@@ -281,38 +292,34 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept: KeptState | No
         step=step,
         lost=list(group.lost),
         joined=list(group.joined),
-        nodes=[str(one) for one in group.members],
+        nodes=[str(node) for node in group.members],
         seconds=paused_s,
         message=f"{'; '.join(texts)}{paused}",
     )
 
 
-def _send_what_is_lacking(meeting: Meeting, kept: KeptState | None, job: Job) -> Snapshot:
+def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: Job) -> Snapshot:
     """Collective: from its source to each rank that lacks something, one after the other."""
     rank = job.ddp.rank
-    snapshot = None if kept is None else kept.snapshot
+    snapshot = Snapshot({}, {}) if kept_state is None else kept_state.snapshot
     device = job.ddp.device if job.ddp.backend == "nccl" else torch.device("cpu")
-    for other in range(len(meeting.states)):
-        source = meeting.source_of(other)
-        if not (what := meeting.lacks(other)) or rank not in (other, source):
-            continue
-        if rank == source:
-            assert snapshot is not None
-            files = {
-                name: some
-                for name, some in snapshot.tensors.items()
-                if what == "all" or name in SHARED_FILES
-            }
-            documents = snapshot.documents if what == "all" else {}
-            _transfer(Snapshot(files, documents), other, device)
-        else:
-            received = _transfer(None, source, device)
-            mine = snapshot or Snapshot({}, {})
+    for receiver in range(len(group.states)):
+        source = group.source_of(receiver)
+        lacking = group.lacks(receiver)
+        if lacking and rank == source:
+            _send(snapshot if lacking == "all" else _shared_part(snapshot), receiver, device)
+        elif lacking and rank == receiver:
+            received = _receive(source, device)
             snapshot = Snapshot(
-                {**mine.tensors, **received.tensors}, {**mine.documents, **received.documents}
+                {**snapshot.tensors, **received.tensors},
+                {**snapshot.documents, **received.documents},
             )
-    assert snapshot is not None
     return snapshot
+
+
+def _shared_part(snapshot: Snapshot) -> Snapshot:
+    files = {file: snapshot.tensors[file] for file in SHARED_FILES if file in snapshot.tensors}
+    return Snapshot(files, {})
 
 
 def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
@@ -321,46 +328,52 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     parameters = {} if job.sharded is None else sharded_parameters(job.model)
 
     def shard(name: str, part: Tensor) -> Tensor:
-        parameter = next(
-            (parameters[word] for word in (name, *name.split("/")) if word in parameters), None
-        )
+        names = (name, *name.split("/"))
+        parameter = next((parameters[name] for name in names if name in parameters), None)
         if parameter is None or own_part(parameter).shape != part.shape:
             return part
         return like_shard(parameter, part.to(own_part(parameter).device))
 
-    tensors = {
-        file: {name: shard(name, one) for name, one in some.items()}
-        for file, some in snapshot.tensors.items()
-    }
-    return Snapshot(dict(tensors), snapshot.documents)
+    shards: dict[str, Mapping[str, Tensor]] = {}
+    for file, tensors in snapshot.tensors.items():
+        shards[file] = {name: shard(name, tensor) for name, tensor in tensors.items()}
+    return Snapshot(shards, snapshot.documents)
 
 
-def _transfer(given: Snapshot | None, peer: int, device: torch.device) -> Snapshot:
-    """Send what is `given` to that rank; None: receive it from there."""
-    move: Callable[[Tensor, int], Any] = dist.recv if given is None else dist.send
-    shapes = {
-        file: {
-            name: [str(one.dtype).removeprefix("torch."), list(one.shape)]
-            for name, one in some.items()
+def _send(snapshot: Snapshot, receiver: int, device: torch.device) -> None:
+    """Not collective: `_receive` on that rank gets it."""
+    shapes: dict[str, Any] = {}
+    for file, tensors in snapshot.tensors.items():
+        shapes[file] = {
+            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            for name, tensor in tensors.items()
         }
-        for file, some in ({} if given is None else given.tensors).items()
-    }
-    text = bytearray(json.dumps([shapes, None if given is None else given.documents]).encode())
-    move(size := torch.tensor([len(text)], device=device), peer)
-    encoded = torch.frombuffer(text if given else bytearray(int(size)), dtype=torch.uint8).to(
-        device
-    )
-    move(encoded, peer)
-    shapes, documents = json.loads(encoded.cpu().numpy().tobytes())
-    tensors: dict[str, dict[str, Tensor]] = {file: {} for file in shapes}
-    for file, name in [(file, name) for file, some in shapes.items() for name in some]:
-        dtype, shape = shapes[file][name]
-        if given is None:
-            one = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        else:
-            one = given.tensors[file][name].to(device).contiguous()
-        if one.numel():
-            move(one.reshape(-1).view(torch.uint8), peer)
-        if given is None:  # who sends needs no second copy in memory
-            tensors[file][name] = one.cpu()
-    return Snapshot(dict(tensors), documents)
+    header = bytearray(json.dumps([shapes, snapshot.documents]).encode())
+    dist.send(torch.tensor([len(header)], device=device), receiver)
+    dist.send(torch.frombuffer(header, dtype=torch.uint8).to(device), receiver)
+    for tensors in snapshot.tensors.values():
+        for tensor in filter(Tensor.numel, tensors.values()):
+            dist.send(_as_bytes(tensor.to(device).contiguous()), receiver)
+
+
+def _receive(source: int, device: torch.device) -> Snapshot:
+    """What that rank sends with `_send`."""
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.recv(size, source)
+    header = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    dist.recv(header, source)
+    shapes, documents = json.loads(header.cpu().numpy().tobytes())
+    files: dict[str, Mapping[str, Tensor]] = {}
+    for file, shapes_by_name in shapes.items():
+        tensors = {}
+        for name, (dtype, shape) in shapes_by_name.items():
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            if tensor.numel():
+                dist.recv(_as_bytes(tensor), source)
+            tensors[name] = tensor.cpu()
+        files[file] = tensors
+    return Snapshot(files, documents)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

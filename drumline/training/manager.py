@@ -220,7 +220,7 @@ class DDPManager(RankLifecycle):
         The newest `keep_last` stay, in the folder `checkpoints` of `folder`.
         """
         path = Path(folder).absolute()
-        if any(path == other.folder.absolute() for other in self._checkpoints):
+        if any(path == checkpoint.folder.absolute() for checkpoint in self._checkpoints):
             raise UsageError(
                 f"{folder} is the folder of another ddp.checkpoint already",
                 next_step="give all objects to one ddp.checkpoint, or a folder to each",

@@ -171,11 +171,13 @@ class StartClock:
 
 def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock:
     """The clock of this rank, after its imports. `is_alone`: this process is the command."""
-    own = process_start()
-    start = own if is_alone else command_start(environment)
-    clock = StartClock(own if start is None else start, "rank" if start is None else "command")
-    if clock.began < own:
-        clock.parts["launcher"] = own - clock.began
+    process_began = process_start()
+    start = process_began if is_alone else command_start(environment)
+    clock = StartClock(
+        process_began if start is None else start, "rank" if start is None else "command"
+    )
+    if clock.began < process_began:
+        clock.parts["launcher"] = process_began - clock.began
     clock.mark("python and torch")
     return clock
 

@@ -162,8 +162,8 @@ class RankLifecycle:
         elif error is not None:
             self._connection.note_failure(error)
         if isinstance(error, Exception):
-            mine = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
-            first = self._connection.claim_failure(error, mine, environment=os.environ)
+            failure = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
+            first = self._connection.claim_failure(error, failure, environment=os.environ)
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
@@ -241,7 +241,7 @@ class RankLifecycle:
     ) -> Rendezvous:
         device = self.device
         backend = choose_backend(self._wanted_backend, device=device)
-        own = {
+        options = {
             "number of ranks": topology.world_size,
             "seed": self._seed,
             "start timeout": self._start_timeout_s,
@@ -253,7 +253,7 @@ class RankLifecycle:
             os.environ,
             backend=backend,
             device=device,
-            own=own,
+            own=options,
             settings=self._settings,
             same_code=self._same_code,
         )

@@ -143,14 +143,14 @@ def replica_state(job: Job) -> dict[str, Any] | None:
     already."""
     if job.sync is None:
         return None
-    own = job.sync.state_dict()
+    replica = job.sync.state_dict()
     if job.sync.groups.across is None:
         return {}
     if job.ddp.rank > 0:
         tensors, document = optimizer_state(job.model, job.optimizer)
-        own["optimizer"] = {"tensors": tensors, "document": document}
-        own["scaler"] = None if job.scaler is None else job.scaler.state_dict()
-    return own
+        replica["optimizer"] = {"tensors": tensors, "document": document}
+        replica["scaler"] = None if job.scaler is None else job.scaler.state_dict()
+    return replica
 
 
 def restore_replica(
@@ -167,16 +167,16 @@ def restore_replica(
         sync.load_outer_state(snapshot.tensors.get(OUTER_FILE, {}))
         ranks = snapshot.documents.get(REPLICAS_FILE, {"ranks": []})["ranks"]
         leaders = [rank for rank, document in enumerate(ranks) if document != _NOT_A_LEADER]
-        mine = leaders[sync.groups.index % len(leaders)] if leaders else None
+        source = leaders[sync.groups.index % len(leaders)] if leaders else None
         for rank in leaders:  # one after the other: all of them may need more memory than there is
-            found = sent_state(ranks[rank], rank, tensors, device=job.ddp.device)
-            if rank != mine:
+            replica = sent_state(ranks[rank], rank, tensors, device=job.ddp.device)
+            if rank != source:
                 continue
-            sync.load_state_dict(found)
-            if with_optimizer and found.get("optimizer"):
-                load_optimizer_state(job.model, job.optimizer, **found["optimizer"])
-            if job.scaler is not None and found.get("scaler"):
-                job.scaler.load_state_dict(found["scaler"])
+            sync.load_state_dict(replica)
+            if with_optimizer and replica.get("optimizer"):
+                load_optimizer_state(job.model, job.optimizer, **replica["optimizer"])
+            if job.scaler is not None and replica.get("scaler"):
+                job.scaler.load_state_dict(replica["scaler"])
     if leaders and len(leaders) != len(sync.groups.leaders) and job.ddp.is_main_process():
         log.warning(
             f"the checkpoint has {len(leaders)} replicas, and this run {len(sync.groups.leaders)}: they continue from "

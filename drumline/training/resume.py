@@ -68,13 +68,13 @@ _STOPPED = {"reason": str, "unit": str, "length": int}
 def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
     """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets
     the failure that ended the previous start, for `report_recovery`."""
-    found: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
-    found = broadcast_json(found, device=ddp.device)
-    if found["refusal"] is not None:
-        what, next_step = found["refusal"]
+    past: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
+    past = broadcast_json(past, device=ddp.device)
+    if past["refusal"] is not None:
+        what, next_step = past["refusal"]
         # The place is where it failed; the error is raised on every rank.
-        raise HangError(what, next_step=next_step, place=Place(**found["place"]))
-    failure: dict[str, Any] | None = found["failure"]
+        raise HangError(what, next_step=next_step, place=Place(**past["place"]))
+    failure: dict[str, Any] | None = past["failure"]
     return failure if ddp.is_main_process() else None
 
 
@@ -94,7 +94,7 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     ]
     last = firsts[-1] if firsts else None
     is_new = len(starts) > 1 and starts[-1] > starts[-2]
-    found = {
+    past = {
         "refusal": check_same_step(firsts, folder.diagnoses),
         "place": {}
         if last is None
@@ -103,9 +103,9 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     }
     make_own_folder(folder.launch_file.parent)
     # A refusal is final, whatever a sidecar diagnoses later.
-    launch = {**launch, "starts": starts, "refused": found if found["refusal"] else None}
+    launch = {**launch, "starts": starts, "refused": past if past["refusal"] else None}
     write_whole(folder.launch_file, json.dumps(launch) + "\n")
-    return found
+    return past
 
 
 def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
@@ -138,19 +138,22 @@ def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tup
     step = last["diagnosis"]["step"]
     next_step = f"read {folder} and fix the cause, then rerun the same command to resume from the newest checkpoint"
     if last["action"] == "stop":
-        at = "" if step is None else f" at step {step}"
+        at_step = "" if step is None else f" at step {step}"
         return (
-            f"the run was stopped{at} and is not restarted: {last['diagnosis']['what']}",
+            f"the run was stopped{at_step} and is not restarted: {last['diagnosis']['what']}",
             next_step,
         )
-    same = [
-        record for record in diagnoses if step is not None and record["diagnosis"]["step"] == step
-    ]
-    same = [record for record in same if record["diagnosis"]["cause"] != Cause.ENDED]
-    if len(same) < MOST_AT_ONE_STEP:
+    if step is None:
         return None
-    heading = f"the run has failed {len(same)} times at step {step} and is not restarted:"
-    return as_list(heading, [str(record["diagnosis"]["what"]) for record in same]), next_step
+    failures = [
+        record["diagnosis"]["what"]
+        for record in diagnoses
+        if record["diagnosis"]["step"] == step and record["diagnosis"]["cause"] != Cause.ENDED
+    ]
+    if len(failures) < MOST_AT_ONE_STEP:
+        return None
+    heading = f"the run has failed {len(failures)} times at step {step} and is not restarted:"
+    return as_list(heading, list(map(str, failures))), next_step
 
 
 def _failure_in(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +221,7 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
         answer = [
             str(path or ""),
             saved,
-            [(str(one), reason) for one, reason in skipped],
+            [(str(checkpoint), reason) for checkpoint, reason in skipped],
             non_finite,
         ]
     path, saved, skipped, non_finite = broadcast_json(answer, device=ddp.device)
@@ -237,20 +240,21 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
 
 def check_contents(path: Path) -> None:
     """Check what checksums do not show: whoever wrote them may have written anything."""
-    found = store.read(path)
+    snapshot = store.read(path)
     has_documents = all(
-        isinstance(found.documents.get(name), dict) for name in ("model", "optimizer", "progress")
+        isinstance(snapshot.documents.get(name), dict)
+        for name in ("model", "optimizer", "progress")
     )
     if (
-        isinstance(found.documents.get("progress"), dict)
-        and "objects" in found.documents["progress"]
+        isinstance(snapshot.documents.get("progress"), dict)
+        and "objects" in snapshot.documents["progress"]
     ):
         raise CorruptCheckpointError(path, "it was saved by ddp.checkpoint, in a loop of its own")
-    if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not has_documents:
+    if not {"model", "optimizer", "rng"} <= snapshot.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"
         )
-    saved = found.documents["progress"]
+    saved = snapshot.documents["progress"]
     facts = saved.get("facts")
     cursor = saved.get("cursor")
     stopped = saved.get("stopped")
@@ -274,44 +278,52 @@ def check_contents(path: Path) -> None:
     )
     if not is_complete:
         raise CorruptCheckpointError(path, "progress.json does not have the run's position")
-    check_rng_file(path, found.tensors["rng"])
+    check_rng_file(path, snapshot.tensors["rng"])
 
 
-def resume(context: RunContext, found: FoundCheckpoint) -> None:
+def resume(context: RunContext, checkpoint: FoundCheckpoint) -> None:
     """Collective: continue from this checkpoint, unless the run has finished and its settings have
     changed."""
     request = context.request
     job = context.job
-    at = found.progress
-    check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
-    check_init(found.facts, request, step=at.step)
-    restore(
-        job, found.path, context.hooks, with_optimizer=not resets_optimizer(found.facts, request)
+    progress = checkpoint.progress
+    check_not_finished(
+        checkpoint.facts, request, step=progress.step, total_steps=context.total_steps
     )
-    context.progress.step = at.step
-    context.progress.cursor = at.cursor
-    context.progress.metrics = at.metrics
-    if at.step >= context.total_steps:
-        context.progress.stopped = at.stopped
-    job.loader.cursor = at.cursor
+    check_init(checkpoint.facts, request, step=progress.step)
+    restore(
+        job,
+        checkpoint.path,
+        context.hooks,
+        with_optimizer=not resets_optimizer(checkpoint.facts, request),
+    )
+    context.progress.step = progress.step
+    context.progress.cursor = progress.cursor
+    context.progress.metrics = progress.metrics
+    if progress.step >= context.total_steps:
+        context.progress.stopped = progress.stopped
+    job.loader.cursor = progress.cursor
 
 
-def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[str, Any]) -> None:
-    step = found.progress.step
-    for path, reason in found.skipped:
+def report_resume(
+    context: RunContext, checkpoint: FoundCheckpoint, facts: Mapping[str, Any]
+) -> None:
+    step = checkpoint.progress.step
+    for path, reason in checkpoint.skipped:
         context.warn(f"the checkpoint {path} was skipped: {reason}")
-    if found.non_finite is not None:
+    if checkpoint.non_finite is not None:
         context.warn(
-            f"no checkpoint is finite: {found.non_finite} of {found.path} is not; start a new run with --fresh"
+            f"no checkpoint is finite: {checkpoint.non_finite} of {checkpoint.path} is not; "
+            "start a new run with --fresh"
         )
     context.reporter.report(
-        "resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path)
+        "resume", step=step, epoch=checkpoint.progress.cursor.epoch + 1, path=str(checkpoint.path)
     )
     if context.job.batch.note is not None:
         context.note(context.job.batch.note)
-    if resets_optimizer(found.facts, context.request):
+    if resets_optimizer(checkpoint.facts, context.request):
         context.note(f"the optimizer is reset at step {step} (--optim.reset); the weights are kept")
-    for change in changes(found.facts, facts, context.request):
+    for change in changes(checkpoint.facts, facts, context.request):
         context.warn(change)
 
 
@@ -371,8 +383,8 @@ def _read_own_shards(job: Job, path: Path) -> store.Snapshot:
         snapshot = store.read(path)
     except CorruptCheckpointError as error:
         problem = error.reason
-    found = gather_json([job.ddp.host, problem], device=job.ddp.device)
-    for rank, (host, reason) in enumerate(found):
+    problems = gather_json([job.ddp.host, problem], device=job.ddp.device)
+    for rank, (host, reason) in enumerate(problems):
         if reason is not None:
             raise CheckpointError(
                 f"rank {rank} on {host} cannot read the checkpoint {path}: {reason}",
@@ -390,10 +402,10 @@ def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
     is set before each step. None: a checkpoint of an earlier version, which did not record it."""
     groups = job.optimizer.param_groups
     with state.translated("progress"):
-        for group, own, changed in zip(
+        for group, settings, changed in zip(
             groups, job.group_settings, group_state or [[]] * len(groups), strict=True
         ):
-            group.update({name: value for name, value in own.items() if name not in changed})
+            group.update({name: value for name, value in settings.items() if name not in changed})
 
 
 def _restore_comm(
@@ -404,16 +416,21 @@ def _restore_comm(
 ) -> None:
     """Collective: restore this rank's state from rank 0's `tensors`. They are sent for one rank
     after the other: those of all ranks may need more memory than there is."""
-    own: Mapping[int, Any] = {}
+    errors: Mapping[int, Any] = {}
     with state.translated(COMM_FILE):
         saved = documents.get(COMM_FILE, {"ranks": []})["ranks"]
-        sent = (sent_state(one, rank, tensors, device=ddp.device) for rank, one in enumerate(saved))
+        sent = (
+            sent_state(document, rank, tensors, device=ddp.device)
+            for rank, document in enumerate(saved)
+        )
         if len(saved) != ddp.world_size:
-            own = average_errors(sent)
+            errors = average_errors(sent)
         else:
-            own = [one if rank == ddp.rank else {} for rank, one in enumerate(sent)][ddp.rank]
-        comm.load_state_dict(own, step=documents["progress"]["step"])
-    if own and len(saved) != ddp.world_size and ddp.is_main_process():
+            errors = [
+                rank_errors if rank == ddp.rank else {} for rank, rank_errors in enumerate(sent)
+            ][ddp.rank]
+        comm.load_state_dict(errors, step=documents["progress"]["step"])
+    if errors and len(saved) != ddp.world_size and ddp.is_main_process():
         log.warning(
             f"PowerSGD's error feedback is that of {len(saved)} ranks: each of the {ddp.world_size} ranks gets its mean"
         )

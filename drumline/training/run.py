@@ -52,8 +52,8 @@ from drumline.training.kept_state import (
     KeptState,
     check_continues,
     check_newest,
+    compare_group,
     keep_state,
-    meet,
     report_regrouped,
     restore_kept,
 )
@@ -111,15 +111,17 @@ def train(
         if ddp.is_main_process() and not task_class.__module__.startswith("drumline."):
             for message in uncalled_methods(task_class):
                 reporter.report("warning", message=message)
-        meeting = meet(kept, ddp, is_sharded=config.dist.mode == "hsdp") if continues else None
+        group_state = (
+            compare_group(kept, ddp, is_sharded=config.dist.mode == "hsdp") if continues else None
+        )
         failure = None if continues else begin_launch(folder, ddp)
         stack.enter_context(watching_for_notice(config.watch.notice, ddp, preemption))
         found = None if continues else find_newest(ddp, folder.checkpoints)
         saved = None if found is None else found.facts
-        if meeting is not None:
-            saved = meeting.furthest["facts"]
+        if group_state is not None:
+            saved = group_state.furthest["facts"]
             if ddp.is_main_process():
-                check_newest(folder.checkpoints, meeting)
+                check_newest(folder.checkpoints, group_state)
         clock.mark("folder")
 
         # Data, model and optimizer, compared across ranks.
@@ -139,8 +141,8 @@ def train(
 
         # The run's position, and its last step.
         at = Progress() if found is None else found.progress
-        if meeting is not None:
-            at = meeting.progress
+        if group_state is not None:
+            at = group_state.progress
         total_steps = count_steps(job, config.train, at)
         hooks = None
         if task_class.hooks is not Task.hooks:
@@ -149,8 +151,8 @@ def train(
         facts = facts_of(request, job, before=saved, step=at.step)
         if found is not None:
             resume(context, found)
-        if meeting is not None:
-            restore_kept(context, meeting, kept)
+        if group_state is not None:
+            restore_kept(context, group_state, kept)
         elif live is not None:
             check_continues(job)
         clock.mark("checkpoint")
@@ -185,7 +187,7 @@ def train(
                 balance = make_balance(context, non_finite, facts, saved)
             case _:
                 assert_never(config.data.balance)
-        before = [] if meeting is None else meeting.states
+        before = [] if group_state is None else group_state.states
         saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
         stack.callback(
             lambda: saver.close(preemption.time_left_s() if progress.is_stopping else FAILED_S)

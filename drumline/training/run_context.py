@@ -117,12 +117,12 @@ def check_not_finished(
 
 def check_init(before: Mapping[str, Any], request: RunRequest, *, step: int) -> None:
     """Refuse other initial weights for a run that resumes: they would have no effect."""
-    given = request.config.model.init
+    init = request.config.model.init
     began_with = before["config"].get("model.init")
-    if given not in (None, began_with):
+    if init not in (None, began_with):
         raise UsageError(
             f"the run in {request.run} began with {began_with or 'random weights'} and resumes from step {step}: "
-            f"--model.init {given} would have no effect",
+            f"--model.init {init} would have no effect",
             next_step="leave it out to resume, or start a new run with --fresh (this one is moved aside) or --run DIR",
         )
 

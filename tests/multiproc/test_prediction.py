@@ -76,7 +76,7 @@ class Streamed(Predicted):
 def predict_here(run: Path, task: type[Task], data: str | None, ending: str) -> bytes:
     """What the file would hold; nothing on ranks other than 0."""
     given = check_layer([Setting("train.eval_batch_size", 4, "--train.eval_batch_size")])
-    saved = open_run(run, "last", task=task, given=given)
+    saved = open_run(run, "last", task=task, overrides=given)
     ddp = make_manager(saved.config)
     ddp.setup()
     try:

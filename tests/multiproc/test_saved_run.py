@@ -55,7 +55,7 @@ def evaluate_here(run: Path, which: str | int, data: str | None = None) -> dict[
         Setting("train.batch_size", 1, "test"),
         Setting("optim.name", "nowhere:Optimizer", "test"),
     ]
-    saved = open_run(run, which, task=Elsewhere, given=check_layer(few))
+    saved = open_run(run, which, task=Elsewhere, overrides=check_layer(few))
     ddp = make_manager(saved.config)
     ddp.setup()
     try:
@@ -203,7 +203,7 @@ def test_code_that_the_checkpoint_names_is_imported_only_where_no_task_is_given(
 
 def test_settings_are_the_checkpoints_unless_others_are_given(trained: Path) -> None:
     given = check_layer([Setting("train.eval_batch_size", 3, "--train.eval_batch_size")])
-    saved = open_run(trained, "last", task=Everything, given=given)
+    saved = open_run(trained, "last", task=Everything, overrides=given)
     assert (
         saved.config.train.eval_batch_size,
         saved.config.train.epochs,

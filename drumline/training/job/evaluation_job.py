@@ -95,10 +95,10 @@ def build_evaluation_job(
 
 def evaluation_sets(task: Task) -> dict[str, Any]:
     """The datasets by name; '' for a single one."""
-    found = task.eval_data()
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return dict(found)
-    return {} if found is None else {"": found}
+    data = task.eval_data()
+    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
+        return dict(data)
+    return {} if data is None else {"": data}
 
 
 def evaluation_facts(sets: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,18 +72,18 @@ def load_initial_weights(
     are. An error on rank 0, before anything is changed, if they do not fit."""
     fitting = None
     if ddp.is_main_process():
-        found = read_weights(Path(str(settings.init)))
-        fit = fit_weights(found.tensors, model)
+        weights = read_weights(Path(str(settings.init)))
+        fit = fit_weights(weights.tensors, model)
         problems = list(fit.problems())
         if not fit.fitting or (problems and settings.init_strict):
             raise UsageError(
                 as_list(
-                    f"the weights in {found.path} do not fit {type(model).__name__}:", problems
+                    f"the weights in {weights.path} do not fit {type(model).__name__}:", problems
                 ),
                 next_step=_next_step(fit),
             )
         fitting = fit.fitting
-        report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {found.path}")
+        report("note", message=f"begins with {plural(len(fitting), 'tensor')} from {weights.path}")
         if problems:
             report(
                 "warning",
@@ -98,45 +98,49 @@ def _next_step(fit: Fit) -> str:
     return "set the model up as for these weights, or load what fits, and list the rest, with --no-model.init_strict"
 
 
-def fit_weights(found: Mapping[str, Tensor], model: nn.Module) -> Fit:
+def fit_weights(read_tensors: Mapping[str, Tensor], model: nn.Module) -> Fit:
     """Compare them with the model by name, shape and type. One of the names of a tied weight is
     enough; a DDP model's names, which all begin with `module.`, count without that."""
     tensors, aliases = model_state(model)
     stored = {**{name: name for name in tensors}, **aliases}
     if (
-        found
-        and all(name.startswith(DDP_PREFIX) for name in found)
-        and stored.keys().isdisjoint(found)
+        read_tensors
+        and all(name.startswith(DDP_PREFIX) for name in read_tensors)
+        and stored.keys().isdisjoint(read_tensors)
     ):
-        found = {name.removeprefix(DDP_PREFIX): tensor for name, tensor in found.items()}
+        read_tensors = {
+            name.removeprefix(DDP_PREFIX): tensor for name, tensor in read_tensors.items()
+        }
     fitting: dict[str, Tensor] = {}
     different = []
-    for name in filter(found.__contains__, stored):
-        theirs = found[name]
-        own = stored[name]
-        if (difference := _difference(theirs, tensors[own])) is not None:
+    for name in filter(read_tensors.__contains__, stored):
+        tensor_read = read_tensors[name]
+        stored_name = stored[name]
+        if (difference := _difference(tensor_read, tensors[stored_name])) is not None:
             different.append(f"{name} is {difference}")
-        elif (first := fitting.setdefault(own, theirs)) is not theirs and not torch.equal(
-            first, theirs
-        ):
+        elif (
+            first := fitting.setdefault(stored_name, tensor_read)
+        ) is not tensor_read and not torch.equal(first, tensor_read):
             different.append(
                 f"{name} and another name of the same tensor in the model have different values"
             )
-    known = {stored[name] for name in found if name in stored}
+    stored_names_read = {stored[name] for name in read_tensors if name in stored}
     return Fit(
         fitting={name: fitting[name] for name in tensors if name in fitting},
-        missing=[name for name in tensors if name not in known],
-        unexpected=[name for name in found if name not in stored],
+        missing=[name for name in tensors if name not in stored_names_read],
+        unexpected=[name for name in read_tensors if name not in stored],
         different=sorted(different),
     )
 
 
-def _difference(theirs: Tensor, ours: Tensor) -> str | None:
-    if theirs.shape != ours.shape:
-        return f"{list(theirs.shape)}, and {list(ours.shape)} in the model"
+def _difference(read: Tensor, expected: Tensor) -> str | None:
+    if read.shape != expected.shape:
+        return f"{list(read.shape)}, and {list(expected.shape)} in the model"
     # Any floating point type is converted to the model's.
-    if theirs.dtype != ours.dtype and not (theirs.is_floating_point() and ours.is_floating_point()):
-        return f"{theirs.dtype}, and {ours.dtype} in the model"
+    if read.dtype != expected.dtype and not (
+        read.is_floating_point() and expected.is_floating_point()
+    ):
+        return f"{read.dtype}, and {expected.dtype} in the model"
     return None
 
 
@@ -158,14 +162,14 @@ def read_weights(path: Path) -> FoundWeights:
         return FoundWeights(index, _read_shards(index))
     if (single := path / SINGLE_FILE).is_file():
         return FoundWeights(single, _read_file(single))
-    others = sorted(path.glob("*.safetensors"))
+    unnamed_files = sorted(path.glob("*.safetensors"))
     for pickled in sorted(
-        one for one in path.iterdir() if one.suffix in PICKLE_ENDINGS and not others
+        file for file in path.iterdir() if file.suffix in PICKLE_ENDINGS and not unnamed_files
     ):
         _refuse_pickle(pickled)
     raise UsageError(
         f"{path} has no {SINGLE_FILE}, no {INDEX_FILE} and no checkpoints",
-        next_step=f"name the file: {others[0]}" if others else _GIVE,
+        next_step=f"name the file: {unnamed_files[0]}" if unnamed_files else _GIVE,
     )
 
 

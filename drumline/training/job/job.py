@@ -336,9 +336,9 @@ def leave_default_stream(device: torch.device) -> None:
     captured on the stream of its warm-up. Call it before the model is built: autograd remembers
     each parameter's first stream."""
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
-        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        own.wait_stream(torch.cuda.default_stream(device))
-        torch.cuda.set_stream(own)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.default_stream(device))
+        torch.cuda.set_stream(stream)
 
 
 def _make_loader(

@@ -28,12 +28,12 @@ class LearningRates:
         self._optimizer = optimizer
         self._optim = optim
         self._schedule = schedule
-        self._own = [float(group["lr"]) for group in optimizer.param_groups]
-        self.peak = max(self._own)
+        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
+        self.peak = max(self._peaks)
         """The highest rate of a group."""
-        self.num_rates = len(set(self._own))
+        self.num_rates = len(set(self._peaks))
         """How many different peaks the groups have."""
-        self._highest_group = self._own.index(self.peak)
+        self._highest_group = self._peaks.index(self.peak)
 
     def highest(self) -> float:
         """The rate of the latest step, of the group whose peak is the highest. Waits for a rate on
@@ -45,22 +45,22 @@ class LearningRates:
         without waiting."""
         factor = self.factor(step, total_steps)
         # Looked up each time: loading a state replaces the groups.
-        for group, own in zip(self._optimizer.param_groups, self._own, strict=True):
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own * factor)
+                group["lr"].fill_(peak * factor)
             else:
-                group["lr"] = own * factor
+                group["lr"] = peak * factor
 
     def factor(self, step: int, total_steps: int) -> float:
-        own = None if self._schedule is None else self._schedule(step, total_steps)
-        if own is None:
+        factor = None if self._schedule is None else self._schedule(step, total_steps)
+        if factor is None:
             return rate_factor(self._optim, step, total_steps=total_steps)
-        if not isinstance(own, int | float) or not 0 <= own < math.inf:
+        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
             raise UsageError(
-                f"schedule({step}, {total_steps}) returned {own!r}, not a factor of 0 or more",
+                f"schedule({step}, {total_steps}) returned {factor!r}, not a factor of 0 or more",
                 next_step="return a number that every group's lr is multiplied by, or None for --optim.schedule",
             )
-        return float(own)
+        return float(factor)
 
 
 def peak_rate(optim: OptimConfig, *, world_size: int) -> float:

@@ -53,8 +53,12 @@ def settle_mode(
 def _smallest_memory(ddp: DDPManager) -> int:
     """Collective: what the rank with the least has on its GPU, which ranks of one host may
     share."""
-    own = [ddp.host, ddp.device.index, torch.cuda.get_device_properties(ddp.device).total_memory]
-    everyone = gather_json(own, device=ddp.device)
+    this_gpu = [
+        ddp.host,
+        ddp.device.index,
+        torch.cuda.get_device_properties(ddp.device).total_memory,
+    ]
+    everyone = gather_json(this_gpu, device=ddp.device)
     sharing = Counter((host, index) for host, index, _ in everyone)
     return min(int(total) // sharing[host, index] for host, index, total in everyone)
 
@@ -84,9 +88,9 @@ def choose_mode(
     plan = plan_memory(config, task, worlds=[world_size], ranks_per_node=ranks_per_node)
     if world_size in plan.impossible:
         raise UsageError(plan.impossible[world_size])
-    found = plan.cheapest(world_size, memory)
-    least = found or min(plan.ranks, key=lambda one: one.total)
-    fit = "the cheapest that fits" if found else "which needs least, but may not fit"
+    fitting = plan.cheapest(world_size, memory)
+    least = fitting or min(plan.ranks, key=lambda rank_memory: rank_memory.total)
+    fit = "the cheapest that fits" if fitting else "which needs least, but may not fit"
     need = memory_size(least.total)
     ranks = plural(world_size, "rank")
     return (

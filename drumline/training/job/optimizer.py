@@ -75,9 +75,11 @@ class MuonAndAdamW(Optimizer):
     each."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
-        self._both: list[Optimizer] = [muon] if adamw is None else [muon, adamw]
-        self._num_groups = [len(one.param_groups) for one in self._both]
-        super().__init__([group for one in self._both for group in one.param_groups], {})
+        self._optimizers: list[Optimizer] = [muon] if adamw is None else [muon, adamw]
+        self._num_groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
+        super().__init__(
+            [group for optimizer in self._optimizers for group in optimizer.param_groups], {}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -85,10 +87,10 @@ class MuonAndAdamW(Optimizer):
         them."""
         loss = None if closure is None else closure()
         groups = iter(self.param_groups)
-        for one, count in zip(self._both, self._num_groups, strict=True):
-            one.state = self.state
-            one.param_groups = list(islice(groups, count))
-            one.step()
+        for optimizer, count in zip(self._optimizers, self._num_groups, strict=True):
+            optimizer.state = self.state
+            optimizer.param_groups = list(islice(groups, count))
+            optimizer.step()
         return loss
 
 
@@ -111,7 +113,7 @@ def _make_muon(
             next_step="choose --optim.name adamw or sgd",
         )
     chosen = {id(p) for p in matrices}
-    others = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
+    adamw_groups = decayed_groups([p for p in trained if id(p) not in chosen], optim.weight_decay)
     pool = {
         "params": matrices,
         "lr": lr,
@@ -120,7 +122,7 @@ def _make_muon(
     }
     muon = build_accepted(Muon, pool, options=options, what="the optimizer muon")
     return MuonAndAdamW(
-        muon, AdamW(others, lr=lr, betas=optim.betas, eps=optim.eps) if others else None
+        muon, AdamW(adamw_groups, lr=lr, betas=optim.betas, eps=optim.eps) if adamw_groups else None
     )
 
 
@@ -130,12 +132,12 @@ def optimizer_class(name: str) -> type[Optimizer]:
     if name in built_in:
         return built_in[name]
     module, _, last = name.rpartition(".")
-    found = load_class(name if ":" in name else f"{module}:{last}", Optimizer)
-    if not issubclass(found, Optimizer):
+    kind = load_class(name if ":" in name else f"{module}:{last}", Optimizer)
+    if not issubclass(kind, Optimizer):
         raise UsageError(
             f"{name} is not a torch optimizer", next_step="name a subclass of torch.optim.Optimizer"
         )
-    return found
+    return kind
 
 
 def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -151,12 +153,10 @@ def decayed_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> l
 
 def _parsed(value: Any) -> Any:
     """An option as torch takes it: `0.9,0.99` is a tuple of numbers."""
+    if not isinstance(value, str) or "," not in value:
+        return value
     try:
-        return (
-            tuple(map(float, value.split(",")))
-            if isinstance(value, str) and "," in value
-            else value
-        )
+        return tuple(map(float, value.split(",")))
     except ValueError:
         return value
 
@@ -194,12 +194,14 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
             next_step="build it from the model that is given, not from self.model(), which makes another one",
         )
     left_out = [
-        name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in held
     ]
     if left_out:
-        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+        and_more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
         raise UsageError(
-            f"{maker} leaves out parameters that get gradients: {', '.join(left_out[:NAMED])}{more}",
+            f"{maker} leaves out parameters that get gradients: {', '.join(left_out[:NAMED])}{and_more}",
             next_step="add them to a group, or freeze them in model() with requires_grad=False",
         )
     return check_steps(optimizer)
@@ -221,11 +223,11 @@ def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
 def set_capturable(optimizer: Optimizer, built: list[dict[str, Any]], *, is_on: bool) -> None:
     """Let the optimizer's step be captured: its rates and counts of steps move to the device, where
     torch rounds differently. Or undo it, with the `group_settings` that it was built with."""
-    for group, own in zip(optimizer.param_groups, built, strict=True):
+    for group, settings in zip(optimizer.param_groups, built, strict=True):
         device = next((parameter.device for parameter in group["params"]), None)
         group["lr"] = torch.as_tensor(group["lr"], device=device) if is_on else float(group["lr"])
-        if "capturable" in own:
-            group["capturable"] = is_on or own["capturable"]
+        if "capturable" in settings:
+            group["capturable"] = is_on or settings["capturable"]
         is_on_device = group.get("capturable") or group.get("fused")
         for state in filter(None, map(optimizer.state.get, group["params"])):
             for name in ("step", "mu_product"):  # what torch else keeps on the host
@@ -255,8 +257,12 @@ def group_state(optimizer: Optimizer, built: list[dict[str, Any]]) -> list[list[
         )
 
     return [
-        [name for name, before in own.items() if name in group and is_state(group[name], before)]
-        for group, own in zip(optimizer.param_groups, built, strict=True)
+        [
+            name
+            for name, before in settings.items()
+            if name in group and is_state(group[name], before)
+        ]
+        for group, settings in zip(optimizer.param_groups, built, strict=True)
     ]
 
 

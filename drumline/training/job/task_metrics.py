@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from drumline.base.errors import UsageError
@@ -29,9 +30,12 @@ def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
     for name, metric in metrics.items():
         needed = NEEDED[:3] if _is_collection(metric) else NEEDED  # its members have the rest
         # By its class where that has it: a property may need an update first.
-        if missing := [
-            one for one in needed if not (hasattr(type(metric), one) or hasattr(metric, one))
-        ]:
+        missing = [
+            method
+            for method in needed
+            if not hasattr(type(metric), method) and not hasattr(metric, method)
+        ]
+        if missing:
             raise UsageError(
                 f"the metric {name!r} has no {' and no '.join(missing)}",
                 next_step=f"return torchmetrics' metrics, or objects with {', '.join(NEEDED)}",
@@ -39,9 +43,8 @@ def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
         if isinstance(metric, nn.Module):
             metric.to(ddp.device)
         for place, part in _parts(metric).items():
-            if hasattr(
-                part, "sync_on_compute"
-            ):  # torchmetrics would add up the ranks by itself, and again
+            # torchmetrics would add up the ranks by itself, and again.
+            if hasattr(part, "sync_on_compute"):
                 vars(part).update(sync_on_compute=False, _to_sync=False)
             if ddp.world_size > 1:
                 _check_merge(f"{name}/{place}" if _is_collection(metric) else name, part)
@@ -95,9 +98,9 @@ def _parts(metric: Metric) -> dict[str, Metric]:
     whose `_defaults` some of them share."""
     modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
     inside = {
-        id(vars(one)["_defaults"]): (name, one)
-        for name, one in modules
-        if vars(one).get("_defaults")
+        id(vars(module)["_defaults"]): (name, module)
+        for name, module in modules
+        if vars(module).get("_defaults")
     }
     holders: dict[str, Any] = dict(inside.values())
     return holders or {"": metric}
@@ -135,36 +138,44 @@ def compute_metrics(
         }
         document = encode_state(states, "metrics", tensors)
     gathered, tensors = gather_states(document, tensors, device=ddp.device)
-    values = None
+    values: dict[str, Any] = {}
     if ddp.is_main_process():
         # Into rank 0's own: torchmetrics takes one without an update of its own for empty.
         for rank, document in enumerate(gathered["ranks"]):
             if rank > 0 and document is not None:
-                own = {
-                    name: one.to(ddp.device)
-                    for name, one in tensors.items()
-                    if name.startswith(f"{rank}/")
-                }
-                states = decode_state(
-                    document, {name.partition("/")[2]: one for name, one in own.items()}.__getitem__
-                )
-                for name, metric in metrics.items():
-                    for place, part in _parts(metric).items():
-                        part.merge_state(states[name][place])
-        values = {
-            key: value
-            for name, metric in metrics.items()
-            for key, value in _values(name, metric.compute())
-        }
-    found: dict[str, Any] = broadcast_json(values, device=ddp.device)
-    return found
+                _merge_rank(metrics, document, tensors, rank, device=ddp.device)
+        for name, metric in metrics.items():
+            values.update(_values(name, metric.compute()))
+    merged: dict[str, Any] = broadcast_json(values, device=ddp.device)
+    return merged
+
+
+def _merge_rank(
+    metrics: Mapping[str, Metric],
+    document: Any,
+    tensors: Mapping[str, Tensor],
+    rank: int,
+    *,
+    device: torch.device,
+) -> None:
+    """Add the states of this rank, whose tensors have its number before their name."""
+    prefix = f"{rank}/"
+    tensors_of_rank = {
+        name.removeprefix(prefix): tensor.to(device)
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    states = decode_state(document, tensors_of_rank.__getitem__)
+    for name, metric in metrics.items():
+        for place, part in _parts(metric).items():
+            part.merge_state(states[name][place])
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A number, a nested list, or those of a dict, each as NAME/KEY."""
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _values(f"{name}/{key}", one)
+        for key, part in value.items():
+            yield from _values(f"{name}/{key}", part)
     else:
         yield name, _plain(name, value)
 
@@ -173,7 +184,7 @@ def _plain(name: str, value: Any) -> Any:
     if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_plain(name, one) for one in value]
+        return [_plain(name, entry) for entry in value]
     if isinstance(value, bool | int | float):
         return float(value) if isinstance(value, bool) else value
     raise UsageError(

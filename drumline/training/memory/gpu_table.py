@@ -61,22 +61,25 @@ GPUS: Mapping[str, KnownGpu] = {
 
 def peak_tflop_per_s(device_name: str, arithmetic: str) -> float | None:
     """What this GPU can do at most in this arithmetic; None: unknown."""
-    found = (gpu.peaks for gpu in GPUS.values() if re.fullmatch(gpu.device_name, device_name))
-    return dict(zip(ARITHMETICS, next(found, ()), strict=False)).get(arithmetic) or None
+    matching_peaks = (
+        gpu.peaks for gpu in GPUS.values() if re.fullmatch(gpu.device_name, device_name)
+    )
+    return dict(zip(ARITHMETICS, next(matching_peaks, ()), strict=False)).get(arithmetic) or None
 
 
 def gpu_memory(names: Sequence[str]) -> dict[str, int]:
     """The bytes of these GPUs. A name is one of `GPUS`, or a number of GiB for a GPU that is not
     there: `24`."""
-    found = {}
+    memory_by_name = {}
     for name in names:
-        known = GPUS.get(name.lower())
-        if known is None and not re.fullmatch(r"\d{1,4}(\.\d+)?", name):
+        gpu = GPUS.get(name.lower())
+        if gpu is None and not re.fullmatch(r"\d{1,4}(\.\d+)?", name):
             raise UsageError(
                 f"--gpu {name}: there is no such GPU; {did_you_mean(name, GPUS)}",
                 next_step="give its memory in GiB instead, as in --gpu 24",
             )
-        found[name.lower() if known else f"{name} GiB"] = int(
-            (known.memory_gib if known else float(name)) * 2**30
-        )
-    return found
+        if gpu is None:
+            memory_by_name[f"{name} GiB"] = int(float(name) * 2**30)
+        else:
+            memory_by_name[name.lower()] = int(gpu.memory_gib * 2**30)
+    return memory_by_name

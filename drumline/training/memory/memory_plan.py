@@ -121,8 +121,12 @@ class MemoryPlan:
 
     def cheapest(self, world_size: int, memory: int) -> RankMemory | None:
         """The first of `MODES` that fits in so many bytes on this number of ranks."""
-        fitting = (one for one in self.ranks if one.world_size == world_size and one.fits(memory))
-        return min(fitting, key=lambda one: MODES.index(one.mode), default=None)
+        fitting = (
+            rank_memory
+            for rank_memory in self.ranks
+            if rank_memory.world_size == world_size and rank_memory.fits(memory)
+        )
+        return min(fitting, key=lambda rank_memory: MODES.index(rank_memory.mode), default=None)
 
 
 def plan_memory(
@@ -276,7 +280,7 @@ def _in_replicas(
     """One process, or DDP. DDP's buckets are there all the time. Gradients are views of them, but
     not while they add up before the ranks synchronize. With `--dist.sync` only the ranks of a
     replica reduce gradients, if it has several."""
-    trained = sum(one.num_bytes for one in step.parameters if one.is_trained)
+    trained = sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
     has_buckets = world_size > num_replicas
     is_view = has_buckets and dist.gradient_as_bucket_view and not accumulates
     communication = trained if has_buckets and not is_view else 0
@@ -292,9 +296,11 @@ def _in_replicas(
                 communication += trained  # what the last step left out
             case _:
                 assert_never(dist.comm)
-    parameters = sum(rounded(one.num_bytes) for one in step.parameters) + step.buffer_bytes
+    parameters = (
+        sum(rounded(parameter.num_bytes) for parameter in step.parameters) + step.buffer_bytes
+    )
     optimizer = (
-        sum(rounded(size) for one in step.parameters for size in one.state_bytes)
+        sum(rounded(size) for parameter in step.parameters for size in parameter.state_bytes)
         + step.scalar_bytes
     )
 
@@ -319,14 +325,14 @@ def _for_rounds(step: StepMemory, num_replicas: int, dist: DistConfig) -> tuple[
     round begins."""
     if num_replicas < 2:
         return 0, 0
-    sizes = [one.num_elements for one in step.parameters if one.is_trained]
+    sizes = [parameter.num_elements for parameter in step.parameters if parameter.is_trained]
     named = {
         str(number): nn.Parameter(torch.empty(size, device="meta"))
         for number, size in enumerate(sizes)
     }
     parts = split_evenly(named, dist.sync_parts)
     elements = sum(sizes)
-    part = max(sum(one.numel() for one in part.values()) for part in parts)
+    part = max(sum(parameter.numel() for parameter in part.values()) for part in parts)
     always = 4.0 * elements * (2 if dist.sync.startswith("diloco") and dist.outer_momentum else 1)
     if dist.outer_dtype != "fp32":
         always += (
@@ -346,11 +352,16 @@ def _in_shards(
     Gradients are whole until all of their block are there; zero1 adds them up before that, unless
     they are reduced in a type of their own."""
     sizes: dict[int | None, float] = {None: 0.0}
-    for one in step.parameters:
-        sizes[one.in_block] = sizes.get(one.in_block, 0) + one.num_bytes * step.gathered
+    for parameter in step.parameters:
+        sizes[parameter.in_block] = (
+            sizes.get(parameter.in_block, 0) + parameter.num_bytes * step.gathered
+        )
     rest = sizes.pop(None)
     block = max(sizes.values(), default=0.0)
-    trained = sum(one.num_bytes for one in step.parameters if one.is_trained) * step.gathered
+    trained = (
+        sum(parameter.num_bytes for parameter in step.parameters if parameter.is_trained)
+        * step.gathered
+    )
     is_zero1 = mode == "zero1"
     reduces_each = dist.shard_dtype != "fp32"  # each micro-batch by itself, and adds up shards
     gathered, copies = (rest + sum(sizes.values()), MESSAGES) if is_zero1 else (rest, GATHERED)
@@ -388,8 +399,10 @@ class _Shards:
         self, parameters: Iterable[TracedParameter], num_shards: int, *, on_host: bool
     ) -> None:
         self.parameters = self.gradients = self.optimizer = 0
-        for one in () if on_host else parameters:
-            own = rounded(one.part(one.num_bytes, num_shards))
-            self.parameters += own
-            self.gradients += own if one.is_trained else 0
-            self.optimizer += sum(rounded(one.part(size, num_shards)) for size in one.state_bytes)
+        for parameter in () if on_host else parameters:
+            shard_bytes = rounded(parameter.part(parameter.num_bytes, num_shards))
+            self.parameters += shard_bytes
+            self.gradients += shard_bytes if parameter.is_trained else 0
+            self.optimizer += sum(
+                rounded(parameter.part(size, num_shards)) for size in parameter.state_bytes
+            )

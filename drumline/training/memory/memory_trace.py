@@ -111,16 +111,18 @@ class FakeJob:
             temporary = _take_steps(self._model, optimizer)
             self._parameters = tuple(_parameters(self._model, optimizer, self._blocks))
             self._buffers = sum(map(_on_device, self._model.buffers()))
-            states = (
-                (state, one) for one, own in optimizer.state.items() for state in own.values()
-            )
             self._scalars = sum(
-                _on_device(state) for state, one in states if not _is_like(state, one)
+                _on_device(value)
+                for parameter, state in optimizer.state.items()
+                for value in state.values()
+                if not _is_like(value, parameter)
             )
-            before = sum(one.nbytes for one in self._model.parameters())
+            before = sum(parameter.nbytes for parameter in self._model.parameters())
             _give_fake_tensors(self._model, gathered)
-            self._gathered = sum(one.nbytes for one in self._model.parameters()) / before
-        trained = sum(one.num_bytes for one in self._parameters if one.is_trained)
+            self._gathered = (
+                sum(parameter.nbytes for parameter in self._model.parameters()) / before
+            )
+        trained = sum(parameter.num_bytes for parameter in self._parameters if parameter.is_trained)
         self._update = MemoryMoment("optimizer", in_blocks=False, live=temporary, gradients=trained)
 
     def recomputed(self) -> str:
@@ -129,7 +131,7 @@ class FakeJob:
 
     @property
     def num_parameters(self) -> int:
-        return sum(one.num_elements for one in self._parameters)
+        return sum(parameter.num_elements for parameter in self._parameters)
 
     def trace(self, batch: Any) -> StepMemory:
         """A step with this micro-batch, which is on the CPU."""
@@ -222,17 +224,19 @@ def _parameters(
     model: nn.Module, optimizer: Optimizer, blocks: Iterable[nn.Module]
 ) -> Iterator[TracedParameter]:
     block_of = {
-        id(one): number for number, block in enumerate(blocks) for one in block.parameters()
+        id(parameter): number
+        for number, block in enumerate(blocks)
+        for parameter in block.parameters()
     }
-    for one in model.parameters():
-        states = optimizer.state.get(one, {}).values()
+    for parameter in model.parameters():
+        states = optimizer.state.get(parameter, {}).values()
         yield TracedParameter(
-            num_bytes=one.nbytes,
-            num_elements=one.numel(),
-            rows=one.shape[0] if one.dim() else 1,
-            state_bytes=tuple(state.nbytes for state in states if _is_like(state, one)),
-            is_trained=one.requires_grad,
-            in_block=block_of.get(id(one)),
+            num_bytes=parameter.nbytes,
+            num_elements=parameter.numel(),
+            rows=parameter.shape[0] if parameter.dim() else 1,
+            state_bytes=tuple(state.nbytes for state in states if _is_like(state, parameter)),
+            is_trained=parameter.requires_grad,
+            in_block=block_of.get(id(parameter)),
         )
 
 
@@ -265,10 +269,10 @@ class _MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._gradient_sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        storages_before = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            if storage._cdata not in given:  # a view of what was there before
+            if storage._cdata not in storages_before:  # a view of what was there before
                 self._add(storage)
         inside = 0
         if func is torch.ops.aten._scaled_dot_product_flash_attention_backward.default:
@@ -317,10 +321,10 @@ def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace)
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
                     leaf.register_hook(begin)  # type: ignore[no-untyped-call]
 
-    trained = (one for one in model.parameters() if one.requires_grad)
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     handles: list[Any] = []
-    for one in trained:
-        handles.append(one.register_post_accumulate_grad_hook(trace.keep_gradient))  # type: ignore[no-untyped-call]
+    for parameter in trained:
+        handles.append(parameter.register_post_accumulate_grad_hook(trace.keep_gradient))  # type: ignore[no-untyped-call]
     for block in blocks:
         handles += [block.register_forward_pre_hook(begin), block.register_forward_hook(end)]
     yield

@@ -50,10 +50,8 @@ def count_flops(
     touched and no gradient hook of DDP is called, unless `parameters` is None: then the backward
     pass is a usual one. The caller restores what `compute_loss` changes. Raises if the pass fails,
     or if a part of the backward pass is out of reach (reentrant checkpointing)."""
-    searches, torch.backends.cudnn.benchmark = (
-        torch.backends.cudnn.benchmark,
-        False,
-    )  # not for so small a batch
+    searches = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False  # no search for kernels for so small a batch
     try:
         with _FlopCounter() as counter:
             total = compute_loss()
@@ -62,13 +60,12 @@ def count_flops(
             if parameters is None:
                 total.backward()  # type: ignore[no-untyped-call]
             else:
-                trained = [one for one in parameters if one.requires_grad]
+                trained = [parameter for parameter in parameters if parameter.requires_grad]
                 gradients = torch.autograd.grad(total, trained, allow_unused=True)
     finally:
         torch.backends.cudnn.benchmark = searches
-    if any(one is None for one in gradients) and any(
-        issubclass(type(one), BackwardCFunction) for one in graph(total)
-    ):
+    leaves_out = any(gradient is None for gradient in gradients)
+    if leaves_out and any(issubclass(type(node), BackwardCFunction) for node in graph(total)):
         raise RuntimeError("a backward pass in Python may reach more parameters")
     if counter.has_unknown or not (flops := counter.flops):
         return None
@@ -85,12 +82,12 @@ def count_flops(
 
 def graph(total: Tensor) -> Iterator[Node]:
     """Every node of the backward pass from `total`."""
-    seen = set()
+    visited = set()
     waiting = [total.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
 

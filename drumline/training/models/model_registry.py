@@ -24,9 +24,12 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
 
     def decorate(builder: Builder) -> Builder:
         if name in _builders:
-            both = (f"{one.__module__}.{one.__qualname__}" for one in (_builders[name], builder))
+            names = (
+                f"{function.__module__}.{function.__qualname__}"
+                for function in (_builders[name], builder)
+            )
             raise UsageError(
-                f"two models are called {name!r}: {' and '.join(both)}",
+                f"two models are called {name!r}: {' and '.join(names)}",
                 next_step="give one of them another name",
             )
         _builders[name] = builder

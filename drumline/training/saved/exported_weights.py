@@ -68,8 +68,8 @@ def weights_in(snapshot: store.Snapshot, *, averaged: bool = False) -> dict[str,
                 next_step="leave --ema (ema=True) out, or train with drumline.EMA in the task's hooks()",
             )
         tensors = {
-            name: average[name].to(one.dtype) if name in average else one
-            for name, one in tensors.items()
+            name: average[name].to(tensor.dtype) if name in average else tensor
+            for name, tensor in tensors.items()
         }
         return {**tensors, **{name: tensors[stored] for name, stored in aliases.items()}}
 

@@ -70,15 +70,17 @@ def _predict(job: EvaluationJob, loader: EvaluationLoader, encode: Encoder) -> I
     with evaluation_mode(job.task, job.model):
         while True:
             job.heartbeat.mark(Phase.EVALUATION)
-            mine = torch.empty(0, dtype=torch.uint8)
+            encoded = torch.empty(0, dtype=torch.uint8)
             if (batch := next(batches, None)) is not None:
                 with job.autocast:
                     outputs = job.task.predict(job.model, job.task.on_device(batch.data))
-                mine = torch.frombuffer(bytearray(encode(outputs, batch.size)), dtype=torch.uint8)
-            sizes = gather_json(len(mine), device=job.ddp.device)
+                encoded = torch.frombuffer(
+                    bytearray(encode(outputs, batch.size)), dtype=torch.uint8
+                )
+            sizes = gather_json(len(encoded), device=job.ddp.device)
             if not any(sizes):
                 break
-            parts = gather_on_main(mine, sizes, device=job.ddp.device)
+            parts = gather_on_main(encoded, sizes, device=job.ddp.device)
             yield from (part.numpy().tobytes() for part in parts if len(part))
     check_same(  # only a stream's: of anything else the samples were compared before
         {"the samples that they read": [loader.num_samples, loader.digest]},
@@ -108,7 +110,9 @@ def rows_of(outputs: Any, size: int) -> list[Any]:
         return list(outputs.tolist())
     if isinstance(outputs, list) and len(outputs) == size:
         arrays = (Tensor, np.ndarray, np.generic)
-        return [pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), one) for one in outputs]
+        return [
+            pytree.tree_map_only(arrays, lambda leaf: leaf.tolist(), output) for output in outputs
+        ]
     raise _unusable(f"a {type(outputs).__name__}", size)
 
 

@@ -65,27 +65,27 @@ def open_run(
     which: str | int,
     *,
     task: type[Task] | str | None = None,
-    given: Layer | None = None,
+    overrides: Layer | None = None,
     prints: bool = True,
 ) -> SavedRun:
     """The `best` or `last` checkpoint of a run folder, or that of a step. It imports the task's own
     code.
 
     `task`: in place of the one that the run was started with, for example where its file has moved.
-    `given`: settings that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
+    `overrides`: settings that override those of the checkpoint. `prints`: as in `find_checkpoint`."""
     checkpoint = find_checkpoint(run, which, prints=prints)
     progress = catalog.read_document(checkpoint, "progress")
     facts = progress["facts"]
     cursor = progress["cursor"]
     spec = task if isinstance(task, str) else str(facts["task"])
     # Without a task of the user's the code is imported that the checkpoint names.
-    found = task if isinstance(task, type) else load_task(spec)
-    check_constructor(found)
+    task_class = task if isinstance(task, type) else load_task(spec)
+    check_constructor(task_class)
     config = resolve_task(
-        spec, found, Layers(given or Layer({}), _recorded(facts, found), Layer({}))
+        spec, task_class, Layers(overrides or Layer({}), _recorded(facts, task_class), Layer({}))
     )
     epoch = max(1, cursor["epoch"] + (cursor["position"] > 0))
-    return SavedRun(checkpoint, progress["step"], epoch, spec, found, config)
+    return SavedRun(checkpoint, progress["step"], epoch, spec, task_class, config)
 
 
 def find_checkpoint(run: Path, which: str | int, *, prints: bool = True) -> Path:
@@ -129,11 +129,11 @@ def fetched_run(url: str, which: str | int) -> Iterator[Path]:
     """A temporary folder with the checkpoint `best`, `last` or of a step of a run in an object
     store, for `find_checkpoint`."""
     with opened_run(url) as (run, folder):
-        found = run.checkpoints()
+        checkpoints = run.checkpoints()
         root = folder / CHECKPOINTS
-        complete = found.complete
+        complete = checkpoints.complete
         if which in ("best", "last"):
-            newest, _ = run.restore_newest(found, root)
+            newest, _ = run.restore_newest(checkpoints, root)
             facts = catalog.read_document(root / catalog.folder_name(newest), "progress").get(
                 "facts", {}
             )
@@ -180,11 +180,11 @@ def _best_step(run: RunFolder, newest: Path, reasons: Sequence[str]) -> int:
 
 def _recorded(facts: dict[str, Any], task: type[Task]) -> Layer:
     """The settings of the checkpoint; without those that there are no more."""
-    own = task_fields(task, Task)
+    fields_of_task = task_fields(task, Task)
     return check_layer(
         Setting(path, value, where="the checkpoint")
         for path, value in facts["config"].items()
-        if path in own or (annotation_of(path) is not None and not is_in_task(path))
+        if path in fields_of_task or (annotation_of(path) is not None and not is_in_task(path))
     )
 
 

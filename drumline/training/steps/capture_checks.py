@@ -140,7 +140,7 @@ def _attributes(model: nn.Module, task: object) -> dict[str, str]:
         if isinstance(value, _PLAIN):
             return repr(value)
         inner = value.values() if isinstance(value, dict) else value
-        is_short = len(value) <= 8 and all(isinstance(one, _PLAIN) for one in inner)
+        is_short = len(value) <= 8 and all(isinstance(entry, _PLAIN) for entry in inner)
         return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
 
     return {
@@ -154,12 +154,12 @@ def _tensors(model: nn.Module, task: object) -> dict[str, int]:
     """The addresses of buffers, and the ids of other tensors, except those with a graph: no later
     step reads them."""
     buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
-    others = {
+    attributes = {
         f"the tensor {name}": id(value)
         for name, value in _kept(model, task)
         if isinstance(value, Tensor) and value.grad_fn is None
     }
-    return {**buffers, **others}
+    return {**buffers, **attributes}
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -171,8 +171,12 @@ def user_line(error: BaseException) -> str:
     """` at FILE:LINE`, where in the user's code an error came from, or nothing."""
     first = error.__context__ or error
     frames = traceback.extract_tb(first.__traceback__)
-    own = [frame for frame in frames if is_users_file(frame.filename)]
-    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    users_frames = [frame for frame in frames if is_users_file(frame.filename)]
+    return (
+        f" at {Path(users_frames[-1].filename).name}:{users_frames[-1].lineno}"
+        if users_frames
+        else ""
+    )
 
 
 def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool) -> str | None:

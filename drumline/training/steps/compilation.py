@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +30,7 @@ FIRST_STEPS = 5
 usual."""
 _AFTER_BREAK = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _ID = re.compile(r"^[\[\]!\d/_]+: ")
+_MOST_OF_REASON = 200
 
 
 def compile_before(
@@ -58,9 +59,9 @@ def compile_before(
     job.optimizer.zero_grad(set_to_none=True)
     if ddp.world_size > 1:
         made = {name: count - before[name] for name, count in _counts().items()}
-        mine = {**made, "host": ddp.host, "seconds": time.perf_counter() - began}
+        this_rank = {**made, "host": ddp.host, "seconds": time.perf_counter() - began}
         _wait_for_ranks(job)
-        everyone = gather_json(mine, device=ddp.device)
+        everyone = gather_json(this_rank, device=ddp.device)
         difference = find_difference(everyone)
         cached = describe_cache(everyone)
         if ddp.is_main_process() and difference is not None:
@@ -75,10 +76,8 @@ def compile_before(
 
 def _counts() -> dict[str, int]:
     """What torch's compiler has counted in this process."""
-    from torch._dynamo.utils import (
-        counters,
-        get_compilation_metrics,
-    )  # loaded only where something is compiled
+    # Loaded only where something is compiled.
+    from torch._dynamo.utils import counters, get_compilation_metrics
 
     caches = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
     return {
@@ -97,12 +96,12 @@ def _wait_for_ranks(job: Job) -> None:
     store = job.ddp._connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
-    limit_s = (
-        COMPILE_FACTOR * ddp._train_timeout_s
-    )  # the watchdog, which names the rank, acts before
-    if missing := wait_for_ranks(
+    # The watchdog, which names the rank, acts before.
+    limit_s = COMPILE_FACTOR * ddp._train_timeout_s
+    missing = wait_for_ranks(
         store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s
-    ):
+    )
+    if missing:
         raise TrainingError(
             f"{named_ranks(missing)} did not finish torch.compile within {duration(limit_s)}",
             next_step="use --train.step eager, or raise --dist.train_timeout_s: the limit is a multiple of it",
@@ -112,15 +111,20 @@ def _wait_for_ranks(job: Job) -> None:
 def find_difference(everyone: Sequence[Mapping[str, Any]]) -> str | None:
     """What each rank's compiler made, if it is not the same on all of them."""
     nouns = {"graphs": "graph", "breaks": "graph break", "guards": "guard"}
-    made = [", ".join(plural(one[name], noun) for name, noun in nouns.items()) for one in everyone]
-    return by_rank(made, [one["host"] for one in everyone]) if len(set(made)) > 1 else None
+    made = [
+        ", ".join(plural(rank_counts[name], noun) for name, noun in nouns.items())
+        for rank_counts in everyone
+    ]
+    return by_rank(made, [counts["host"] for counts in everyone]) if len(set(made)) > 1 else None
 
 
 def describe_cache(everyone: Sequence[Mapping[str, Any]]) -> str | None:
     """Which ranks compiled anew, if others found everything in the compiler's cache on their
     disk."""
-    anew = [rank for rank, one in enumerate(everyone) if one["misses"]]
-    cached = [rank for rank, one in enumerate(everyone) if one["hits"] and not one["misses"]]
+    anew = [rank for rank, counts in enumerate(everyone) if counts["misses"]]
+    cached = [
+        rank for rank, counts in enumerate(everyone) if counts["hits"] and not counts["misses"]
+    ]
     if not anew or not cached:
         return None
     longest = duration(max(everyone[rank]["seconds"] for rank in anew))
@@ -132,17 +136,21 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
     once."""
     ddp = context.job.ddp
     marks = ddp._connection.compilations
-    mine = []
-    known = set() if marks is None else marks.reported
+    recompilations = []
+    reported = set() if marks is None else marks.reported
     if marks is not None:
         usual_until = max(marks.is_usual_until, first_step + FIRST_STEPS)
-        mine = [one for one in _recompiled(marks.began_at) if one["step"] >= usual_until]
+        recompilations = [
+            recompilation
+            for recompilation in _recompiled(marks.began_at)
+            if recompilation["step"] >= usual_until
+        ]
         marks.began_at.clear()
-    everyone = gather_json(mine, device=ddp.device)
+    everyone = gather_json(recompilations, device=ddp.device)
     for function, message in describe_recompilations(everyone, type(context.job.task).__name__):
-        if ddp.is_main_process() and function not in known:
+        if ddp.is_main_process() and function not in reported:
             context.warn(message)
-        known.add(function)
+        reported.add(function)
 
 
 def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
@@ -156,30 +164,35 @@ def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
         if number in began_at and metrics.recompile_reason:
             name = _AFTER_BREAK.sub(r"\1", metrics.co_name)
             file = Path(metrics.co_filename).name
+            function = f"{name} ({file}:{metrics.co_firstlineno})"
+            if metrics.co_filename == eager.__file__:
+                function = ""  # the task's loss, which is compiled inside a function of ours
+            first_line = _ID.sub("", metrics.recompile_reason.partition("\n")[0])
             yield {
-                # Empty: the task's loss, which is compiled inside a function of ours.
-                "function": ""
-                if metrics.co_filename == eager.__file__
-                else f"{name} ({file}:{metrics.co_firstlineno})",
+                "function": function,
                 "step": began_at[number],
-                "reason": " ".join(
-                    _ID.sub("", metrics.recompile_reason.partition("\n")[0]).split()
-                )[:200],
+                "reason": " ".join(first_line.split())[:_MOST_OF_REASON],
             }
+
+
+class _Recompilation(NamedTuple):
+    step: int
+    rank: int
+    reason: str
 
 
 def describe_recompilations(
     everyone: Sequence[Sequence[Mapping[str, Any]]], task: str
 ) -> Iterator[tuple[str, str]]:
     """The functions, each with a warning: where, why, and what to do."""
-    found = [
-        (one["step"], rank, one["function"], one["reason"])
-        for rank, own in enumerate(everyone)
-        for one in own
-    ]
-    for function in dict.fromkeys(name for _, _, name, _ in found):
-        step, _, _, reason = min(one for one in found if one[2] == function)
-        ranks = sorted({rank for _, rank, name, _ in found if name == function})
+    by_function: dict[str, list[_Recompilation]] = {}
+    for rank, recompilations in enumerate(everyone):
+        for record in recompilations:
+            recompilation = _Recompilation(record["step"], rank, record["reason"])
+            by_function.setdefault(record["function"], []).append(recompilation)
+    for function, recompilations_of_it in by_function.items():
+        step, _, reason = min(recompilations_of_it)
+        ranks = sorted({recompilation.rank for recompilation in recompilations_of_it})
         advice = "keep what changes from step to step in a tensor, not in a number or an attribute"
         if "size mismatch" in reason or ".size()" in reason or "stride" in reason:
             advice = "pad batches to a few fixed lengths, in the task's collate for example"

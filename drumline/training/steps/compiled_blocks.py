@@ -21,13 +21,11 @@ def compile_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> None:
     first run with gradients. `wrap`: as for `find_blocks`."""
     compile_once = cache(compiled)  # blocks of one class share it
     for block in list(find_blocks(model, wrap).values()) or [model]:
-        own = vars(block).get(
-            "forward"
-        )  # that of a block whose activations are computed again (parallel/recompute.py)
-        forward: Any = type(block).forward if own is None else own.func
-        block.forward = partial(
-            _forward, compile_once(forward), forward, block
-        )  # a deep copy copies a partial right
+        # A block whose activations are computed again has one (parallel/recompute.py).
+        recomputing = vars(block).get("forward")
+        forward: Any = type(block).forward if recomputing is None else recomputing.func
+        # A partial: a deep copy copies it right.
+        block.forward = partial(_forward, compile_once(forward), forward, block)
 
 
 def _forward(

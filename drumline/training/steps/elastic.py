@@ -98,12 +98,14 @@ class ElasticStep(TrainStep):
     def _add_shard_weight(
         self, weights: Tensor | None, loss: LossParts, micro: MicroBatch, plan: StepPlan
     ) -> Tensor | None:
-        own = self._add_weight(None, loss.weight, micro)
-        if own is None:
+        shard_weight = self._add_weight(None, loss.weight, micro)
+        if shard_weight is None:
             return None
         if weights is None:
-            weights = torch.zeros(plan.num_shards, dtype=own.dtype, device=own.device)
-        weights[micro.shard] += own
+            weights = torch.zeros(
+                plan.num_shards, dtype=shard_weight.dtype, device=shard_weight.device
+            )
+        weights[micro.shard] += shard_weight
         return weights
 
     def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
@@ -121,8 +123,8 @@ class ElasticStep(TrainStep):
         """Collective, once: a rank without a shard does not know whether the loss has weights, and
         its metrics."""
         if self._is_first_step:
-            seen = {"weighted": self._is_weighted, "metrics": list(self._meter.names)}
-            seen = broadcast_json(seen, device=self._device)
-            self._is_weighted = seen["weighted"]
-            self._meter.prepare(seen["metrics"])
+            first_loss = {"weighted": self._is_weighted, "metrics": list(self._meter.names)}
+            first_loss = broadcast_json(first_loss, device=self._device)
+            self._is_weighted = first_loss["weighted"]
+            self._meter.prepare(first_loss["metrics"])
             self._is_first_step = False

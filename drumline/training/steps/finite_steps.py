@@ -73,9 +73,9 @@ class FiniteSteps:
         self._agrees = decides and is_sharded
         # An optimizer on the host would have to wait for the number, which is on the device.
         is_here = all(
-            one.device == self._bad.device
+            parameter.device == self._bad.device
             for group in optimizer.param_groups
-            for one in group["params"]
+            for parameter in group["params"]
         )
         is_fused = waits_for_device and is_here and leaves_out_itself(optimizer)
         # `skip` waits if there is no other way: it must not apply the update.
@@ -86,7 +86,8 @@ class FiniteSteps:
         """Whether the weights stay finite after a non-finite loss."""
         if self.skips or scaler is not None:
             begin_momentum(
-                optimizer, (one for group in optimizer.param_groups for one in group["params"])
+                optimizer,
+                (parameter for group in optimizer.param_groups for parameter in group["params"]),
             )
 
     agree: Callable[[], object] | None = None
@@ -129,15 +130,15 @@ class FiniteSteps:
             )
         # 1 if the number is not finite, otherwise 0: two operations; torch.isfinite needs four.
         torch.ne(number - number, 0, out=self._bad)
-        own = self._bad
+        bad_here = self._bad
         if self._agrees:
-            own = self._bad.clone()
+            bad_here = self._bad.clone()
             dist.all_reduce(self._bad, op=dist.ReduceOp.MAX)
         if self.skips:
             self._num_bad.add_(self._bad)
             self._num_since.add_(self._num_bad.sign())
         else:  # the sum since the last log line stays non-finite
-            self.counts.add_(own)
+            self.counts.add_(bad_here)
 
     def update(self) -> None:
         """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it
@@ -161,15 +162,15 @@ class FiniteSteps:
         """Whether the scaler will skip this update. torch has no public name for it."""
         if not scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"]:
             scaler.unscale_(self._optimizer)
-        found = scaler._found_inf_per_device(self._optimizer).values()
-        return torch.stack([one.to(self._bad.device) for one in found]).sum()
+        infs_by_device = scaler._found_inf_per_device(self._optimizer).values()
+        return torch.stack([inf.to(self._bad.device) for inf in infs_by_device]).sum()
 
     @torch.no_grad()
     def _take_back_if(self, is_skipped: Tensor) -> None:
         pairs = zip(self._kept_buffers or [], self._buffers.now(), strict=True)
         self._buffers.put_back(
             [
-                torch.where(is_skipped, kept, now) if kept.shape == now.shape else kept
-                for kept, now in pairs
+                torch.where(is_skipped, before, now) if before.shape == now.shape else before
+                for before, now in pairs
             ]
         )

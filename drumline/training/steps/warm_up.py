@@ -106,13 +106,15 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
         return
     job.heartbeat.mark(Phase.START)
     with dry_run(job) as task:
-        mine = without_gradient(job, task, job.loader.preview())
-    hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
-    if not any(found):
+        unused = without_gradient(job, task, job.loader.preview())
+    hosts, unused_by_rank = zip(
+        *gather_json([job.ddp.host, unused], device=job.ddp.device), strict=True
+    )
+    if not any(unused_by_rank):
         return
-    what = f"the loss does not use these parameters: {join_names(found[0], most=NAMED)}"
-    if any(names != found[0] for names in found):
-        texts = [join_names(names, most=NAMED) or "none" for names in found]
+    what = f"the loss does not use these parameters: {join_names(unused_by_rank[0], most=NAMED)}"
+    if any(names != unused_by_rank[0] for names in unused_by_rank):
+        texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
         what = f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
     if not is_alone:
         raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
@@ -134,7 +136,9 @@ def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
     if total.requires_grad:
         total.backward()  # type: ignore[no-untyped-call]
     unused = [
-        name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None
+        name
+        for name, parameter in job.model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
     ]
     job.model.zero_grad(set_to_none=True)
     return sorted(unused)
@@ -154,9 +158,9 @@ def dry_run(job: Job) -> Iterator[Task]:
         with nullcontext() if job.comm is None else job.comm.paused():
             yield copy.copy(job.task)
     finally:
-        for holder, kept in attributes:
+        for holder, before_values in attributes:
             vars(holder).clear()
-            vars(holder).update(kept)
+            vars(holder).update(before_values)
         buffers.put_back(before)
         restore_rng(rng, job.ddp.device)
 
@@ -190,21 +194,21 @@ def count_few_samples(job: Job, few: Any, size: int) -> tuple[ModelFlops | None,
     whether all parameters certainly get a gradient in training, on every rank."""
     size = min(size, COUNTED_SAMPLES)
     for is_training in (True, False) if size else ():
-        mine = None
+        flops = None
         uses_all = False
         has_failed = False
         try:
-            mine, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
+            flops, uses_all = _count(job, _cut(few, size), size, is_training=is_training)
         except Exception:
             has_failed = True  # a real error is raised by the first step too
         ranks = gather_json([has_failed, uses_all], device=job.ddp.device)
         if not any(failed for failed, _ in ranks):
-            return mine, is_training and all(uses for _, uses in ranks)
+            return flops, is_training and all(uses for _, uses in ranks)
     return None, False
 
 
 def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[ModelFlops | None, bool]:
-    unreached = {id(one) for one in job.model.parameters() if one.requires_grad}
+    unreached = {id(parameter) for parameter in job.model.parameters() if parameter.requires_grad}
     with dry_run(job) as task:
         task.training = is_training
         for module in job.model.modules():  # `dry_run` restores the modes
@@ -298,7 +302,10 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             if not dist.find_unused_parameters:
                 reached = {id(getattr(node, "variable", None)) for node in graph(total)}
                 _check_same_use(
-                    job, sorted(name for name, one in gathered.items() if id(one) not in reached)
+                    job,
+                    sorted(
+                        name for name, parameter in gathered.items() if id(parameter) not in reached
+                    ),
                 )
             return total
 
@@ -322,7 +329,9 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             device=job.ddp.device,
         )
     unused = [
-        name for name, one in job.model.named_parameters() if one.requires_grad and one.grad is None
+        name
+        for name, parameter in job.model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
     ]
     if unused and job.ddp.is_main_process():
         note(
@@ -336,33 +345,39 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
 def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The trained parameters with which the forward pass of a sharded model computes, by name: they
     are whole while their block is called, and the model's own are not in the graph."""
-    found: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
 
     def keep(block: nn.Module, _: Any, *, prefix: str) -> None:
         named = block.named_parameters(prefix)
-        found.update((name, one) for name, one in named if one.requires_grad and not is_shard(one))
+        parameters.update(
+            (name, parameter)
+            for name, parameter in named
+            if parameter.requires_grad and not is_shard(parameter)
+        )
 
     blocks = (
-        (name, one)
-        for name, one in model.named_modules()
-        if hasattr(one, "set_requires_gradient_sync")
+        (name, module)
+        for name, module in model.named_modules()
+        if hasattr(module, "set_requires_gradient_sync")
     )
     handles = [
         block.register_forward_pre_hook(partial(keep, prefix=name)) for name, block in blocks
     ]
     try:
-        yield found
+        yield parameters
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _check_same_use(job: Job, mine: list[str]) -> None:
+def _check_same_use(job: Job, unused: list[str]) -> None:
     """Collective: stop a run whose ranks use different parameters. `mine`: those that this rank
     does not use."""
-    hosts, found = zip(*gather_json([job.ddp.host, mine], device=job.ddp.device), strict=True)
-    if any(names != found[0] for names in found):
-        texts = [join_names(names, most=NAMED) or "none" for names in found]
+    hosts, unused_by_rank = zip(
+        *gather_json([job.ddp.host, unused], device=job.ddp.device), strict=True
+    )
+    if any(names != unused_by_rank[0] for names in unused_by_rank):
+        texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
         raise UsageError(
             f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}",
             next_step=unused_advice(),

@@ -52,7 +52,7 @@ class Loss:
 
         `Loss.mean(functional.cross_entropy(scores, labels), len(labels))`
         """
-        sums = {name: one * count for name, one in (metrics or {}).items()}
+        sums = {name: mean * count for name, mean in (metrics or {}).items()}
         return cls(value * count, weight=count, metrics=sums, outputs=outputs)
 
     def __post_init__(self) -> None:

@@ -174,13 +174,13 @@ def load_task(spec: str) -> type[Task]:
     `package.module:ClassName`."""
     # the user's imports may load torch's compiler, which chooses its cache then
     use_private_cache()
-    found: type[Any] = find_named("task", spec, BUILT_IN, Task)
-    if not issubclass(found, Task):
+    task: type[Any] = find_named("task", spec, BUILT_IN, Task)
+    if not issubclass(task, Task):
         raise UsageError(
-            f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`"
+            f"{spec} is not a Task", next_step=f"write `class {task.__name__}(drumline.Task)`"
         )
-    check_constructor(found)
-    return found
+    check_constructor(task)
+    return task
 
 
 def check_constructor(task: type[Task]) -> None:
@@ -215,5 +215,5 @@ def unused_settings(task: type[Task], config: Config) -> frozenset[str]:
 def resolve_task(spec: str, task: type[Task], layers: Layers) -> Config:
     """Stage 2 of the settings: the config of a run of this task."""
     defaults = PRESETS[spec].defaults if spec in PRESETS else task.defaults
-    own = {} if spec in PRESETS else task_fields(task, Task)
-    return resolve(layers, defaults, task=task.__name__, task_fields=own)
+    fields_of_task = {} if spec in PRESETS else task_fields(task, Task)
+    return resolve(layers, defaults, task=task.__name__, task_fields=fields_of_task)

@@ -35,21 +35,25 @@ def uncalled_methods(task: type[Task]) -> Iterator[str]:
     itself."""
     methods = {
         name: value
-        for one in reversed(task.__mro__)
-        if issubclass(one, Task) and not one.__module__.startswith("drumline.")
-        for name, value in vars(one).items()
+        for task_class in reversed(task.__mro__)
+        if issubclass(task_class, Task) and not task_class.__module__.startswith("drumline.")
+        for name, value in vars(task_class).items()
         if callable(value) or isinstance(value, staticmethod | classmethod | property)
     }
     for name in methods:
         instead = next((use for names, use in _INSTEAD.items() if re.fullmatch(names, name)), None)
         functions = [
-            one for other, one in methods.items() if other != name and isinstance(one, FunctionType)
+            method
+            for method_name, method in methods.items()
+            if method_name != name and isinstance(method, FunctionType)
         ]
-        if instead is not None and not any(name in _names_in(one.__code__) for one in functions):
+        if instead is not None and not any(
+            name in _names_in(function.__code__) for function in functions
+        ):
             yield f"{task.__name__}.{name}() is never called: {instead}"
 
 
 def _names_in(code: CodeType) -> set[str]:
     """Every name that a function uses, including functions inside it."""
-    inner = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)

@@ -78,9 +78,9 @@ class EMA(Hook):
             for average, now in pairs
             if average.is_floating_point()
         ]
-        others = [(average, now) for average, now in pairs if not average.is_floating_point()]
+        integers = [(average, now) for average, now in pairs if not average.is_floating_point()]
         self._update([average for average, _ in floats], [now for _, now in floats], None)
-        for average, now in others:
+        for average, now in integers:
             average.copy_(now)
 
     @torch.no_grad()
@@ -167,9 +167,11 @@ class EarlyStopping(Hook):
     def after_evaluation(self, run: Run) -> None:
         value = run.metrics.get(self._metric)
         if not isinstance(value, int | float):
-            known = [name for name, one in run.metrics.items() if isinstance(one, int | float)]
+            numbers = [
+                name for name, metric in run.metrics.items() if isinstance(metric, int | float)
+            ]
             raise UsageError(
-                f"the evaluation does not report {self._metric!r}: {did_you_mean(self._metric, known)}",
+                f"the evaluation does not report {self._metric!r}: {did_you_mean(self._metric, numbers)}",
                 next_step="give EarlyStopping a metric of the evaluation",
             )
         sign = 1.0 if self._higher_is_better else -1.0
@@ -208,26 +210,28 @@ class Unfreeze(Hook):
 
     def start(self, run: Run) -> None:
         _check_can_unfreeze(run)
-        found = {
-            name: one
-            for name, one in run.model.named_parameters()
+        chosen = {
+            name: parameter
+            for name, parameter in run.model.named_parameters()
             if name.startswith(self._prefixes)
         }
-        trained = {id(one) for group in run.optimizer.param_groups for one in group["params"]}
+        trained = {
+            id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]
+        }
         for prefix in self._prefixes:
-            if not any(name.startswith(prefix) for name in found):
+            if not any(name.startswith(prefix) for name in chosen):
                 names = [name for name, _ in run.model.named_parameters()]
                 raise UsageError(
                     f"no parameter's name begins with {prefix!r}: {did_you_mean(prefix, names)}",
                     next_step="give Unfreeze the beginning of names, as model.named_parameters() has them",
                 )
-        for name, one in found.items():
-            if id(one) not in trained:
+        for name, parameter in chosen.items():
+            if id(parameter) not in trained:
                 raise UsageError(
                     f"{name} is not in the optimizer, so it cannot be unfrozen",
                     next_step="leave requires_grad on in model(): Unfreeze turns it off until its step",
                 )
-        self._parameters = list(found.values())
+        self._parameters = list(chosen.values())
         self._set(run.step >= self._at_step)
 
     def after_step(self, run: Run) -> None:
@@ -243,11 +247,14 @@ class Unfreeze(Hook):
 def begin_momentum(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """Create the momentum of these parameters, zeros: torch's fused SGD takes it of all parameters
     or of none, and does not set what it allocates in an update that is skipped."""
-    chosen = {id(one) for one in parameters}
+    chosen = {id(parameter) for parameter in parameters}
     for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
-        for one in group["params"] if group["fused"] and group["momentum"] else ():
-            if id(one) in chosen and optimizer.state[one].get("momentum_buffer") is None:
-                optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
+        for parameter in group["params"] if group["fused"] and group["momentum"] else ():
+            if (
+                id(parameter) in chosen
+                and optimizer.state[parameter].get("momentum_buffer") is None
+            ):
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _check_can_unfreeze(run: Run) -> None:

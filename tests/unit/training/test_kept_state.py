@@ -15,8 +15,8 @@ from drumline.checkpoint import store
 from drumline.rank.rendezvous.node_group import LiveNode, NodeGroup
 from drumline.training.job.job import Job, Progress
 from drumline.training.kept_state import (
+    GroupState,
     KeptState,
-    Meeting,
     check_continues,
     check_newest,
     report_regrouped,
@@ -24,7 +24,7 @@ from drumline.training.kept_state import (
 from drumline.training.run_context import RunContext
 
 
-def at(step: int, finished: int | None = None) -> dict[str, Any]:
+def state_at(step: int, finished: int | None = None) -> dict[str, Any]:
     cursor = {"epoch": 0, "position": step}
     return {
         "step": step, "finished_at": [step if finished is None else finished], "cursor": cursor, "saved_step": 1,
@@ -33,19 +33,22 @@ def at(step: int, finished: int | None = None) -> dict[str, Any]:
 
 
 def test_a_replica_that_missed_a_round_gets_the_shared_weights_and_a_new_one_all() -> None:
-    meeting = Meeting([at(10, 5), at(12, 10), None], num_shards=1)
-    assert [meeting.source_of(rank) for rank in range(3)] == [1, 1, 1]
-    assert [meeting.lacks(rank) for rank in range(3)] == ["shared", "", "all"]
-    assert (meeting.progress.step, meeting.progress.cursor.position) == (12, 12)
-    assert Meeting([at(5, 5), at(5, 5)], num_shards=1).source_of(1) == 0
+    group = GroupState([state_at(10, 5), state_at(12, 10), None], num_shards=1)
+    assert [group.source_of(rank) for rank in range(3)] == [1, 1, 1]
+    assert [group.lacks(rank) for rank in range(3)] == ["shared", "", "all"]
+    assert (group.progress.step, group.progress.cursor.position) == (12, 12)
+    assert GroupState([state_at(5, 5), state_at(5, 5)], num_shards=1).source_of(1) == 0
 
 
 def test_a_replica_of_several_ranks_is_whole() -> None:
-    meeting = Meeting([at(10, 5), at(10, 5), at(11, 5), at(10, 5), None, None], num_shards=1)
-    meeting.check_replica((0, 1))
-    meeting.check_replica((4, 5))
+    group = GroupState(
+        [state_at(10, 5), state_at(10, 5), state_at(11, 5), state_at(10, 5), None, None],
+        num_shards=1,
+    )
+    group.check_replica((0, 1))
+    group.check_replica((4, 5))
     with pytest.raises(TrainingError) as refused:
-        meeting.check_replica((2, 3))
+        group.check_replica((2, 3))
     assert (
         refused.value.what
         == "rank 2 and rank 3 train one replica, and have left it at the steps 10 and 11"
@@ -57,15 +60,17 @@ def test_a_replica_of_several_ranks_is_whole() -> None:
 
 
 def test_shards_come_from_the_rank_with_the_same_ones() -> None:
-    meeting = Meeting([at(8), at(8), at(7), at(7), None, None], num_shards=2)
-    assert [meeting.source_of(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
-    assert [meeting.lacks(rank) for rank in range(6)] == ["", "", "all", "all", "all", "all"]
+    group = GroupState(
+        [state_at(8), state_at(8), state_at(7), state_at(7), None, None], num_shards=2
+    )
+    assert [group.source_of(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert [group.lacks(rank) for rank in range(6)] == ["", "", "all", "all", "all", "all"]
 
 
 def test_a_step_that_no_node_has_whole_is_lost() -> None:
-    meeting = Meeting([at(8), at(7), at(7), at(7)], num_shards=2)
+    group = GroupState([state_at(8), state_at(7), state_at(7), state_at(7)], num_shards=2)
     with pytest.raises(TrainingError, match="shard 1 of step 8 is lost: no node has it") as refused:
-        meeting.source_of(3)
+        group.source_of(3)
     assert (
         refused.value.next_step
         == "nothing: the launchers restart all ranks from the newest checkpoint"
@@ -76,13 +81,13 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(
     tmp_path: Path,
 ) -> None:
     """Its process was stopped, and they have saved, and ended."""
-    check_newest(tmp_path, Meeting([at(8)], num_shards=1))
+    check_newest(tmp_path, GroupState([state_at(8)], num_shards=1))
     store.write(tmp_path, 20, tensors={}, documents={"progress": {"step": 20}}, metrics={})
-    check_newest(tmp_path, Meeting([at(20)], num_shards=1))
+    check_newest(tmp_path, GroupState([state_at(20)], num_shards=1))
     with pytest.raises(
         TrainingError, match=r"the run is at step 20 in .*, and this node at step 13: the "
     ) as refused:
-        check_newest(tmp_path, Meeting([at(13)], num_shards=1))
+        check_newest(tmp_path, GroupState([state_at(13)], num_shards=1))
     assert (
         refused.value.next_step
         == "nothing: its launcher starts it again, and it resumes from there"
@@ -90,16 +95,16 @@ def test_a_node_that_the_others_have_overtaken_does_not_continue_from_memory(
     for file in tmp_path.glob("*/progress.json"):
         file.write_text("{}")
     check_newest(
-        tmp_path, Meeting([at(13)], num_shards=1)
+        tmp_path, GroupState([state_at(13)], num_shards=1)
     )  # it is corrupt, and was so when the run resumed
 
 
 def test_a_group_that_trains_holds_no_second_copy() -> None:
     snapshot = store.Snapshot({"model": {"a": torch.ones(2)}}, {})
-    own = {"weights": [torch.ones(2)]}
-    kept = KeptState(Progress(), {}, snapshot, own, [], torch.zeros(1), {})
-    kept.release()
-    assert (snapshot.tensors, own) == ({}, {})
+    replica = {"weights": [torch.ones(2)]}
+    kept_state = KeptState(Progress(), {}, snapshot, replica, [], torch.zeros(1), {})
+    kept_state.release()
+    assert (snapshot.tensors, replica) == ({}, {})
 
 
 def job_of(num_shards: int | None, local_ranks: int, stream: object = None) -> Job:
