@@ -371,7 +371,7 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _check_same_use(job: Job, unused: list[str]) -> None:
-    """Collective: stop a run whose ranks use different parameters. `mine`: those that this rank
+    """Collective: stop a run whose ranks use different parameters. `unused`: those that this rank
     does not use."""
     hosts, unused_by_rank = zip(
         *gather_json([job.ddp.host, unused], device=job.ddp.device), strict=True
