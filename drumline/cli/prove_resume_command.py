@@ -147,7 +147,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         modes=modes,
         steps=given.get("steps", DEFAULT_STEPS),
         seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
-        at=given.get("kill-at"),
+        kill_steps=given.get("kill-at"),
         moment=None if moment == "any" else moment,
         rank=given.get("kill-rank"),
     )

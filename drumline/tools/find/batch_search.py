@@ -188,11 +188,11 @@ def _try(job: Job, step: TrainStep, plan: StepPlan, size: int) -> Trial:
         memory = torch.cuda.max_memory_reserved(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    everyone = gather_json([seconds, memory], device=device)
-    slowest = max(one[0] for one in everyone)
-    is_complete = all(one[0] for one in everyone)
-    speed = size * count * len(everyone) / slowest if is_complete else 0.0
-    return Trial(size, is_complete, speed, max(one[1] for one in everyone))
+    measured = gather_json([seconds, memory], device=device)
+    seconds_of_ranks = [rank_seconds for rank_seconds, _ in measured]
+    fits = all(seconds_of_ranks)
+    speed = size * count * len(measured) / max(seconds_of_ranks) if fits else 0.0
+    return Trial(size, fits, speed, max(rank_memory for _, rank_memory in measured))
 
 
 def _timed(train_step: TrainStep, step: Step, device: torch.device) -> float:

@@ -53,20 +53,22 @@ class ShortRuns:
         the laps."""
         lap = min(max(round(LAP_S / self.step_s), LAP_STEPS[0]), LAP_STEPS[-1])
         length = {"train.steps": (1 + LAPS) * lap, "log.every_steps": lap}
-        words = self.arguments({**QUIET, **length, **settings})
+        arguments = self.arguments({**QUIET, **length, **settings})
         self.folder.mkdir(parents=True, exist_ok=True)
         run = self.folder / "run"
         log = self.folder / "output.txt"
         name = f"the run with {flags_of(settings) or 'unchanged settings'}"
         shutil.rmtree(run, ignore_errors=True)  # of a `drumline profile` that was killed
         try:
-            run_to_the_end(Leg(name, tuple(words), run, log, self.procs))
+            run_to_the_end(Leg(name, tuple(arguments), run, log, self.procs))
             events = [
-                one for one in read_events(RunFolder(run).event_file(0)) if one["kind"] == "train"
+                event
+                for event in read_events(RunFolder(run).event_file(0))
+                if event["kind"] == "train"
             ]
         finally:
             shutil.rmtree(run, ignore_errors=True)
-        return median(self.batch_size / float(one["samples_per_s"]) for one in events[1:])
+        return median(self.batch_size / float(event["samples_per_s"]) for event in events[1:])
 
 
 @dataclass(kw_only=True)
@@ -113,12 +115,16 @@ class AdviceTrial:
 
 
 def try_advice(
-    found: Sequence[Advice], runs: ShortRuns, *, note: Callable[[str], None], rounds: int = ROUNDS
+    proposals: Sequence[Advice],
+    runs: ShortRuns,
+    *,
+    note: Callable[[str], None],
+    rounds: int = ROUNDS,
 ) -> list[AdviceTrial]:
     """Run each change that a setting makes: in each round the unchanged job first, then each
     changed one. When the unchanged job fails after the first round, the results of the rounds
     before remain."""
-    trials = [AdviceTrial(advice=one) for one in found if one.settings]
+    trials = [AdviceTrial(advice=advice) for advice in proposals if advice.settings]
     for number in range(rounds if trials else 0):
         note(f"round {number + 1} of {rounds}: {plural(1 + len(trials), 'short run')}")
         try:
@@ -128,7 +134,7 @@ def try_advice(
                 raise
             note(f"{error.what}: the results are of {plural(number, 'round')}")
             break
-        for trial in (one for one in trials if one.failure is None):
+        for trial in (candidate for candidate in trials if candidate.failure is None):
             try:
                 after_s = runs.step_seconds(trial.advice.settings or {})
             except RunFailedError as error:

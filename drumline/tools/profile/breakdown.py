@@ -44,13 +44,15 @@ class MatchedCollective:
 
     @property
     def all_joined(self) -> float:
-        return max(one.call for one in self.by_rank.values())
+        return max(call.call for call in self.by_rank.values())
 
     @property
     def reduce_s(self) -> float:
         """From the moment when every rank works on it to its end on the last one."""
         calls = self.by_rank.values()
-        return max(0.0, max(one.end for one in calls) - max(one.start for one in calls))
+        last_start = max(call.start for call in calls)
+        last_end = max(call.end for call in calls)
+        return max(0.0, last_end - last_start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,9 @@ def matched(
     them, or one rank left before another joined."""
     by_kind: dict[str, dict[int, list[CollectiveCall]]] = defaultdict(lambda: defaultdict(list))
     for rank, trace in traces.items():
-        for one in trace.collectives:
-            by_kind[one.kind][rank].append(one)
-    found = []
+        for call in trace.collectives:
+            by_kind[call.kind][rank].append(call)
+    collectives = []
     for kind, of_ranks in by_kind.items():
         if len({len(calls) for calls in of_ranks.values()}) == 1:
             rows = [
@@ -85,30 +87,30 @@ def matched(
                 for row in zip(*of_ranks.values(), strict=True)
             ]
         else:
-            rows = [{rank: one} for rank, calls in of_ranks.items() for one in calls]
+            rows = [{rank: call} for rank, calls in of_ranks.items() for call in calls]
         if kind.startswith(LEFT_TOGETHER):
             rows = [part for row in rows for part in _possible(row, clock_error_s)]
-        found += [MatchedCollective(kind=kind, by_rank=row) for row in rows]
-    return found
+        collectives += [MatchedCollective(kind=kind, by_rank=row) for row in rows]
+    return collectives
 
 
 def _possible(
     row: dict[int, CollectiveCall], clock_error_s: float
 ) -> list[dict[int, CollectiveCall]]:
-    first_end = min(one.end for one in row.values())
-    last_call = max(one.call for one in row.values())
+    first_end = min(call.end for call in row.values())
+    last_call = max(call.call for call in row.values())
     return (
         [row]
         if last_call - first_end <= clock_error_s
-        else [{rank: one} for rank, one in row.items()]
+        else [{rank: call} for rank, call in row.items()]
     )
 
 
-def clock_difference(one: RankTrace, other: RankTrace) -> float:
+def clock_difference(trace: RankTrace, reference: RankTrace) -> float:
     """How far the clock of one rank's host is ahead of the other's: the median of the differences
     between the ends of collectives, which all ranks leave together; 0 if they have none."""
-    base_s = (one.base_ns - other.base_ns) / 1e9
-    pairs = [pair for pair in matched({0: one, 1: other}) if len(pair.by_rank) == 2]
+    base_s = (trace.base_ns - reference.base_ns) / 1e9
+    pairs = [pair for pair in matched({0: trace, 1: reference}) if len(pair.by_rank) == 2]
     together = [pair.by_rank for pair in pairs if pair.kind.startswith(LEFT_TOGETHER)]
     return (
         float(np.median([calls[0].end - calls[1].end + base_s for calls in together]))
@@ -136,24 +138,30 @@ def divide_steps(
     rank: int, trace: RankTrace, collectives: Sequence[MatchedCollective]
 ) -> list[StepParts]:
     """The steps of one rank. `trace` and `collectives` are by one clock."""
-    own = [(one, one.by_rank[rank]) for one in collectives if rank in one.by_rank]
+    calls = [
+        (collective, collective.by_rank[rank])
+        for collective in collectives
+        if rank in collective.by_rank
+    ]
     waits = {
         last: union(
-            (call.call, min(one.all_joined, call.end)) for one, call in own if one.last_rank == last
+            (call.call, min(collective.all_joined, call.end))
+            for collective, call in calls
+            if collective.last_rank == last
         )
-        for last in {one.last_rank for one, _ in own}
+        for last in {collective.last_rank for collective, _ in calls}
     }
     claims = [
         ("compute", trace.compute),
         (
             "waiting_for_rank",
-            union((call.call, min(one.all_joined, call.end)) for one, call in own),
+            union((call.call, min(collective.all_joined, call.end)) for collective, call in calls),
         ),
-        ("exposed_communication", union((call.call, call.end) for _, call in own)),
+        ("exposed_communication", union((call.call, call.end) for _, call in calls)),
         ("data", trace.data),
         ("host_sync", union((event.start, event.end) for event in trace.syncs)),
     ]
-    others = union((call.call, call.end) for _, call in own if not call.is_bucket)
+    other_collectives = union((call.call, call.end) for _, call in calls if not call.is_bucket)
     idle = {last: difference(when, trace.compute) for last, when in waits.items()}
     return [
         StepParts(
@@ -162,9 +170,9 @@ def divide_steps(
             hidden_s=length(
                 clipped(intersection(claims[2][1], trace.compute), step.start, step.end)
             ),
-            other_s=length(clipped(others, step.start, step.end)),
+            other_s=length(clipped(other_collectives, step.start, step.end)),
             num_other=sum(
-                not call.is_bucket and step.start <= call.call < step.end for _, call in own
+                not call.is_bucket and step.start <= call.call < step.end for _, call in calls
             ),
             waited_s={
                 last: length(clipped(when, step.start, step.end))

@@ -26,12 +26,12 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     return np.stack([rows[is_first, 0], ends[last]], axis=1)
 
 
-def intersection(one: Intervals, other: Intervals) -> Intervals:
+def intersection(left: Intervals, right: Intervals) -> Intervals:
     """The instants of both."""
-    if not len(one) or not len(other):
+    if not len(left) or not len(right):
         return np.empty((0, 2))
-    times = np.concatenate([one.reshape(-1), other.reshape(-1)])
-    changes = np.tile([1, -1], len(one) + len(other))
+    times = np.concatenate([left.reshape(-1), right.reshape(-1)])
+    changes = np.tile([1, -1], len(left) + len(right))
     order = np.lexsort((changes, times))  # at the same time an end comes before a start
     times = times[order]
     depth = np.cumsum(changes[order])
@@ -40,22 +40,22 @@ def intersection(one: Intervals, other: Intervals) -> Intervals:
     return rows[rows[:, 1] > rows[:, 0]]
 
 
-def difference(one: Intervals, other: Intervals) -> Intervals:
+def difference(intervals: Intervals, removed: Intervals) -> Intervals:
     """The instants of the first that are not in the second."""
-    if not len(one) or not len(other):
-        return one
-    low = one[0, 0]
-    high = one[-1, 1]
-    gaps = np.concatenate([[low], other.reshape(-1).clip(low, high), [high]]).reshape(-1, 2)
-    return intersection(one, gaps[gaps[:, 1] > gaps[:, 0]])
+    if not len(intervals) or not len(removed):
+        return intervals
+    low = intervals[0, 0]
+    high = intervals[-1, 1]
+    gaps = np.concatenate([[low], removed.reshape(-1).clip(low, high), [high]]).reshape(-1, 2)
+    return intersection(intervals, gaps[gaps[:, 1] > gaps[:, 0]])
 
 
-def clipped(one: Intervals, low: float, high: float) -> Intervals:
+def clipped(intervals: Intervals, low: float, high: float) -> Intervals:
     """The instants from `low` to `high`."""
-    first = np.searchsorted(one[:, 1], low, "right")
-    last = np.searchsorted(one[:, 0], high, "left")
-    return one[first:last].clip(low, high)
+    first = np.searchsorted(intervals[:, 1], low, "right")
+    last = np.searchsorted(intervals[:, 0], high, "left")
+    return intervals[first:last].clip(low, high)
 
 
-def length(one: Intervals) -> float:
-    return float((one[:, 1] - one[:, 0]).sum())
+def length(intervals: Intervals) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

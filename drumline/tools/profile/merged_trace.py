@@ -84,12 +84,12 @@ def cut_durations(entries: Sequence[Any]) -> dict[int, float]:
     for position, entry in enumerate(entries):
         if isinstance(entry, dict) and entry.get("cat") in ON_DEVICE and entry.get("ph") == "X":
             streams[entry["pid"], entry["tid"]].append(position)
-    found = {}
+    durations_us = {}
     for positions in streams.values():
         for before, after in pairwise(
             sorted(positions, key=lambda position: entries[position]["ts"])
         ):
             room_us = entries[after]["ts"] - entries[before]["ts"]
             if entries[before]["dur"] > room_us:
-                found[before] = room_us
-    return found
+                durations_us[before] = room_us
+    return durations_us

@@ -65,7 +65,7 @@ def analyse(run: Path, *, network_bytes_per_s: float | None = None) -> ProfileRe
     folder = run / PROFILE_FOLDER
     facts, traces, missing = read_ranks(folder)
     result = result_of(facts, traces, missing, network_bytes_per_s)
-    hosts = {rank: one.host for rank, one in facts.items()}
+    hosts = {rank: rank_facts.host for rank, rank_facts in facts.items()}
     write_merged(folder, hosts, base_ns={rank: trace.base_ns for rank, trace in traces.items()})
     write_profile(run, result)
     return result
@@ -138,16 +138,18 @@ def result_of(
     ]
     first = facts[min(facts)]
     first_trace = traces[min(facts)]
-    every = [one for steps in divided.values() for one in steps]
+    every = [step for steps in divided.values() for step in steps]
     every_trace = list(traces.values())
     unprofiled = [
-        one.unprofiled_step_s for one in facts.values() if one.unprofiled_step_s is not None
+        rank_facts.unprofiled_step_s
+        for rank_facts in facts.values()
+        if rank_facts.unprofiled_step_s is not None
     ]
     return ProfileResult(
         made_at=first_trace.base_ns / 1e9 + first_trace.steps[0].start,
         task=first.job.task,
         world_size=first.world_size,
-        num_nodes=len({one.host for one in facts.values()}),
+        num_nodes=len({rank_facts.host for rank_facts in facts.values()}),
         device=first.device,
         backend=first.backend,
         first_step=first.first_step,
@@ -157,13 +159,13 @@ def result_of(
         precision=first.job.precision,
         bucket_cap_mb=first.job.bucket_cap_mb,
         settings=first.job.settings,
-        step_s=statistics.fmean(statistics.fmean(one.step_s) for one in ranks),
-        parts_s={part: statistics.fmean(one.parts_s[part] for one in ranks) for part in PARTS},
-        hidden_communication_s=statistics.fmean(one.hidden_communication_s for one in ranks),
+        step_s=statistics.fmean(statistics.fmean(rank.step_s) for rank in ranks),
+        parts_s={part: statistics.fmean(rank.parts_s[part] for rank in ranks) for part in PARTS},
+        hidden_communication_s=statistics.fmean(rank.hidden_communication_s for rank in ranks),
         ranks=tuple(ranks),
         buckets=tuple(buckets_of(facts, traces, collectives)),
-        other_collectives_s=statistics.fmean(one.other_s for one in every),
-        other_collectives=statistics.fmean(one.num_other for one in every),
+        other_collectives_s=statistics.fmean(step.other_s for step in every),
+        other_collectives=statistics.fmean(step.num_other for step in every),
         kernels=tuple(top_kernels(every_trace)[:MOST_KERNELS]),
         syncs=tuple(host_syncs(every_trace)[:MOST_SYNCS]),
         network_bytes_per_s=network_bytes_per_s,
@@ -180,25 +182,25 @@ def _rank_steps(facts: RankFacts, steps: Sequence[StepParts], num_critical: int)
     return RankSteps(
         rank=facts.rank,
         host=facts.host,
-        step_s=tuple(one.step.end - one.step.start for one in steps),
-        compute_s=tuple(one.parts_s["compute"] for one in steps),
-        parts_s={part: statistics.fmean(one.parts_s[part] for one in steps) for part in PARTS},
-        hidden_communication_s=statistics.fmean(one.hidden_s for one in steps),
+        step_s=tuple(step.step.end - step.step.start for step in steps),
+        compute_s=tuple(step.parts_s["compute"] for step in steps),
+        parts_s={part: statistics.fmean(step.parts_s[part] for step in steps) for part in PARTS},
+        hidden_communication_s=statistics.fmean(step.hidden_s for step in steps),
         critical_steps=num_critical,
     )
 
 
 def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
     """For each step in which ranks waited, the one that they waited for longest."""
-    found = []
+    slowest_ranks = []
     for steps in zip(*divided.values(), strict=False):
         waited: dict[int, float] = defaultdict(float)
-        for one in steps:
-            for last, seconds in one.waited_s.items():
+        for step in steps:
+            for last, seconds in step.waited_s.items():
                 waited[last] += seconds
         if any(waited.values()):
-            found.append(max(waited, key=lambda rank: waited[rank]))
-    return found
+            slowest_ranks.append(max(waited, key=lambda rank: waited[rank]))
+    return slowest_ranks
 
 
 # Buckets
@@ -213,24 +215,26 @@ def buckets_of(
     rows: list[list[tuple[int, float, float, float]]] = []
     for rank, trace in traces.items():
         reduced = {
-            id(one.by_rank[rank]): one.reduce_s for one in collectives if rank in one.by_rank
+            id(collective.by_rank[rank]): collective.reduce_s
+            for collective in collectives
+            if rank in collective.by_rank
         }
         part = sent_part(facts[rank].job.settings) or 0.0
         sizes = [round(size * part) for size in facts[rank].bucket_bytes]
         for step in trace.steps:
             calls = bucket_calls(trace, step, len(sizes))
-            known = sizes if len(sizes) == len(calls) else [0] * len(calls)
+            known_bytes = sizes if len(sizes) == len(calls) else [0] * len(calls)
             begin = backward_start(trace, step, calls)
             row = []
-            for one, num_bytes in zip(calls, known, strict=True):
-                ready_s = _computed_until(trace, step, one.host_call, one.start)
+            for call, num_bytes in zip(calls, known_bytes, strict=True):
+                ready_s = _computed_until(trace, step, call.host_call, call.start)
                 before_s = 0.0 if begin is None else _computed_until(trace, step, begin, begin)
                 row.append(
                     (
-                        one.num_bytes or num_bytes,
+                        call.num_bytes or num_bytes,
                         ready_s,
                         max(0.0, ready_s - before_s),
-                        reduced[id(one)],
+                        reduced[id(call)],
                     )
                 )
             rows.append(row)
@@ -246,10 +250,12 @@ def buckets_of(
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:
     """The all-reduces of gradients in a step. Those of a CUDA graph have no call on the host: if
     there are as many as DDP has buckets, they are these."""
-    inside = [one for one in trace.collectives if step.start <= one.call < step.end]
-    if found := [one for one in inside if one.is_bucket]:
-        return found
-    plain = [one for one in inside if one.host_call is None and one.kind.startswith("allreduce")]
+    inside = [call for call in trace.collectives if step.start <= call.call < step.end]
+    if buckets := [call for call in inside if call.is_bucket]:
+        return buckets
+    plain = [
+        call for call in inside if call.host_call is None and call.kind.startswith("allreduce")
+    ]
     return plain if len(plain) == num_buckets else []
 
 
@@ -301,14 +307,14 @@ def top_kernels(traces: Sequence[RankTrace]) -> list[Kernel]:
 
 def host_syncs(traces: Sequence[RankTrace]) -> list[HostSync]:
     rows = (
-        ((one.details["source"], one.name), one.end - one.start)
+        ((event.details["source"], event.name), event.end - event.start)
         for trace in traces
-        for one in trace.syncs
+        for event in trace.syncs
     )
-    found = _per_step(rows, traces)
+    syncs = _per_step(rows, traces)
     return [
         HostSync(source=key[0], call=key[1], seconds=seconds, calls=calls)
-        for key, seconds, calls in found
+        for key, seconds, calls in syncs
     ]
 
 
@@ -320,10 +326,10 @@ def _per_step(
     for key, lasts in rows:
         seconds[key].append(lasts)
     num_steps = sum(len(trace.steps) for trace in traces)
-    found = [
+    means = [
         (key, sum(times) / num_steps, len(times) / num_steps) for key, times in seconds.items()
     ]
-    return sorted(found, key=lambda row: -row[1])
+    return sorted(means, key=lambda row: -row[1])
 
 
 def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
@@ -333,9 +339,9 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
     sources = ["unknown"] * len(syncs)
     named = 0
     for when, place in sorted(facts.sync_lines):
-        at = (when - trace.base_ns) / 1e9
-        last = bisect_right(syncs, at, key=lambda event: event.end) - 1
-        if last >= named and at - syncs[last].end < LINE_AFTER_S:
+        seconds = (when - trace.base_ns) / 1e9
+        last = bisect_right(syncs, seconds, key=lambda event: event.end) - 1
+        if last >= named and seconds - syncs[last].end < LINE_AFTER_S:
             copy = syncs[last - 1]
             is_of_copy = (
                 copy.name.startswith("cudaMemcpy") and syncs[last].start - copy.end < SAME_CALL_S
@@ -343,8 +349,8 @@ def with_sources(trace: RankTrace, facts: RankFacts) -> RankTrace:
             first = last - 1 if is_of_copy and last > named else last
             sources[first : last + 1] = [place] * (last + 1 - first)
         named = max(named, last + 1)
-    found = (
+    named_syncs = (
         event._replace(details={"source": source})
         for event, source in zip(syncs, sources, strict=True)
     )
-    return replace(trace, syncs=tuple(found))
+    return replace(trace, syncs=tuple(named_syncs))

@@ -179,9 +179,9 @@ def _events(entries: Sequence[Any]) -> Iterator[Event]:
             continue
         if 0 <= start / 1e6 < MOST_SECONDS and 0 <= lasts / 1e6 < MOST_SECONDS:
             thread = f"{entry.get('pid')}:{entry.get('tid')}"
-            known = details if isinstance(details, dict) else {}
+            arguments = details if isinstance(details, dict) else {}
             yield Event(
-                start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, known
+                start / 1e6, (start + lasts) / 1e6, name, str(entry.get("cat")), thread, arguments
             )
 
 
@@ -235,8 +235,8 @@ def _launches(events: Sequence[Event], kernels: Sequence[Event]) -> NDArray[np.f
         event.details.get("correlation"): event.start for event in events if event.kind in LAUNCHES
     }
     rows = [
-        (called.get(one.details.get("correlation"), one.start), one.start, one.end)
-        for one in kernels
+        (called.get(kernel.details.get("correlation"), kernel.start), kernel.start, kernel.end)
+        for kernel in kernels
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
@@ -298,12 +298,12 @@ def _device_starts(
     for event in work:
         busy[event.thread] += event.end - event.start
     main = launches[[event.thread == max(busy, key=lambda name: busy[name]) for event in work]]
-    found = []
+    first_kernels = []
     for low, high in zip(host, [*host[1:], np.inf], strict=True):
         of_step = main[(main[:, 0] >= low) & (main[:, 0] < high), 1]
-        found.append(float(of_step.min()) if len(of_step) else None)
-    known = [start for start in found if start is not None]
-    return known if len(known) == len(found) else host
+        first_kernels.append(float(of_step.min()) if len(of_step) else None)
+    starts = [start for start in first_kernels if start is not None]
+    return starts if len(starts) == len(first_kernels) else host
 
 
 def _self_times(nested: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
@@ -340,13 +340,15 @@ def _collectives(events: Sequence[Event], host: Sequence[Event]) -> list[Collect
     for event in host:
         if event.name == ACCUMULATES:
             inside[event.thread].append(event)
-    found = []
+    collectives = []
     for kind, done in works.items():
         begun: Sequence[Event | None] = (
             calls[kind] if len(calls[kind]) == len(done) else [None] * len(done)
         )
-        found += [_joined(kind, call, work, inside) for call, work in zip(begun, done, strict=True)]
-    return sorted(found, key=lambda one: one.call)
+        collectives += [
+            _joined(kind, call, work, inside) for call, work in zip(begun, done, strict=True)
+        ]
+    return sorted(collectives, key=lambda collective: collective.call)
 
 
 def _joined(
@@ -371,7 +373,7 @@ def _joined(
 
 
 def _is_inside(call: Event, ranges: Sequence[Event]) -> bool:
-    place = bisect_right(ranges, call.start, key=lambda one: one.start)
+    place = bisect_right(ranges, call.start, key=lambda event: event.start)
     return place > 0 and call.end <= ranges[place - 1].end
 
 

@@ -148,7 +148,7 @@ class LegProgress:
     def pids_of(self, ranks: Sequence[int]) -> list[int]:
         """The processes of those ranks that have started."""
         starts = (Tail(self._folder.trace_file(rank)).new()[:1] for rank in ranks)
-        return [start["pid"] for found in starts for start in found]
+        return [start["pid"] for first_lines in starts for start in first_lines]
 
 
 def _changed_at(path: Path) -> int | None:

@@ -30,7 +30,7 @@ class ProofOptions:
     """Ranks of each leg; the reference run has as many as the first."""
     steps: int
     seed: int
-    at: tuple[int, ...] | None = None
+    kill_steps: tuple[int, ...] | None = None
     moment: Moment | None = None
     rank: str | None = None
     """A number, or `all`."""
@@ -51,18 +51,18 @@ def wrong_options(options: ProofOptions) -> Iterator[str]:
     """A message for each option that is out of range."""
     kills = options.num_kills
     steps = options.steps
-    at = options.at or ()
+    kill_steps = options.kill_steps or ()
     if options.modes and (len(options.modes) < 2 or len(options.modes) != len(options.worlds)):
         legs = plural(len(options.worlds), "leg")
         yield f"--modes: {len(options.modes)} for {legs}; give one for each, and at least 2"
     for mode in options.modes:
         if mode not in MODES:
             yield f"--modes: {mode!r} is not one of {', '.join(MODES)}"
-    if at and len(at) != kills:
+    if kill_steps and len(kill_steps) != kills:
         legs = ",".join(map(str, options.worlds))
-        yield f"--kill-at: {plural(len(at), 'step')} for {plural(kills, 'kill')} (--world {legs})"
-    elif list(at) != sorted(set(at)) or max(at, default=0) >= steps:
-        listed = ",".join(map(str, at))
+        yield f"--kill-at: {plural(len(kill_steps), 'step')} for {plural(kills, 'kill')} (--world {legs})"
+    elif list(kill_steps) != sorted(set(kill_steps)) or max(kill_steps, default=0) >= steps:
+        listed = ",".join(map(str, kill_steps))
         yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
     rank = options.rank
     smallest = min(options.worlds[:-1])
@@ -193,10 +193,8 @@ class Kill:
 def too_early(options: ProofOptions, pattern: RunPattern) -> str | None:
     """What is wrong with the options, given when the reference run saved."""
     first = min(pattern["save"])
-    if options.at is not None and options.at[0] <= first:
-        return (
-            f"--kill-at: {options.at[0]} is too early: the first checkpoint is that of step {first}"
-        )
+    if options.kill_steps is not None and options.kill_steps[0] <= first:
+        return f"--kill-at: {options.kill_steps[0]} is too early: the first checkpoint is that of step {first}"
     return too_few_steps(options, first_save=first)
 
 
@@ -204,16 +202,20 @@ def draw_kills(options: ProofOptions, pattern: RunPattern, *, attempt: int = 0) 
     """One kill for each leg except the last. After an attempt whose kill came too late, the next
     one kills earlier, and the last attempt as early as possible."""
     draw = random.Random(options.seed)  # noqa: S311 - a schedule, not a secret
-    moments: list[Moment] = [one for one in MOMENTS if one != "evaluation" or pattern["evaluation"]]
+    moments: list[Moment] = [
+        moment for moment in MOMENTS if moment != "evaluation" or pattern["evaluation"]
+    ]
     first_save = min(pattern["save"])
     # Each kill has its own range of steps, so that it comes after the previous one.
     length = (options.steps - 1 - first_save) / options.num_kills
     kills = []
     for number, world in enumerate(options.worlds[:-1]):
-        before, last = (first_save + int(one * length) for one in (number, number + 1))
+        before = first_save + int(number * length)
+        last = first_save + int((number + 1) * length)
         step = draw.randint(before + 1, last)
         earliest = first_save + 1 + number
-        step = step if options.at is None else options.at[number]
+        if options.kill_steps is not None:
+            step = options.kill_steps[number]
         moment = draw.choice(moments) if options.moment is None else options.moment
         rank = draw.randrange(world)
         wait = draw.random()
@@ -237,7 +239,7 @@ def _kill(moment: Moment, step: int, wait: float, pattern: RunPattern) -> Kill:
     """In the next save or evaluation from this step on, if that is the moment; if there is none,
     after the step."""
     times = pattern.get(moment, {})
-    chosen = next((one for one in sorted(times) if one >= step), None)
+    chosen = next((candidate for candidate in sorted(times) if candidate >= step), None)
     if chosen is None:
         return Kill("step", step, (), wait, None)
     # In the first third: near its end it has often finished already.

@@ -79,13 +79,12 @@ class Proof:
         difference = self._difference(reference, legs) or self._missing(reference, legs)
         if difference is None:
             last = folder_name(options.steps)
-            one, other = (
-                RunFolder(self.root / name).checkpoints / last for name in ("reference", "killed")
-            )
+            reference_folder = RunFolder(self.root / "reference").checkpoints / last
+            killed_folder = RunFolder(self.root / "killed").checkpoints / last
             if options.modes:
-                return self._compare_weights(reference, one, other)
+                return self._compare_weights(reference, reference_folder, killed_folder)
             difference = compare_checkpoints(
-                one, other, options.steps, same_world=not options.is_elastic
+                reference_folder, killed_folder, options.steps, same_world=not options.is_elastic
             )
         if difference is not None:
             cause = self._cause(difference, reference, legs)
@@ -93,11 +92,11 @@ class Proof:
             self.show(f"  likely cause: {cause.what}")
             self.show(f"  try: {cause.next_step}")
             return False
-        seen = (
+        compared_parts = (
             f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
         )
-        self.show(f"proved: {steps}, {seen}: the same bits after {kills}")
-        for name in dict.fromkeys(name for one in compared for name in one.unsaved):
+        self.show(f"proved: {steps}, {compared_parts}: the same bits after {kills}")
+        for name in dict.fromkeys(name for comparison in compared for name in comparison.unsaved):
             self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
                 "nothing that was compared depends on it"
@@ -111,10 +110,12 @@ class Proof:
             return compare_restored(reference, legs)
         return compare(reference, legs[-1]).difference
 
-    def _compare_weights(self, reference: RunTrace, one: Path, other: Path) -> bool:
+    def _compare_weights(
+        self, reference: RunTrace, reference_folder: Path, killed_folder: Path
+    ) -> bool:
         """Show how far the weights are from those of the reference."""
         options = self.options
-        distance = weight_distance(one, other)
+        distance = weight_distance(reference_folder, killed_folder)
         text = f"the weights after step {options.steps} differ by {distance:.1e} of their size"
         if distance > MOST_DISTANCE:
             self.show(f"not proved: {text} from the run without a kill in mode {options.modes[0]}")
@@ -122,11 +123,11 @@ class Proof:
                 f"  try: --modes {','.join(options.modes[:1] * 2)} first; a lower --optim.lr, if training diverges"
             )
             return False
-        seen = (
+        compared_parts = (
             f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
         )
         self.show(
-            f"proved: {seen}: each mode resumed with the bits that the one before had saved; {text}"
+            f"proved: {compared_parts}: each mode resumed with the bits that the one before had saved; {text}"
         )
         return True
 
@@ -207,12 +208,12 @@ class Proof:
         return None
 
     def _cause(
-        self, found: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]
+        self, difference: RunDifference, reference: RunTrace, legs: Sequence[RunTrace]
     ) -> DifferenceCause:
         if len(legs) == 1:  # up to its kill this leg is a second run without a kill
-            return not_repeatable(found)
+            return not_repeatable(difference)
         self.show("a difference was found; repeating the run without a kill, to find the cause")
         again = compare(reference, self._run_without_kill("repeated")).difference
         if again is not None:
             return not_repeatable(again)
-        return lost_in_the_kill(found, worlds=(reference.world_size, legs[-1].world_size))
+        return lost_in_the_kill(difference, worlds=(reference.world_size, legs[-1].world_size))

@@ -125,20 +125,22 @@ class Comparison:
     buffer may be a cache that is filled at its first use."""
 
 
-def compare(reference: RunTrace, other: RunTrace) -> Comparison:
+def compare(reference: RunTrace, attempt: RunTrace) -> Comparison:
     """Compare a complete run and an attempt, which may have begun later and ended earlier."""
-    found = next(_differences(reference, other), None)
-    last = max(other.steps, default=0) if found is None else found.step
+    difference = next(_differences(reference, attempt), None)
+    last = max(attempt.steps, default=0) if difference is None else difference.step
     pairs = [
-        (one.unsaved, two.unsaved)
-        for number, one, two in _states(reference, other)
+        (expected.unsaved, actual.unsaved)
+        for number, expected, actual in _states(reference, attempt)
         if number <= last
     ]
     # Those that differed last come first: they are more likely the cause.
     unsaved = tuple(
-        dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two))
+        dict.fromkeys(
+            name for expected, actual in reversed(pairs) for name in _unequal(expected, actual)
+        )
     )
-    return Comparison(found and replace(found, unsaved=unsaved), unsaved)
+    return Comparison(difference and replace(difference, unsaved=unsaved), unsaved)
 
 
 def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDifference | None:
@@ -148,7 +150,11 @@ def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDiffer
 
     def differences() -> Iterator[RunDifference]:
         saved = next(
-            (one.steps[leg.from_step].state for one in before[::-1] if leg.from_step in one.steps),
+            (
+                earlier.steps[leg.from_step].state
+                for earlier in before[::-1]
+                if leg.from_step in earlier.steps
+            ),
             None,
         )
         if saved is not None:
@@ -160,28 +166,28 @@ def compare_restored(reference: RunTrace, legs: Sequence[RunTrace]) -> RunDiffer
     return next(differences(), None)
 
 
-def weight_distance(reference: Path, other: Path) -> float:
+def weight_distance(reference: Path, resumed: Path) -> float:
     """How far the weights of two checkpoints are apart, as a fraction of their norm."""
     from drumline.checkpoint import store  # loads torch
 
-    one, two = (
-        store.read(folder, only=("model",)).tensors["model"] for folder in (reference, other)
-    )
-    pairs = [(one[name].double(), two[name].double()) for name in one]
-    difference, size = (
-        sum(float(part.square().sum()) for part in parts)
-        for parts in ((a - b for a, b in pairs), (a for a, _ in pairs))
-    )
+    expected = store.read(reference, only=("model",)).tensors["model"]
+    actual = store.read(resumed, only=("model",)).tensors["model"]
+    difference = 0.0
+    size = 0.0
+    for name, tensor in expected.items():
+        weights = tensor.double()
+        difference += float((weights - actual[name].double()).square().sum())
+        size += float(weights.square().sum())
     return float((difference / size) ** 0.5) if size else 0.0
 
 
-def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference]:
-    for number, wanted, found in _states(reference, other):
-        if number > other.from_step:
+def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifference]:
+    for number, expected, actual in _states(reference, attempt):
+        if number > attempt.from_step:
             step = reference.steps[number]
             of_a_stream = any(index is None for index, _ in step.samples.values())
-            of_step = _samples(step, other.steps[number], is_complete=other.is_complete(number))
-            yield from (replace(one, of_a_stream=of_a_stream) for one in of_step)
+            of_step = _samples(step, attempt.steps[number], is_complete=attempt.is_complete(number))
+            yield from (replace(difference, of_a_stream=of_a_stream) for difference in of_step)
             when = f"after step {number}"
         else:
             when = (
@@ -189,74 +195,87 @@ def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference
                 if number
                 else "before the first step"
             )
-        yield from _tensors(wanted.saved, found.saved, number, when)
+        yield from _tensors(expected.saved, actual.saved, number, when)
         yield from _metrics(
-            reference.evaluations.get(number), other.evaluations.get(number), number
+            reference.evaluations.get(number), attempt.evaluations.get(number), number
         )
 
 
 def _states(
-    reference: RunTrace, other: RunTrace
+    reference: RunTrace, attempt: RunTrace
 ) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
     """The states that must be equal, by step: at the start of the attempt, and after each of its
     steps."""
-    first = reference.steps[other.from_step].state if other.from_step else reference.start
-    yield other.from_step, first or NOTHING, other.start
-    for number, step in other.steps.items():
-        wanted = reference.steps[number].state or NOTHING
-        yield number, wanted, step.state or wanted  # rank 0 may have been killed before it wrote it
+    first = reference.steps[attempt.from_step].state if attempt.from_step else reference.start
+    yield attempt.from_step, first or NOTHING, attempt.start
+    for number, step in attempt.steps.items():
+        expected = reference.steps[number].state or NOTHING
+        yield (
+            number,
+            expected,
+            step.state or expected,
+        )  # rank 0 may have been killed before it wrote it
 
 
-def _samples(wanted: StepTrace, found: StepTrace, *, is_complete: bool) -> Iterator[RunDifference]:
-    step = wanted.step
-    if wanted.epoch != found.epoch:
-        sentence = f"step {step} is in epoch {found.epoch + 1}, not in epoch {wanted.epoch + 1}"
-        yield RunDifference("order", step, sentence, f"epoch {found.epoch + 1}")
+def _samples(
+    expected: StepTrace, actual: StepTrace, *, is_complete: bool
+) -> Iterator[RunDifference]:
+    step = expected.step
+    if expected.epoch != actual.epoch:
+        sentence = f"step {step} is in epoch {actual.epoch + 1}, not in epoch {expected.epoch + 1}"
+        yield RunDifference("order", step, sentence, f"epoch {actual.epoch + 1}")
         return
-    for position in sorted(found.samples.keys() | (wanted.samples.keys() if is_complete else ())):
-        one = wanted.samples.get(position)
-        other = found.samples.get(position)
-        where = f"position {position} of epoch {wanted.epoch + 1}"
-        if one is None or other is None:
-            sentence = f"step {step} has {'a' if one is None else 'no'} sample at {where}, unlike the run without kills"
+    for position in sorted(
+        actual.samples.keys() | (expected.samples.keys() if is_complete else ())
+    ):
+        expected_sample = expected.samples.get(position)
+        actual_sample = actual.samples.get(position)
+        where = f"position {position} of epoch {expected.epoch + 1}"
+        if expected_sample is None or actual_sample is None:
+            has = "has a" if expected_sample is None else "has no"
+            sentence = f"step {step} {has} sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
-        elif one[0] != other[0]:
-            sentence = f"step {step} took sample {other[0]} at {where}, not sample {one[0]}"
-            yield RunDifference("order", step, sentence, f"sample {other[0]}")
-        elif one[1] != other[1]:
-            name = f"the sample at {where}" if one[0] is None else f"sample {one[0]}"
-            place = "" if one[0] is None else f" ({where})"
+        elif expected_sample[0] != actual_sample[0]:
+            sentence = f"step {step} took sample {actual_sample[0]} at {where}, not sample {expected_sample[0]}"
+            yield RunDifference("order", step, sentence, f"sample {actual_sample[0]}")
+        elif expected_sample[1] != actual_sample[1]:
+            name = (
+                f"the sample at {where}"
+                if expected_sample[0] is None
+                else f"sample {expected_sample[0]}"
+            )
+            place = "" if expected_sample[0] is None else f" ({where})"
             yield RunDifference("sample", step, f"{name}{place} differs at step {step}", name)
-    for (low, high), rest in found.rests.items():
-        if wanted.rests.get((low, high), rest) != rest:
+    for (low, high), rest in actual.rests.items():
+        if expected.rests.get((low, high), rest) != rest:
             name = f"the micro-batch of positions {low} to {high - 1}"
             sentence = f"{name} differs at step {step}, in what belongs to no single sample"
             yield RunDifference("batch", step, sentence, name)
 
 
 def _tensors(
-    wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str
+    expected: Mapping[str, str], actual: Mapping[str, str], step: int, when: str
 ) -> Iterator[RunDifference]:
-    if names := _unequal(wanted, found):
-        more = len(names) - 1
-        others = f", and {plural(more, 'other tensor')} with it" if more else ""
-        yield RunDifference("tensor", step, f"{names[0]} differs {when}{others}", names[0])
+    if names := _unequal(expected, actual):
+        num_others = len(names) - 1
+        also_differ = f", and {plural(num_others, 'other tensor')} with it" if num_others else ""
+        yield RunDifference("tensor", step, f"{names[0]} differs {when}{also_differ}", names[0])
 
 
 def _metrics(
-    wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int
+    expected: Mapping[str, str] | None, actual: Mapping[str, str] | None, step: int
 ) -> Iterator[RunDifference]:
     """Compares the evaluation after a step. A killed attempt may lack its last one."""
-    if wanted is None or found is None:
+    if expected is None or actual is None:
         return
-    for name in _unequal(wanted, found):
-        values = f"{found.get(name, 'missing')}, not {wanted.get(name, 'missing')}"
+    for name in _unequal(expected, actual):
+        values = f"{actual.get(name, 'missing')}, not {expected.get(name, 'missing')}"
         sentence = f"{name} of the evaluation after step {step} is {values}"
         yield RunDifference("evaluation", step, sentence, name)
 
 
-def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    return [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+def _unequal(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    return [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
 
 
 # The manifest contains the time of the save; in progress.json only the step and the cursor must be
@@ -267,18 +286,18 @@ RANDOM = "rng.safetensors"
 
 
 def compare_checkpoints(
-    reference: Path, other: Path, step: int, *, same_world: bool
+    reference: Path, resumed: Path, step: int, *, same_world: bool
 ) -> RunDifference | None:
     """Compare the folders of one step. `same_world`: the random state of every rank must be equal
     too."""
-    names = {file.name for folder in (reference, other) for file in folder.iterdir()}
+    names = {file.name for folder in (reference, resumed) for file in folder.iterdir()}
     for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
-        one, two = (_read_comparable(folder / name) for folder in (reference, other))
-        if one != two:
+        expected, actual = (_read_comparable(folder / name) for folder in (reference, resumed))
+        if expected != actual:
             inner = ""
-            if one is not None and two is not None and name.endswith(".safetensors"):
+            if expected is not None and actual is not None and name.endswith(".safetensors"):
                 # As bytes: NaN is not equal to itself.
-                first, second = (dict(deserialize(raw)) for raw in (one, two))  # type: ignore[no-untyped-call]
+                first, second = (dict(deserialize(raw)) for raw in (expected, actual))  # type: ignore[no-untyped-call]
                 inner = next(
                     (key for key in sorted(first | second) if first.get(key) != second.get(key)), ""
                 )
@@ -308,64 +327,65 @@ GENERATORS = "the global generators of torch, numpy or random"
 REMEMBERS = "without kills it gives the same bits twice, so it keeps something in memory that a new process lacks"
 
 
-def not_repeatable(found: RunDifference) -> DifferenceCause:
+def not_repeatable(difference: RunDifference) -> DifferenceCause:
     """The cause if two runs of the same command differ, both without a kill."""
-    if found.kind in ("sample", "batch"):
+    if difference.kind in ("sample", "batch"):
         return DifferenceCause(
-            f"unseeded randomness in the dataset: {found.name} is not the same twice, even without a kill",
+            f"unseeded randomness in the dataset: {difference.name} is not the same twice, even without a kill",
             f"draw from {GENERATORS}, which are seeded for every sample, or from the draws that a BatchDataset "
             "is given; seed your own generator from the index",
         )
-    if found.kind == "order":
+    if difference.kind == "order":
         return DifferenceCause(
             "the dataset is not the same twice: the order of samples follows from its length, the seed and the epoch",
             "let len(dataset) be the same at every start",
         )
-    if found.step == 0:
+    if difference.step == 0:
         return DifferenceCause(
-            f"unseeded randomness in model(): {found.name} starts from different values each time",
+            f"unseeded randomness in model(): {difference.name} starts from different values each time",
             "draw initial weights from torch's global generator, which is seeded before model() is called",
         )
-    where, same = (
+    where, repeated = (
         ("evaluation", "weights")
-        if found.kind == "evaluation"
+        if difference.kind == "evaluation"
         else ("the model or its loss", "samples")
     )
     return DifferenceCause(
-        f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {same} are the "
-        f"same twice, but {found.name} is not, even without a kill",
+        f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {repeated} are the "
+        f"same twice, but {difference.name} is not, even without a kill",
         f"try --train.deterministic; draw random numbers in {where} from {GENERATORS}, whose state is saved",
     )
 
 
-def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
+def lost_in_the_kill(difference: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
     """The cause if only the killed run differs. `worlds`: ranks of the run without kills, and of
     the leg that differs."""
-    if found.kind == "order":
+    if difference.kind == "order":
         return DifferenceCause(
             "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
             "let a stream end at the same sample each time it is read"
-            if found.of_a_stream
+            if difference.of_a_stream
             else "let len(dataset) be the same at every start",
         )
-    if found.kind in ("sample", "batch"):
+    if difference.kind in ("sample", "batch"):
         return DifferenceCause(
             f"state outside the checkpoint, in the dataset: {REMEMBERS}",
             "let the stream's state_dict() and load_state_dict() hold everything that decides the next sample; one "
             "without them is read from its beginning, and must give the same each time"
-            if found.of_a_stream
+            if difference.of_a_stream
             else "let a sample depend on its index and the seeded generators alone, not on earlier samples",
         )
-    used = ", used in evaluation" if found.kind == "evaluation" else ""
+    used = ", used in evaluation" if difference.kind == "evaluation" else ""
     if worlds[0] != worlds[1]:
         return DifferenceCause(
             f"arithmetic that depends on the number of ranks ({worlds[0]} and {worlds[1]}), or state outside the "
             f"checkpoint{used}",
             f"prove it with --world {worlds[0]} first: if that holds, it is the number of ranks",
         )
-    if found.unsaved:
+    if difference.unsaved:
+        buffer = difference.unsaved[0]
         return DifferenceCause(
-            f"state outside the checkpoint{used}: the buffer {found.unsaved[0]} has persistent=False and is not saved",
+            f"state outside the checkpoint{used}: the buffer {buffer} has persistent=False and is not saved",
             "register it without persistent=False, or compute it again from what is saved",
         )
     return DifferenceCause(

@@ -85,7 +85,7 @@ class SizedRuns:
         self.note(f"{plural(ranks, 'rank')}{'' if batch is None else f', a batch of {batch:,}'}")
         last = WARM_UP + self.options.steps
         changed = {**QUIET, "train.steps": last + 1, "log.profile": f"{WARM_UP}:{last}"}
-        words = tuple(
+        arguments = tuple(
             self.arguments(changed if batch is None else {**changed, "train.batch_size": batch})
         )
         run = self.folder / f"{name}-{ranks}"
@@ -93,9 +93,9 @@ class SizedRuns:
         what = f"the run on {plural(ranks, 'rank')}"
         log = self.folder / f"{name}-{ranks}.log"
         leg = (
-            HostsLeg(what, words, run, log, ranks, hosts)
+            HostsLeg(what, arguments, run, log, ranks, hosts)
             if hosts
-            else Leg(what, words, run, log, ranks)
+            else Leg(what, arguments, run, log, ranks)
         )
         run_to_the_end(leg)
         return read_profile(run), run
@@ -122,22 +122,23 @@ def measure(runs: SizedRuns, *, cores: int, gpus: int) -> Measurement:
     )
 
 
-def _size(scaling: str, found: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
-    step_s, base_s = (one.unprofiled_step_s or one.step_s for one in (found, base))
-    slower = found.step_s / step_s  # with the profiler
-    assert found.batch_size is not None
+def _size(scaling: str, profile: ProfileResult, run: Path, base: ProfileResult) -> MeasuredSize:
+    step_s = profile.unprofiled_step_s or profile.step_s
+    base_s = base.unprofiled_step_s or base.step_s
+    slower = profile.step_s / step_s  # with the profiler
+    assert profile.batch_size is not None
     assert base.batch_size is not None
-    speedup = found.batch_size / step_s / (base.batch_size / base_s)
+    speedup = profile.batch_size / step_s / (base.batch_size / base_s)
     return MeasuredSize(
         scaling=scaling,
-        nodes=found.num_nodes,
-        ranks=found.world_size,
-        batch_size=found.batch_size,
+        nodes=profile.num_nodes,
+        ranks=profile.world_size,
+        batch_size=profile.batch_size,
         step_s=step_s,
-        spread_s=pstdev(seconds for rank in found.ranks for seconds in rank.step_s) / slower,
+        spread_s=pstdev(seconds for rank in profile.ranks for seconds in rank.step_s) / slower,
         speedup=speedup,
-        efficiency=speedup * base.world_size / found.world_size,
-        parts_s={part: seconds / slower for part, seconds in found.parts_s.items()},
-        hidden_communication_s=found.hidden_communication_s / slower,
+        efficiency=speedup * base.world_size / profile.world_size,
+        parts_s={part: seconds / slower for part, seconds in profile.parts_s.items()},
+        hidden_communication_s=profile.hidden_communication_s / slower,
         run=str(run),
     )

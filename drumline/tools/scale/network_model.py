@@ -159,16 +159,16 @@ def read_doctor(flag: str, path: Path) -> list[dict[str, float]]:
     """What `drumline doctor --json` measured: on this machine, or on each rank of several hosts
     that has a result. A UsageError names the flag."""
     try:
-        found = parse_json(read_regular(path, follow_links=True))["collectives"]
+        collectives = parse_json(read_regular(path, follow_links=True))["collectives"]
         results = (
-            [one.get("result") for one in found]
-            if isinstance(found, list)
-            else [{"numbers": found}]
+            [rank.get("result") for rank in collectives]
+            if isinstance(collectives, list)
+            else [{"numbers": collectives}]
         )
-        known = [result["numbers"] for result in results if result and result["numbers"]]
-        ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in known]
+        measured = [result["numbers"] for result in results if result and result["numbers"]]
+        ranks = [{name: float(numbers[name]) for name in DOCTORS} for numbers in measured]
         if not ranks or any(
-            one["world_size"] < 2 or not one["all_reduce_gb_per_s"] > 0 for one in ranks
+            numbers["world_size"] < 2 or not numbers["all_reduce_gb_per_s"] > 0 for numbers in ranks
         ):
             raise ValueError("it measured no all_reduce between ranks")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -233,11 +233,12 @@ def all_reduce(network: Network, num_bytes: int, nodes: int, per_node: int) -> T
         return Transfer(alone_s=0.0, busy_s=0.0)
     if network.backend == "gloo":
         return gloo_ring(network, num_bytes, nodes, per_node)
-    ways = ((protocol, way) for protocol in NCCL for way in (TREE, RING))
-    found = (
-        nccl_transfer(network, protocol, way, num_bytes, nodes, per_node) for protocol, way in ways
+    choices = ((protocol, way) for protocol in NCCL for way in (TREE, RING))
+    transfers = (
+        nccl_transfer(network, protocol, way, num_bytes, nodes, per_node)
+        for protocol, way in choices
     )
-    return min(found, key=lambda transfer: transfer.alone_s)
+    return min(transfers, key=lambda transfer: transfer.alone_s)
 
 
 def gloo_ring(network: Network, num_bytes: int, nodes: int, per_node: int) -> Transfer:

@@ -63,7 +63,7 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     A measurement does not know the name of its network: `network` is it. Without that, predictions
     for a network by name are compared on a single node only, and those for a measured network on
     all."""
-    predictions = [found for run in runs for found in read_scaling(run, Prediction)]
+    predictions = [prediction for run in runs for prediction in read_scaling(run, Prediction)]
     if not predictions:
         raise UsageError(
             f"there is no prediction in {', '.join(map(str, runs))}",
@@ -74,27 +74,35 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     )
     checked = list[CheckedSize]()
     unmeasured = 0
-    others = set[str]()
-    for one in predictions:
+    other_networks = set[str]()
+    for prediction in predictions:
         is_same_network = (
-            one.network == network if network is not None else one.network not in NETWORKS
+            prediction.network == network
+            if network is not None
+            else prediction.network not in NETWORKS
         )
-        for size in one.sizes:
-            job = (one.task, one.device, one.batch_per_rank, size.nodes, size.ranks)
+        for size in prediction.sizes:
+            job = (
+                prediction.task,
+                prediction.device,
+                prediction.batch_per_rank,
+                size.nodes,
+                size.ranks,
+            )
             later = [
                 step
                 for step in steps
-                if step.job == job and step.made_at > one.made_at and step.step_s > 0
+                if step.job == job and step.made_at > prediction.made_at and step.step_s > 0
             ]
             if not later:
                 unmeasured += 1
             elif size.nodes > 1 and not is_same_network:
-                others.add(one.network)
+                other_networks.add(prediction.network)
             else:
                 checked.append(
                     CheckedSize(
-                        task=one.task,
-                        network=one.network,
+                        task=prediction.task,
+                        network=prediction.network,
                         nodes=size.nodes,
                         ranks=size.ranks,
                         predicted_s=size.step_s,
@@ -103,18 +111,26 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
                     )
                 )
     return PredictionCheck(
-        sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(others))
+        sizes=tuple(checked), unmeasured=unmeasured, other_networks=tuple(sorted(other_networks))
     )
 
 
 def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
     """Of its measurements with the batch of each rank unchanged, and of its profile."""
-    for found in read_scaling(run, Measurement):
-        for size in (size for size in found.sizes if size.scaling == "weak"):
-            job = (found.task, found.device, size.batch_size / size.ranks, size.nodes, size.ranks)
-            yield MeasuredStep(found.made_at, job, size.step_s, size.run)
+    for measurement in read_scaling(run, Measurement):
+        for size in (size for size in measurement.sizes if size.scaling == "weak"):
+            job = (
+                measurement.task,
+                measurement.device,
+                size.batch_size / size.ranks,
+                size.nodes,
+                size.ranks,
+            )
+            yield MeasuredStep(measurement.made_at, job, size.step_s, size.run)
     if (run / PROFILE_FOLDER / PROFILE_FILE).is_file():
-        one = read_profile(run)
-        batch = None if one.batch_size is None else one.batch_size / one.world_size
-        job_of = (one.task, one.device, batch, one.num_nodes, one.world_size)
-        yield MeasuredStep(one.made_at, job_of, one.unprofiled_step_s or one.step_s, str(run))
+        profile = read_profile(run)
+        batch = None if profile.batch_size is None else profile.batch_size / profile.world_size
+        job_of = (profile.task, profile.device, batch, profile.num_nodes, profile.world_size)
+        yield MeasuredStep(
+            profile.made_at, job_of, profile.unprofiled_step_s or profile.step_s, str(run)
+        )

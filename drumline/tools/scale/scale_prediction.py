@@ -109,10 +109,11 @@ def _interval(
 ) -> tuple[float, float]:
     """90% of the means of resampled compute times, and the model's error on both sides."""
     draw = random.Random(0)  # noqa: S311 - a simulation, not a secret
-    again = (sorted(draw.choices(shape.spread, k=len(shape.spread))) for _ in range(REPLICATES))
-    shapes = [replace(shape, spread=tuple(one)) for one in again]
+    spreads = (sorted(draw.choices(shape.spread, k=len(shape.spread))) for _ in range(REPLICATES))
+    shapes = [replace(shape, spread=tuple(spread)) for spread in spreads]
     cuts = quantiles(
-        (typical_step_s(one, network, nodes, options.gpus_per_node) for one in shapes), n=20
+        (typical_step_s(resampled, network, nodes, options.gpus_per_node) for resampled in shapes),
+        n=20,
     )
     error = _model_error(network)
     return cuts[0] * (1 - error), cuts[-1] * (1 + error)
@@ -142,25 +143,32 @@ def _best_bucket(
     caps = [
         cap for cap in BUCKET_CAPS_MB if shape.gradient_bytes <= cap * MIB * MAX_BUCKETS
     ] or BUCKET_CAPS_MB[-1:]
-    tried = (shape.with_bucket_cap(cap) for cap in caps)
-    found = {one.bucket_cap_mb: typical_step_s(one, network, nodes, per_node) for one in tried}
-    good = [cap for cap, seconds in found.items() if seconds <= min(found.values()) * 1.005]
+    candidates = (shape.with_bucket_cap(cap) for cap in caps)
+    step_s_by_cap = {
+        candidate.bucket_cap_mb: typical_step_s(candidate, network, nodes, per_node)
+        for candidate in candidates
+    }
+    good = [
+        cap
+        for cap, seconds in step_s_by_cap.items()
+        if seconds <= min(step_s_by_cap.values()) * 1.005
+    ]
     best = min(good, key=lambda cap: abs(math.log(cap / 25.0)))
-    return best, found[best]
+    return best, step_s_by_cap[best]
 
 
 def _best_accumulation(
     shape: StepShape, network: Network, nodes: int, per_node: int
 ) -> tuple[int, float]:
-    tried = [
+    candidates = [
         shape,
         *(shape.with_accumulation(count) for count in ACCUMULATIONS if count > shape.accumulate),
     ]
-    for one in tried:
-        efficiency = one.alone_s / typical_step_s(one, network, nodes, per_node)
+    for candidate in candidates:
+        efficiency = candidate.alone_s / typical_step_s(candidate, network, nodes, per_node)
         if efficiency >= WANTED_EFFICIENCY:
             break
-    return one.accumulate, efficiency
+    return candidate.accumulate, efficiency
 
 
 def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> int | None:
@@ -171,7 +179,8 @@ def _stops_paying(shape: StepShape, network: Network, options: ScaleOptions) -> 
     )
     steps = [typical_step_s(shape, network, nodes, options.gpus_per_node) for nodes in sizes]
     rates = [
-        goodput(one, nodes, options) * nodes / one for one, nodes in zip(steps, sizes, strict=True)
+        goodput(seconds, nodes, options) * nodes / seconds
+        for seconds, nodes in zip(steps, sizes, strict=True)
     ]
     for number in range(1, len(sizes)):
         gain = (rates[number] - rates[number - 1]) / (sizes[number] - sizes[number - 1])

@@ -49,27 +49,33 @@ def _parts(value: Range) -> list[str]:
 
 
 def prediction_lines(prediction: Prediction) -> Iterator[str]:
-    one = prediction
     options = prediction.options
-    yield f"{one.task} on {one.device} over {one.network} ({one.network_source})"
+    yield f"{prediction.task} on {prediction.device} over {prediction.network} ({prediction.network_source})"
     if options.gpus_per_node > 1:
-        yield f"within a node {one.inside} ({one.inside_source})"
-    yield f"from {one.profile}, {plural(one.profile_ranks, 'rank')}: a step alone takes {step_text(one.alone_s)}"
+        yield f"within a node {prediction.inside} ({prediction.inside_source})"
+    ranks = plural(prediction.profile_ranks, "rank")
+    yield f"from {prediction.profile}, {ranks}: a step alone takes {step_text(prediction.alone_s)}"
     yield ""
-    interval = "(90%)" if one.is_model_compared else "(interval)"
+    interval = "(90%)" if prediction.is_model_compared else "(interval)"
     headings = f"nodes,ranks,step,{interval},efficiency,{interval},exposed,waiting,goodput,samples/day,cost/day"
-    yield from table_lines(headings, list(map(_predicted_row, one.sizes)))
+    yield from table_lines(headings, list(map(_predicted_row, prediction.sizes)))
     yield ""
-    yield from (line for size in one.sizes for line in _changes(one, size))
+    yield from (line for size in prediction.sizes for line in _changes(prediction, size))
     limit = f"{options.pays_above:.0%}"
-    largest = plural(one.sizes[-1].nodes, "node")
-    if one.stops_paying is None:
+    largest = plural(prediction.sizes[-1].nodes, "node")
+    if prediction.stops_paying is None:
         yield f"up to {largest}, each added node brings at least {limit} of one"
     else:
-        yield f"more nodes stop paying after {one.stops_paying:,}: each of the next brings less than {limit} of one"
-    error = f"the intervals have the model's worst error, {one.model_error:.1%}"
-    if not one.is_model_compared:
-        error = f"the intervals add {one.model_error:.0%} on both sides: NCCL's model was not compared with a cluster"
+        yield (
+            f"more nodes stop paying after {prediction.stops_paying:,}: each of the next brings less "
+            f"than {limit} of one"
+        )
+    error = f"the intervals have the model's worst error, {prediction.model_error:.1%}"
+    if not prediction.is_model_compared:
+        error = (
+            f"the intervals add {prediction.model_error:.0%} on both sides: NCCL's model was not "
+            "compared with a cluster"
+        )
     yield (
         f"assumed: a node fails every {options.mtbf_hours:,.0f} h, a restart takes {duration(options.restart_s)}, "
         f"a checkpoint every {plural(options.checkpoint_every, 'step')} pauses {duration(options.checkpoint_pause_s)}; "
@@ -113,20 +119,20 @@ def measurement_lines(measurement: Measurement) -> Iterator[str]:
     yield f"{measurement.task} on {measurement.device}"
     if measurement.shares_cores:
         yield "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
-    for scaling, kept in (
+    for scaling, meaning in (
         ("weak", "each rank keeps its batch"),
         ("strong", "all ranks share one batch"),
     ):
         if sizes := [size for size in measurement.sizes if size.scaling == scaling]:
-            yield f"{scaling} scaling: {kept}"
+            yield f"{scaling} scaling: {meaning}"
             headings = "ranks,nodes,batch,step,spread,speed-up,efficiency,usual,compute,exposed,hidden,waiting"
             yield from table_lines(headings, list(map(_measured_row, sizes)))
             yield from (line for size in sizes if (line := why_below_usual(size, sizes[0])))
 
 
 def _measured_row(size: MeasuredSize) -> list[str]:
-    known = usual_efficiency(size.ranks)
-    usual = "-" if known is None else "{:.0%} - {:.0%}".format(*known)
+    usual_range = usual_efficiency(size.ranks)
+    usual = "-" if usual_range is None else "{:.0%} - {:.0%}".format(*usual_range)
     compute, exposed, waiting = (
         step_text(size.parts_s.get(part, 0.0))
         for part in ("compute", "exposed_communication", "waiting_for_rank")
@@ -145,8 +151,8 @@ def _measured_row(size: MeasuredSize) -> list[str]:
 def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
     """The largest part of the step that the fewest ranks do not have, where the efficiency is below
     what is usual."""
-    known = usual_efficiency(size.ranks)
-    if known is None or size.efficiency >= known[0]:
+    usual = usual_efficiency(size.ranks)
+    if usual is None or size.efficiency >= usual[0]:
         return None
     # With one shared batch, a rank of more ranks has less to compute.
     shrink = 1.0 if size.scaling == "weak" else base.ranks / size.ranks
@@ -157,34 +163,34 @@ def why_below_usual(size: MeasuredSize, base: MeasuredSize) -> str | None:
     part = max(lost, key=lambda name: lost[name])
     longer = ", which takes longer than on the fewest ranks" if part == "compute" else ""
     return (
-        f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {known[0]:.0%}; the largest loss is "
+        f"{plural(size.ranks, 'rank')}: {size.efficiency:.0%} is below the usual {usual[0]:.0%}; the largest loss is "
         f"{PART_NAMES[part]}{longer}: {step_text(max(0.0, lost[part]))} of a step "
         f"({max(0.0, lost[part]) / size.step_s:.0%})"
     )
 
 
-def check_lines(found: PredictionCheck) -> Iterator[str]:
-    if found.sizes:
+def check_lines(check: PredictionCheck) -> Iterator[str]:
+    if check.sizes:
         rows = []
-        for one in found.sizes:
-            times = [*_steps(one.predicted_s), step_text(one.measured_s), f"{one.error:+.1%}"]
+        for size in check.sizes:
+            times = [*_steps(size.predicted_s), step_text(size.measured_s), f"{size.error:+.1%}"]
             rows.append(
-                [one.task, one.network, f"{one.nodes:,}", f"{one.ranks:,}", *times, one.run]
+                [size.task, size.network, f"{size.nodes:,}", f"{size.ranks:,}", *times, size.run]
             )
         yield from table_lines(
             "task,network,nodes,ranks,predicted,(interval),measured,error,run", rows
         )
-        errors = [abs(one.error) for one in found.sizes]
-        outside = sum(not one.is_within for one in found.sizes)
+        errors = [abs(size.error) for size in check.sizes]
+        outside = sum(not size.is_within for size in check.sizes)
         yield (
             f"{plural(len(rows), 'size')}: mean error {fmean(errors):.1%}, worst {max(errors):.1%}; {outside} outside "
-            f"of the interval; {found.unmeasured} not measured yet"
+            f"of the interval; {check.unmeasured} not measured yet"
         )
-    elif found.unmeasured:
-        missing = plural(found.unmeasured, "predicted size")
+    elif check.unmeasured:
+        missing = plural(check.unmeasured, "predicted size")
         yield f"none of {missing} was measured since with the same task, device, batch, nodes and ranks"
-    if found.other_networks:
+    if check.other_networks:
         yield (
-            f"not compared: predictions for {join_names(found.other_networks)}; if the measured runs used that "
+            f"not compared: predictions for {join_names(check.other_networks)}; if the measured runs used that "
             "network, name it with --network"
         )

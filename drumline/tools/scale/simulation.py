@@ -6,7 +6,7 @@ network, the slowest rank sets the pace. Times come from a profile (profile_resu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
@@ -107,8 +107,8 @@ def shape_of(profile: ProfileResult) -> StepShape:
         own_s=own_s,
         backward_s=max(0.0, first.ready_s - first.backward_s) * stretch,
         buckets=tuple(
-            ReadyBucket(num_bytes=bucket.num_bytes, ready_s=min(at, own_s))
-            for bucket, at in zip(profile.buckets, ready, strict=True)
+            ReadyBucket(num_bytes=bucket.num_bytes, ready_s=min(ready_s, own_s))
+            for bucket, ready_s in zip(profile.buckets, ready, strict=True)
         ),
         bucket_cap_mb=profile.bucket_cap_mb,
         sent_part=sent_part(profile.settings),
@@ -179,24 +179,28 @@ def last_end(ready: Sequence[float], transfers: Sequence[Transfer], lanes: int) 
             if transfers[waiting].busy_s > 0:
                 running[waiting] = transfers[waiting].busy_s
             waiting += 1
-        rates = _shared([(one, transfers[one].busy_s / transfers[one].alone_s) for one in running])
-        ends = {one: now + left / rates[one] for one, left in running.items()}
+        limits = {
+            transfer: transfers[transfer].busy_s / transfers[transfer].alone_s
+            for transfer in running
+        }
+        rates = _shared(limits)
+        ends = {transfer: now + left / rates[transfer] for transfer, left in running.items()}
         starts = [ready[waiting]] if waiting < len(ready) and len(running) < lanes else []
         later = min([*ends.values(), *starts], default=now)
         running = {
-            one: left - rates[one] * (later - now)
-            for one, left in running.items()
-            if ends[one] > later
+            transfer: left - rates[transfer] * (later - now)
+            for transfer, left in running.items()
+            if ends[transfer] > later
         }
         now = later
     return now
 
 
-def _shared(limits: Sequence[tuple[int, float]]) -> dict[int, float]:
+def _shared(limits: Mapping[int, float]) -> dict[int, float]:
     """Equal parts of one link, where none gets more than its limit."""
     rates: dict[int, float] = {}
     left = 1.0
-    for number, (one, limit) in enumerate(sorted(limits, key=lambda item: item[1])):
-        rates[one] = min(limit, left / (len(limits) - number))
-        left -= rates[one]
+    for number, (transfer, limit) in enumerate(sorted(limits.items(), key=lambda item: item[1])):
+        rates[transfer] = min(limit, left / (len(limits) - number))
+        left -= rates[transfer]
     return rates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,12 +22,12 @@ def log_as_json(log: NcclLog) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": rank,
-                "host": one.host,
-                "pid": one.pid,
-                "network": one.network,
-                "devices": one.devices,
+                "host": process.host,
+                "pid": process.pid,
+                "network": process.network,
+                "devices": process.devices,
             }
-            for rank, one in log.ranks.items()
+            for rank, process in log.ranks.items()
         ],
         "links": [asdict(link) for link in log.links()],
         "findings": [finding.as_json() for finding in log.findings()],
@@ -42,27 +42,26 @@ def log_lines(log: NcclLog) -> Iterator[str]:
     yield from _hosts(log)
     yield from _links(log.links())
     if log.is_partial:
-        what = f"of a long log the beginning and the end, and {nccl_log.MAX_KEPT:,} connections at most"
-        yield f"note: not all was read: {what}"
+        limits = f"of a long log the beginning and the end, and {nccl_log.MAX_KEPT:,} connections at most"
+        yield f"note: not all was read: {limits}"
     yield from (line for _, line in finding_lines(findings))
     problems = [finding for finding in findings if finding.level == "problem"]
-    first = f", the first to look at: {problems[0].where}" if problems else ""
-    yield (
-        f"result: {plural(len(problems), 'problem')}{first}"
-        if problems
-        else "result: no problem in these logs"
-    )
+    if problems:
+        count = plural(len(problems), "problem")
+        yield f"result: {count}, the first to look at: {problems[0].where}"
+    else:
+        yield "result: no problem in these logs"
 
 
 def _summary(log: NcclLog) -> str:
     ranks = log.ranks
-    versions = (
-        f"NCCL {join_names(sorted(log.versions))}" if log.versions else "NCCL of an unknown version"
-    )
+    versions = "NCCL of an unknown version"
+    if log.versions:
+        versions = f"NCCL {join_names(sorted(log.versions))}"
     if not ranks:
         return f"{versions}: no communicator was initialized in these logs"
-    networks = sorted({one.network for one in ranks.values() if one.network})
-    hosts = plural(len({one.host for one in ranks.values()}), "host")
+    networks = sorted({process.network for process in ranks.values() if process.network})
+    hosts = plural(len({process.host for process in ranks.values()}), "host")
     network = f", network {join_names(networks)}" if networks else ""
     return (
         f"{versions}: logs of {len(ranks)} of {plural(log.world_size, 'rank')} on {hosts}{network}"
@@ -76,7 +75,8 @@ def _hosts(log: NcclLog) -> Iterator[str]:
         hosts.setdefault(process.host, []).append(rank)
     for host, ranks in list(hosts.items())[:MAX_HOSTS]:
         devices = sorted({device for rank in ranks for device in processes[rank].devices.values()})
-        yield f"  {host}: {named_ranks(ranks)}{f'; {join_names(devices)}' if devices else ''}"
+        with_devices = f"; {join_names(devices)}" if devices else ""
+        yield f"  {host}: {named_ranks(ranks)}{with_devices}"
     if len(hosts) > MAX_HOSTS:
         yield f"  and {len(hosts) - MAX_HOSTS} more hosts; --json has all"
 
@@ -85,15 +85,20 @@ def _links(links: Sequence[LoggedLink]) -> Iterator[str]:
     """A line for each transport and device: which ranks it connects."""
     groups: dict[tuple[str, str, bool], dict[tuple[int, int], int]] = {}
     for link in links:
-        found = groups.setdefault((link.transport, link.device, link.is_global), {})
-        found[link.source, link.target] = link.num_channels
+        channels_of_pair = groups.setdefault((link.transport, link.device, link.is_global), {})
+        channels_of_pair[link.source, link.target] = link.num_channels
     for (transport, device, is_global), pairs in groups.items():
-        shown = [
-            f"{source} {'<->' if (target, source) in pairs else '->'} {target}"
-            for source, target in pairs
-            if source < target or (target, source) not in pairs
-        ]
         over = f" over {device}" if device else ""
         channels = plural(max(pairs.values()), "channel")
-        of = "" if is_global else f"; ranks{OF_GROUP}"
-        yield f"{transport}{over}: {join_names(shown, most=MAX_PAIRS)} ({channels}{of})"
+        of_group = "" if is_global else f"; ranks{OF_GROUP}"
+        shown = join_names(_arrows(pairs), most=MAX_PAIRS)
+        yield f"{transport}{over}: {shown} ({channels}{of_group})"
+
+
+def _arrows(pairs: Collection[tuple[int, int]]) -> Iterator[str]:
+    """`0 -> 1`, or once `0 <-> 1` for two ranks that send to each other."""
+    for source, target in pairs:
+        if (target, source) not in pairs:
+            yield f"{source} -> {target}"
+        elif source < target:
+            yield f"{source} <-> {target}"

@@ -11,8 +11,8 @@ import io
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,7 +46,7 @@ NAMED = re.compile(r"NCCL_SOCKET_IFNAME set (?:by environment )?to (\S{1,100})")
 MISSING_PLUGIN = re.compile(r"NET/Plugin: Could not find: ?(\S{1,100}?)[.,]?(?:\s|$)")
 CHANNEL = re.compile(
     r"Channel (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[(?P<way>send|receive)\])? "
-    r"via (?P<kind>NET|P2P|SHM|COLLNET)(?:/(?P<name>[^/]{1,40}))?(?:/(?P<device>\d{1,4})(?!\[))?(?P<rest>.{0,60})"
+    r"via (?P<kind>NET|P2P|SHM|COLLNET)(?:/(?P<name>[^/]{1,40}))?(?:/(?P<device>\d{1,4})(?!\[))?(?P<options>.{0,60})"
 )
 OF_GROUP = " of an unknown communicator"
 OTHER_INTERFACE = "export NCCL_SOCKET_IFNAME with the interface that the other hosts reach: drumline tune --hosts A,B"
@@ -59,17 +59,19 @@ class KnownMessage:
     """A message of NCCL, or of torch about it (`nccl_messages.toml`)."""
 
     kind: str  # a fixed name for programs
-    pattern: str
+    pattern: re.Pattern[str]
     what: str
     fix: str
     level: Level = "problem"
     is_torch: bool = False
 
 
-def _known_messages() -> tuple[tuple[KnownMessage, re.Pattern[str]], ...]:
-    text = Path(__file__).with_name("nccl_messages.toml").read_text(encoding="utf-8")
-    known = [KnownMessage(**entry) for entry in tomllib.loads(text)["message"]]
-    return tuple((one, re.compile(one.pattern)) for one in known)
+def _known_messages() -> tuple[KnownMessage, ...]:
+    document = Path(__file__).with_name("nccl_messages.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(document)["message"]
+    return tuple(
+        KnownMessage(**{**entry, "pattern": re.compile(entry["pattern"])}) for entry in entries
+    )
 
 
 MESSAGES = _known_messages()
@@ -101,15 +103,13 @@ class LoggedProcess:
 
     @property
     def is_complete(self) -> bool:
-        return all(one.is_complete for one in self.communicators.values())
+        return all(communicator.is_complete for communicator in self.communicators.values())
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.host} (process {self.pid})"
-            if self.rank is None
-            else f"rank {self.rank} on {self.host}"
-        )
+        if self.rank is None:
+            return f"{self.host} (process {self.pid})"
+        return f"rank {self.rank} on {self.host}"
 
 
 @dataclass(frozen=True, order=True)
@@ -124,6 +124,28 @@ class LoggedLink:
     is_global: bool  # whether these are ranks of the largest communicator; else of an unknown one
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelGroup:
+    """The channels by which one rank sends to another."""
+
+    transport: str
+    device: str
+    source: int
+    target: int
+    communicators: frozenset[tuple[str, int]]
+    """Name and size of those that the ranks may belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedFault:
+    number: int
+    """Its position in MESSAGES; their number: no known message."""
+    what: str
+    process: LoggedProcess | None
+    where: str
+    """Of a line that names no process."""
+
+
 class NcclLog:
     """What the lines of one or several logs show."""
 
@@ -131,29 +153,29 @@ class NcclLog:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
         self.versions: set[str] = set()
         self.num_lines = 0  # of NCCL
-        self.is_partial = (
-            False  # whether the middle of a long log was not read, or not all connections were kept
-        )
-        # By transport, device, ranks and the communicators that they may belong to (name and size).
-        self._channels: dict[
-            tuple[str, str, int, int, frozenset[tuple[str, int]]], set[tuple[str, str]]
-        ] = {}
-        self._faults: dict[tuple[int, str, str], tuple[LoggedProcess | None, str]] = {}
+        # Whether the middle of a long log was not read, or not all connections were kept.
+        self.is_partial = False
+        self._channels: dict[ChannelGroup, set[tuple[str, str]]] = {}
+        # By number, text and process or place: causes come first in this order.
+        self._faults: dict[tuple[int, str, str], LoggedFault] = {}
 
     def read(self, file: BinaryIO, name: str) -> None:
         """Add a log; `name`: for messages about lines that name no process."""
         for line in self._lines(file):
             if b"NCCL" in line:
-                text = line.decode(errors="replace").rstrip()
-                places = [*PREFIX.finditer(text)]
-                if version := VERSION.search(text):
-                    if "+" in version[1]:  # torch's errors name it without `+cuda`
-                        self.versions.add(version[1])
-                    self.num_lines += not places
-                self._read_foreign(text[: places[0].start()] if places else text, name)
-                ends = [*(place.start() for place in places[1:]), len(text)]
-                for place, end in zip(places, ends, strict=False):
-                    self._read_message(place, text[place.end() : end])
+                self._read_line(line.decode(errors="replace").rstrip(), name)
+
+    def _read_line(self, line: str, name: str) -> None:
+        """A line of torch, or the messages of one or several processes."""
+        prefixes = [*PREFIX.finditer(line)]
+        if version := VERSION.search(line):
+            if "+" in version[1]:  # torch's errors name it without `+cuda`
+                self.versions.add(version[1])
+            self.num_lines += not prefixes
+        starts = [*(prefix.start() for prefix in prefixes), len(line)]
+        self._read_foreign(line[: starts[0]], name)
+        for prefix, end in zip(prefixes, starts[1:], strict=True):
+            self._read_message(prefix, line[prefix.end() : end])
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Those of the beginning and the end."""
@@ -169,40 +191,42 @@ class NcclLog:
 
     def _last_lines(self, pipe: BinaryIO) -> Iterable[bytes]:
         """A pipe is read to its end, or the program that writes would be stopped."""
-        rest = bytearray()
+        tail = bytearray()
         while part := pipe.read(PART_BYTES):
-            rest += part
-            if len(rest) > HALF_BYTES:
+            tail += part
+            if len(tail) > HALF_BYTES:
                 self.is_partial = True
-                del rest[:-HALF_BYTES]
-        return _lines(io.BytesIO(rest), HALF_BYTES)
+                del tail[:-HALF_BYTES]
+        return _lines(io.BytesIO(tail), HALF_BYTES)
 
     def _read_foreign(self, text: str, name: str) -> None:
         """A line of torch."""
-        for number, (message, pattern) in enumerate(MESSAGES):
-            if message.is_torch and (found := pattern.search(text)):
+        for number, message in enumerate(MESSAGES):
+            match = message.pattern.search(text) if message.is_torch else None
+            if match is not None:
                 rank = OF_TORCH.search(text)
                 where = f"rank {rank['rank']}" if rank else name
-                self._add_fault(number, message.what.format(**found.groupdict()), where, None)
+                what = message.what.format(**match.groupdict())
+                self._add_fault(LoggedFault(number, what, None, where))
 
-    def _read_message(self, place: re.Match[str], text: str) -> None:
+    def _read_message(self, prefix: re.Match[str], text: str) -> None:
         self.num_lines += 1
-        process = self._process(place["host"], int(place["pid"]))
-        if place["level"] == "WARN":
+        process = self._process(prefix["host"], int(prefix["pid"]))
+        if prefix["level"] == "WARN":
             self._read_warning(process, text)
-        elif found := CHANNEL.match(text):
-            self._read_channel(process, found)
-        elif found := INIT.search(text):
-            self._read_init(process, *found.groups())
-        elif found := DEVICES.match(text):
-            for number, device, more in DEVICE.findall(found[2].partition("; OOB")[0]):
-                process.devices[f"{found[1]}/{number}"] = f"{device} {more}".strip()
-        elif found := NETWORK.match(text):
-            process.network = found[1].strip()
-        elif found := NAMED.match(text):
-            process.interface = found[1]
-        elif found := MISSING_PLUGIN.match(text):
-            process.missing_plugin = found[1]
+        elif match := CHANNEL.match(text):
+            self._read_channel(process, match)
+        elif match := INIT.search(text):
+            self._read_init(process, *match.groups())
+        elif match := DEVICES.match(text):
+            for number, device, details in DEVICE.findall(match[2].partition("; OOB")[0]):
+                process.devices[f"{match[1]}/{number}"] = f"{device} {details}".strip()
+        elif match := NETWORK.match(text):
+            process.network = match[1].strip()
+        elif match := NAMED.match(text):
+            process.interface = match[1]
+        elif match := MISSING_PLUGIN.match(text):
+            process.missing_plugin = match[1]
 
     def _process(self, host: str, pid: int) -> LoggedProcess:
         process = self.processes.get((host, pid))
@@ -222,69 +246,64 @@ class NcclLog:
         return None
 
     def _read_init(
-        self, process: LoggedProcess, pointer: str, rank: str, size: str, more: str, state: str
+        self, process: LoggedProcess, pointer: str, rank: str, size: str, details: str, state: str
     ) -> None:
         if int(size) >= process.world_size:
             process.rank = int(rank)
             process.world_size = int(size)
-        known = process.communicators.get(pointer)
-        if state == "START" or known is None:
+        communicator = process.communicators.get(pointer)
+        if state == "START" or communicator is None:
             process.communicators.pop(pointer, None)
-            known = LoggedCommunicator(
-                name=_communicator_name(process, more), rank=int(rank), size=int(size)
+            communicator = LoggedCommunicator(
+                name=_communicator_name(process, details), rank=int(rank), size=int(size)
             )
             if len(process.communicators) < MAX_COMMUNICATORS:
-                process.communicators[pointer] = known
-        known.is_complete = state == "COMPLETE"
+                process.communicators[pointer] = communicator
+        communicator.is_complete = state == "COMPLETE"
 
-    def _read_channel(self, process: LoggedProcess, found: re.Match[str]) -> None:
-        channel, number, source, target = found.groups()[:4]
-        kind, name, device, rest = (
-            found[group] or "" for group in ("kind", "name", "device", "rest")
-        )
-        transport = f"{kind}/{name.split()[0]}" if name else kind
-        if "GDRDMA" in rest:
+    def _read_channel(self, process: LoggedProcess, match: re.Match[str]) -> None:
+        channel, number, source, target = match.groups()[:4]
+        name = match["name"] or ""
+        transport = f"{match['kind']}/{name.split()[0]}" if name else match["kind"]
+        if "GDRDMA" in match["options"]:
             transport += "/GDRDMA"
-        ranks = int(source), int(target)
-        own = ranks[1] if found["way"] == "receive" else ranks[0]
-        fits = [
-            one
-            for one in process.communicators.values()
-            if one.rank == own and max(ranks) < one.size
-        ]
-        # Up to NCCL 2.21 it connects while it initializes, later at the first collective.
-        fits = [one for one in fits if not one.is_complete] or fits
-        of = frozenset((one.name, one.size) for one in fits)
-        key = transport, process.devices.get(f"{name}/{device}", ""), *ranks, of
-        if key in self._channels or len(self._channels) < MAX_KEPT:
-            self._channels.setdefault(key, set()).add((channel, number or ""))
+        this_rank = target if match["way"] == "receive" else source
+        candidates = _possible_communicators(process, int(this_rank), max(int(source), int(target)))
+        group = ChannelGroup(
+            transport,
+            process.devices.get(f"{name}/{match['device'] or ''}", ""),
+            int(source),
+            int(target),
+            frozenset((communicator.name, communicator.size) for communicator in candidates),
+        )
+        if group in self._channels or len(self._channels) < MAX_KEPT:
+            self._channels.setdefault(group, set()).add((channel, number or ""))
         else:
             self.is_partial = True
 
     def _read_warning(self, process: LoggedProcess, text: str) -> None:
-        for number, (message, pattern) in enumerate(MESSAGES):
-            if not message.is_torch and (found := pattern.search(text)):
-                named = (
-                    f": NCCL_SOCKET_IFNAME={process.interface} names none"
-                    if process.interface
-                    else ""
-                )
-                self._add_fault(
-                    number, message.what.format(named=named, **found.groupdict()), "", process
-                )
+        for number, message in enumerate(MESSAGES):
+            match = None if message.is_torch else message.pattern.search(text)
+            if match is not None:
+                named = ""
+                if process.interface:
+                    named = f": NCCL_SOCKET_IFNAME={process.interface} names none"
+                what = message.what.format(named=named, **match.groupdict())
+                self._add_fault(LoggedFault(number, what, process, ""))
                 return
-        self._add_fault(len(MESSAGES), text[:MAX_TEXT], "", process)
+        self._add_fault(LoggedFault(len(MESSAGES), text[:MAX_TEXT], process, ""))
 
-    def _add_fault(self, number: int, what: str, where: str, process: LoggedProcess | None) -> None:
-        key = number, what, f"{process.host}:{process.pid}" if process else where
+    def _add_fault(self, fault: LoggedFault) -> None:
+        process = fault.process
+        origin = fault.where if process is None else f"{process.host}:{process.pid}"
         if len(self._faults) < MAX_KEPT:
-            self._faults.setdefault(key, (process, where))
+            self._faults.setdefault((fault.number, fault.what, origin), fault)
 
     # What they show
 
     @property
     def world_size(self) -> int:
-        return max((one.world_size for one in self.processes.values()), default=0)
+        return max((process.world_size for process in self.processes.values()), default=0)
 
     @property
     def ranks(self) -> dict[int, LoggedProcess]:
@@ -299,47 +318,46 @@ class NcclLog:
 
     def links(self) -> list[LoggedLink]:
         """One for each pair; where both ends were logged, the end that has a device."""
+        members = self._members()
         world_size = self.world_size
-        members: dict[
-            str, dict[int, int]
-        ] = {}  # of a communicator: the rank in the largest one, by its own
+        links: dict[tuple[bool, str, int, int], LoggedLink] = {}
+        for group, channels in self._channels.items():
+            pair = _global_pair(group, members, world_size)
+            source, target = pair or (group.source, group.target)
+            link = LoggedLink(
+                group.transport, group.device, source, target, len(channels), pair is not None
+            )
+            key = (link.is_global, link.transport, source, target)
+            before = links.get(key, link)
+            links[key] = replace(
+                link,
+                device=before.device or link.device,
+                num_channels=max(before.num_channels, link.num_channels),
+            )
+        return sorted(links.values())
+
+    def _members(self) -> dict[str, dict[int, int]]:
+        """By name of a communicator and rank in it: the rank in the largest one."""
+        members: dict[str, dict[int, int]] = {}
         for rank, process in self.ranks.items():
-            for one in filter(lambda one: one.name, process.communicators.values()):
-                members.setdefault(one.name, {})[one.rank] = rank
-        best: dict[tuple[bool, str, int, int], tuple[str, int]] = {}
-        for (transport, device, source, target, of), channels in self._channels.items():
-            pairs = {
-                (source, target)
-                if size == world_size
-                else _in_world(members.get(name), source, target)
-                for name, size in of
-            }
-            pair = next(iter(pairs)) if len(pairs) == 1 else None
-            key = (pair is not None, transport, *(pair or (source, target)))
-            before, count = best.get(key, ("", 0))
-            best[key] = before or device, max(len(channels), count)
-        return sorted(
-            LoggedLink(transport, device, source, target, num_channels=count, is_global=is_global)
-            for (is_global, transport, source, target), (device, count) in best.items()
-        )
+            for communicator in process.communicators.values():
+                if communicator.name:
+                    members.setdefault(communicator.name, {})[communicator.rank] = rank
+        return members
 
     def findings(self) -> list[Finding]:
         """Causes first."""
-        found = []
-        for (number, what, _), (process, where) in sorted(
-            self._faults.items(), key=lambda item: item[0]
-        ):
-            place = where if process is None else process.name
-            if number < len(MESSAGES):
-                message = MESSAGES[number][0]
-                found.append(Finding(message.level, message.kind, place, what, message.fix))
-            else:
-                found.append(Finding("warning", "unknown", place, f"NCCL warns: {what}"))
-        return [*found, *self._network_findings(), *self._progress_findings()]
+        faults = [fault for _, fault in sorted(self._faults.items(), key=lambda item: item[0])]
+        return [
+            *map(_fault_finding, faults),
+            *self._network_findings(),
+            *self._link_findings(),
+            *self._progress_findings(),
+        ]
 
     def _network_findings(self) -> Iterator[Finding]:
         ranks = self.ranks
-        networks = {one.network for one in ranks.values() if one.network}
+        networks = {process.network for process in ranks.values() if process.network}
         for kind, values, fix in (
             ("version", self.versions, SAME_TORCH),
             ("network", networks, SAME_CARDS),
@@ -347,48 +365,44 @@ class NcclLog:
             if len(values) > 1:
                 what = f"the {kind} of NCCL differs across ranks: {', '.join(sorted(values))}"
                 yield Finding("problem", kind, "every host", what, fix)
-        hosts = {one.host for one in ranks.values()}
+
+    def _link_findings(self) -> Iterator[Finding]:
+        """Links over the wrong interface, and networks that are used where there is better."""
+        hosts = {rank: process.host for rank, process in self.ranks.items()}
+        is_one_host = len(set(hosts.values())) <= 1
         for link in self.links():
-            ends = (
-                (ranks.get(link.source), ranks.get(link.target)) if link.is_global else (None, None)
-            )
             pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
-            if link.device.startswith("lo ") and len(hosts) > 1:
+            host = hosts.get(link.source) if link.is_global else None
+            is_inside = host is not None and host == hosts.get(link.target)
+            if link.device.startswith("lo ") and not is_one_host:
                 what = f"NCCL uses the loopback ({link.device}), which reaches no other host"
                 yield Finding("problem", "interface", pair, what, OTHER_INTERFACE)
-            elif (
-                link.transport.startswith("NET")
-                and ends[0]
-                and ends[1]
-                and ends[0].host == ends[1].host
-            ):
-                what = f"they are on one host ({ends[0].host}) and use the network: neither P2P nor shared memory"
+            elif link.transport.startswith("NET") and is_inside:
+                what = f"they are on one host ({host}) and use the network: neither P2P nor shared memory"
                 fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
                 yield Finding("warning", "transport", pair, what, fix)
-        for one in self.processes.values():
-            if one.missing_plugin and one.network == "Socket" and len(hosts) > 1:
-                what = f"NCCL found neither InfiniBand nor a plugin ({one.missing_plugin}), and uses TCP"
+        if is_one_host:
+            return
+        for process in self.processes.values():
+            if process.missing_plugin and process.network == "Socket":
+                what = f"NCCL found neither InfiniBand nor a plugin ({process.missing_plugin}), and uses TCP"
                 fix = "where there is EFA or InfiniBand: install its plugin or driver (drumline tune --hosts A,B)"
-                yield Finding("note", "network", one.name, what, fix)
+                yield Finding("note", "network", process.name, what, fix)
 
     def _progress_findings(self) -> Iterator[Finding]:
         """Ranks that never finished their initialization, and ranks without a log."""
         ranks = self.ranks
         if not self.is_partial:
-            for one in (one for one in ranks.values() if not one.is_complete):
-                what = "it began to initialize a communicator, and never finished"
-                fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
-                yield Finding("problem", "initialization", one.name, what, fix)
+            what = "it began to initialize a communicator, and never finished"
+            fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
+            for process in ranks.values():
+                if not process.is_complete:
+                    yield Finding("problem", "initialization", process.name, what, fix)
         missing = sorted(set(range(min(self.world_size, MAX_KEPT))) - ranks.keys())
         if missing:
             what = f"no log of {len(missing)} of {self.world_size} ranks, the first is rank {missing[0]}"
-            yield Finding(
-                "note",
-                "logs",
-                "every host",
-                what,
-                "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files",
-            )
+            fix = "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
+            yield Finding("note", "logs", "every host", what, fix)
 
 
 def _lines(file: BinaryIO, most: int) -> Iterable[bytes]:
@@ -407,8 +421,39 @@ def _communicator_name(process: LoggedProcess, text: str) -> str:
     return origin["id"] or split[:MAX_TEXT]
 
 
-def _in_world(members: dict[int, int] | None, source: int, target: int) -> tuple[int, int] | None:
-    """The ranks of two members of a communicator; None: the logs do not show them."""
-    if not members or not {source, target} <= members.keys():
-        return None
-    return members[source], members[target]
+def _possible_communicators(
+    process: LoggedProcess, rank: int, largest_rank: int
+) -> list[LoggedCommunicator]:
+    """Those that a channel of this rank of the process may belong to."""
+    candidates = [
+        communicator
+        for communicator in process.communicators.values()
+        if communicator.rank == rank and largest_rank < communicator.size
+    ]
+    # Up to NCCL 2.21 it connects while it initializes, later at the first collective.
+    initializing = [communicator for communicator in candidates if not communicator.is_complete]
+    return initializing or candidates
+
+
+def _global_pair(
+    group: ChannelGroup, members: Mapping[str, Mapping[int, int]], world_size: int
+) -> tuple[int, int] | None:
+    """The two ranks in the largest communicator; None: the logs do not show them."""
+    pairs: set[tuple[int, int] | None] = set()
+    for name, size in group.communicators:
+        ranks = members.get(name, {})
+        if size == world_size:
+            pairs.add((group.source, group.target))
+        elif group.source in ranks and group.target in ranks:
+            pairs.add((ranks[group.source], ranks[group.target]))
+        else:
+            pairs.add(None)
+    return pairs.pop() if len(pairs) == 1 else None
+
+
+def _fault_finding(fault: LoggedFault) -> Finding:
+    where = fault.where if fault.process is None else fault.process.name
+    if fault.number == len(MESSAGES):
+        return Finding("warning", "unknown", where, f"NCCL warns: {fault.what}")
+    message = MESSAGES[fault.number]
+    return Finding(message.level, message.kind, where, fault.what, message.fix)

@@ -59,28 +59,33 @@ def tuned_variables(findings: Sequence[Finding], hosts: Mapping[str, Facts]) -> 
     for finding in findings:
         if finding.variable is not None and finding.level != "note":
             chosen.setdefault(finding.variable.name, {}).setdefault(finding.where, finding)
-    tuned = []
-    for name, found in chosen.items():
-        by_value: dict[str | None, list[str]] = {}
-        for host, finding in found.items():
-            by_value.setdefault(finding.variable.value if finding.variable else None, []).append(
-                host
-            )
-        for value, names in by_value.items():
-            # Where only some hosts need it, and it changes nothing or is right on all of the
-            # others, it is set on all.
-            fits_all = len(by_value) == 1 and all(
-                host in found or _fits(hosts[host], name, value) for host in hosts
-            )
-            known = tuple(str(hosts[host]["host"]) if host in hosts else host for host in names)
-            some = f"{join_names(names)}: " if fits_all and len(names) < len(hosts) else ""
-            reason = f"{some}{found[names[0]].what}"
-            tuned.append(
-                TunedVariable(
-                    name=name, value=value, reason=reason, hosts=() if fits_all else known
-                )
-            )
-    return tuned
+    return [
+        variable
+        for name, findings_of_host in chosen.items()
+        for variable in _variables_of(name, findings_of_host, hosts)
+    ]
+
+
+def _variables_of(
+    name: str, findings_of_host: Mapping[str, Finding], hosts: Mapping[str, Facts]
+) -> Iterator[TunedVariable]:
+    """One for each value that hosts need of a variable."""
+    hosts_by_value: dict[str | None, list[str]] = {}
+    for host, finding in findings_of_host.items():
+        value = finding.variable.value if finding.variable else None
+        hosts_by_value.setdefault(value, []).append(host)
+    for value, needing in hosts_by_value.items():
+        reason = findings_of_host[needing[0]].what
+        # Where only some hosts need it, and it changes nothing or is right on all of the others, it
+        # is set on all.
+        if len(hosts_by_value) == 1 and all(
+            host in needing or _fits(facts, name, value) for host, facts in hosts.items()
+        ):
+            some = f"{join_names(needing)}: " if len(needing) < len(hosts) else ""
+            yield TunedVariable(name=name, value=value, reason=f"{some}{reason}")
+        else:
+            host_names = [str(hosts[host]["host"]) if host in hosts else host for host in needing]
+            yield TunedVariable(name=name, value=value, reason=reason, hosts=tuple(host_names))
 
 
 def _fits(facts: Facts, name: str, value: str | None) -> bool:
@@ -104,16 +109,16 @@ def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     for host, facts in hosts.items():
         cpus = facts["cpus"]
         ranks = max(1, num_visible_gpus(facts))
-        given = facts["threads"] or ""
+        threads = facts["threads"] or ""
         usable = int(min(cpus["usable"], cpus["quota"] or cpus["usable"]))
         fix = VariableFix("OMP_NUM_THREADS", str(max(1, usable // ranks)))
-        if given.isdigit() and int(given) * ranks > max(usable, ranks):
+        if threads.isdigit() and int(threads) * ranks > max(usable, ranks):
             what = (
-                f"{ranks} ranks with OMP_NUM_THREADS={given} are more threads than the {usable} "
+                f"{ranks} ranks with OMP_NUM_THREADS={threads} are more threads than the {usable} "
                 "processors it may use"
             )
             yield Finding.of_fault("threads", host, ("warning", what, fix))
-        elif not given and usable < cpus["count"]:
+        elif not threads and usable < cpus["count"]:
             what = (
                 f"a process may use {usable} of {cpus['count']} processors, and would start a thread "
                 "for each of them"
@@ -148,38 +153,34 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     """NCCL connects only cards of one kind, and only hosts that all have some."""
-    kinds = {
-        host: {kind: names for kind in ("InfiniBand", "RoCE") if (names := _cards(facts, kind))}
-        for host, facts in _with_gpus(hosts).items()
-    }
-    have = [host for host, found in kinds.items() if found]
+    infiniband = {}
+    roce = {}
+    for host, facts in _with_gpus(hosts).items():
+        infiniband[host] = _cards(facts, "InfiniBand")
+        roce[host] = _cards(facts, "RoCE")
+    have = [host for host in infiniband if infiniband[host] or roce[host]]
     if not have:
         return
-    if lack := [host for host in kinds if host not in have]:
+    disable = VariableFix("NCCL_IB_DISABLE", "1")
+    if lack := [host for host in infiniband if host not in have]:
         what = (
             f"{join_names(have)} can use InfiniBand or RoCE, but {join_names(lack)} cannot: no "
             "card has an active port"
         )
-        yield from _on_each(hosts, "InfiniBand", what, VariableFix("NCCL_IB_DISABLE", "1"))
-        return
-    shared = [
-        kind for kind in ("InfiniBand", "RoCE") if all(kind in found for found in kinds.values())
-    ]
-    if not shared:
-        on = {
-            kind: join_names(host for host in kinds if kind in kinds[host])
-            for kind in ("InfiniBand", "RoCE")
-        }
-        what = f"NCCL cannot connect InfiniBand ({on['InfiniBand']}) with RoCE ({on['RoCE']}): no kind is on every host"
-        yield from _on_each(hosts, "InfiniBand", what, VariableFix("NCCL_IB_DISABLE", "1"))
-        return
-    for host, found in kinds.items():
-        if len(found) > 1:
-            what = f"NCCL cannot connect {join_names(f'{kind} ({join_names(found[kind])})' for kind in found)}"
-            fix = VariableFix("NCCL_IB_HCA", f"={','.join(found[shared[0]])}")
-            yield Finding.of_fault(
-                "InfiniBand", host, ("warning", f"{what}: cards of one kind only", fix)
-            )
+        yield from _on_each(hosts, "InfiniBand", what, disable)
+    elif not all(infiniband.values()) and not all(roce.values()):
+        with_infiniband = join_names(host for host in have if infiniband[host])
+        with_roce = join_names(host for host in have if roce[host])
+        what = f"NCCL cannot connect InfiniBand ({with_infiniband}) with RoCE ({with_roce}): no kind is on every host"
+        yield from _on_each(hosts, "InfiniBand", what, disable)
+    else:
+        usable = infiniband if all(infiniband.values()) else roce
+        for host in have:
+            if infiniband[host] and roce[host]:
+                kinds = f"InfiniBand ({join_names(infiniband[host])}) and RoCE ({join_names(roce[host])})"
+                what = f"NCCL cannot connect {kinds}: cards of one kind only"
+                fix = VariableFix("NCCL_IB_HCA", f"={','.join(usable[host])}")
+                yield Finding.of_fault("InfiniBand", host, ("warning", what, fix))
 
 
 def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
@@ -191,41 +192,48 @@ def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Fin
         name = host.interface_of(works)
         if name is None or host.name not in _with_gpus(hosts) or NCCL_VARIABLE in host.variables:
             continue
-        outcomes: dict[str, set[str]] = {}
-        for edge in edges_into(survey, number):
-            for address, outcome in (edge.others or {}).items():
-                outcomes.setdefault(address, set()).add(outcome)
-        # With IP over InfiniBand it uses that alone.
-        over_ib = [
-            one
-            for one in host.interfaces
-            if one["name"].startswith("ib") and one["is_up"] and one["address"]
-        ]
-        usable = over_ib or [
-            one for one in host.interfaces if not one["name"].startswith(NCCL_LAST)
-        ]
-        unreached = [one for one in usable if OPEN not in outcomes.get(str(one["address"]), {OPEN})]
-        used = [f"{one['name']} ({one['address']})" for one in unreached]
-        if used:
-            is_prefix = any(
-                one["name"].startswith(name) and one["name"] != name for one in host.interfaces
-            )
+        unreached = _unreached_interfaces(survey, number)
+        if unreached:
+            names = [interface["name"] for interface in host.interfaces]
+            is_prefix = any(longer.startswith(name) and longer != name for longer in names)
             fix = VariableFix(NCCL_VARIABLE, f"={name}" if is_prefix else name)
-            what = f"NCCL would also use {join_names(used)}, which no other host reaches; {name} ({works}) works"
+            what = f"NCCL would also use {join_names(unreached)}, which no other host reaches; {name} ({works}) works"
             yield Finding.of_fault("interface", host.name, ("warning", what, fix))
+
+
+def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
+    """Those of a host that NCCL would use and no other host reaches: `eth1 (10.1.0.1)`."""
+    interfaces = survey.hosts[number].interfaces
+    outcomes: dict[str, set[str]] = {}
+    for edge in edges_into(survey, number):
+        for address, outcome in (edge.others or {}).items():
+            outcomes.setdefault(address, set()).add(outcome)
+    # With IP over InfiniBand it uses that alone.
+    over_ib = [
+        interface
+        for interface in interfaces
+        if interface["name"].startswith("ib") and interface["is_up"] and interface["address"]
+    ]
+    usable = over_ib or [
+        interface for interface in interfaces if not interface["name"].startswith(NCCL_LAST)
+    ]
+    return [
+        f"{interface['name']} ({interface['address']})"
+        for interface in usable
+        if OPEN not in outcomes.get(str(interface["address"]), {OPEN})
+    ]
 
 
 def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
     """Over TCP NCCL opens one connection between two GPUs, which may not fill a fast link."""
     gpu_hosts = _with_gpus(hosts)
-    links = []
     if len(gpu_hosts) < 2 or all(facts["cards"]["rdma"] for facts in gpu_hosts.values()):
         return
-    for host in (
-        survey.hosts[number]
-        for number in survey.present()
-        if survey.hosts[number].name in gpu_hosts
-    ):
+    links = []
+    present = [survey.hosts[number] for number in survey.present()]
+    for host in present:
+        if host.name not in gpu_hosts:
+            continue
         link = gpu_hosts[host.name]["cards"]["interfaces"].get(host.interface_of(host.address), {})
         if not link.get("gbit") or link["gbit"] < FAST_GBIT or link["vendor"] in KNOWN_VENDORS:
             return
@@ -240,9 +248,9 @@ def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
         hosts, "sockets", what, VariableFix("NCCL_SOCKET_NTHREADS", str(SOCKET_THREADS))
     )
     if per_thread > 1:
-        more = f"{SOCKET_THREADS * per_thread} connections fill the link"
+        connections = f"{SOCKET_THREADS * per_thread} connections fill the link"
         yield from _on_each(
-            hosts, "sockets", more, VariableFix("NCCL_NSOCKS_PERTHREAD", str(per_thread))
+            hosts, "sockets", connections, VariableFix("NCCL_NSOCKS_PERTHREAD", str(per_thread))
         )
 
 

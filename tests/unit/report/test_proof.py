@@ -127,7 +127,7 @@ def make_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_proved(prove: Any) -> None:
     stage = Stage()
-    assert prove(stage, at=(2, 3), worlds=(3, 1, 2), rank="0") == [
+    assert prove(stage, kill_steps=(2, 3), worlds=(3, 1, 2), rank="0") == [
         "proved: 4 steps, 4 samples, 1 tensor: the same bits after 2 kills"
     ]
     assert stage.started == [("the reference run", 3), ("leg 1", 3), ("leg 2", 1), ("leg 3", 2)]
@@ -146,7 +146,7 @@ def test_modes_are_compared_by_what_they_restore(
     """The bits of leg 2's own steps are others; its samples, and what it restored, are the same."""
     monkeypatch.setattr(proof, "weight_distance", lambda one, other: distance)
     stage = Stage(differs={"leg 2": 3})
-    lines = prove(stage, at=(2,), worlds=(2, 3), rank="0", modes=("ddp", "fsdp"))
+    lines = prove(stage, kill_steps=(2,), worlds=(2, 3), rank="0", modes=("ddp", "fsdp"))
     assert stage.said[1:] == [
         "leg 1: 2 ranks in mode ddp, killed with -9 after step 2 (rank 0)",
         "leg 2: 3 ranks in mode fsdp from step 2, to the end",
@@ -170,14 +170,14 @@ def test_modes_are_compared_by_what_they_restore(
 
 def test_a_mode_that_restores_other_bits_is_no_proof(prove: Any) -> None:
     stage = Stage(loses="leg 2")
-    assert prove(stage, at=(2,), rank="0", modes=("ddp", "fsdp"))[0] == (
+    assert prove(stage, kill_steps=(2,), rank="0", modes=("ddp", "fsdp"))[0] == (
         "not proved: w differs as restored from the checkpoint of step 2 [leg 2]"
     )
 
 
 def test_a_run_that_a_hook_ends_early_is_compared_to_its_own_end(prove: Any) -> None:
     stage = Stage()
-    assert prove(stage, at=(2,), rank="0", steps=STEPS + 3) == [
+    assert prove(stage, kill_steps=(2,), rank="0", steps=STEPS + 3) == [
         "proved: 4 steps, 4 samples, 1 tensor: the same bits after 1 kill"
     ]
     assert stage.said[1] == "a hook of the task ended it after step 4: so must the killed run"
@@ -217,7 +217,7 @@ def test_an_evaluation_that_was_never_done_is_found(
 
 def test_a_kill_that_came_too_late_is_done_again_earlier(prove: Any) -> None:
     stage = Stage(late=1)
-    assert prove(stage, at=(3,))[0].startswith("proved: ")
+    assert prove(stage, kill_steps=(3,))[0].startswith("proved: ")
     assert "leg 1: the kill came too late; trying again with an earlier one" in stage.said
     assert stage.said[-2] == "leg 1: 1 rank, killed with -9 after step 2 (rank 0)"
 
@@ -249,7 +249,7 @@ def test_a_leg_with_nothing_left_to_do_proves_nothing(
 
 def test_a_difference_before_the_kill_needs_no_other_leg(prove: Any) -> None:
     stage = Stage(differs={"leg 1": 2})
-    lines = prove(stage, at=(3,))
+    lines = prove(stage, kill_steps=(3,))
     assert lines[0] == "not proved: w differs after step 2 [leg 1]"
     assert lines[1].startswith("  likely cause: a non-deterministic kernel")
     assert stage.started == [("the reference run", 1), ("leg 1", 1)]
@@ -263,7 +263,7 @@ def test_a_difference_after_the_kill_is_looked_for_without_one(
     prove: Any, repeated: int, cause: str
 ) -> None:
     stage = Stage(differs={"leg 2": 3, "the repeated run": repeated})
-    lines = prove(stage, at=(2,))
+    lines = prove(stage, kill_steps=(2,))
     assert lines[0] == "not proved: w differs after step 3 [leg 2]"
     assert lines[1].startswith(f"  likely cause: {cause}")
     assert stage.started[-1] == ("the repeated run", 1)
@@ -286,7 +286,9 @@ def test_a_step_that_was_never_taken_is_found(prove: Any, monkeypatch: pytest.Mo
         return killed
 
     monkeypatch.setattr(stage, "run_and_kill", lose_a_step)
-    assert prove(stage, at=(2,))[0] == "not proved: step 3 was never done by all ranks [leg 2]"
+    assert (
+        prove(stage, kill_steps=(2,))[0] == "not proved: step 3 was never done by all ranks [leg 2]"
+    )
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
@@ -300,5 +302,5 @@ def test_no_evaluation_to_kill_in(prove: Any, evaluates: bool) -> None:
 def test_a_kill_before_the_first_checkpoint_is_refused(prove: Any) -> None:
     stage = Stage()
     with pytest.raises(ConfigError, match="--kill-at: 1 is too early"):
-        prove(stage, at=(1,))
+        prove(stage, kill_steps=(1,))
     assert stage.started == [("the reference run", 1)]

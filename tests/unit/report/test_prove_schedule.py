@@ -55,23 +55,23 @@ def test_kills_rise_and_leave_something_to_resume(worlds: tuple[int, ...], attem
 
 
 def test_options_are_followed() -> None:
-    (kill,) = draw_kills(options(at=(3,), moment="step", rank="all"), PATTERN)
+    (kill,) = draw_kills(options(kill_steps=(3,), moment="step", rank="all"), PATTERN)
     assert (kill.moment, kill.step, kill.ranks, kill.usual_s) == ("step", 3, (0, 1), None)
-    (kill,) = draw_kills(options(at=(3,), moment="save", rank="1"), PATTERN)
+    (kill,) = draw_kills(options(kill_steps=(3,), moment="save", rank="1"), PATTERN)
     assert (kill.moment, kill.step, kill.ranks, kill.usual_s) == ("save", 4, (1,), 0.2)
-    (kill,) = draw_kills(options(at=(6,), moment="evaluation"), PATTERN)
+    (kill,) = draw_kills(options(kill_steps=(6,), moment="evaluation"), PATTERN)
     assert (kill.moment, kill.step, kill.usual_s) == ("evaluation", 8, 2.0)
 
 
 def test_the_last_save_is_killed_where_it_is_written() -> None:
     for seed in range(20):
-        (kill,) = draw_kills(options(at=(7,), moment="save", seed=seed), PATTERN)
+        (kill,) = draw_kills(options(kill_steps=(7,), moment="save", seed=seed), PATTERN)
         assert (kill.step, kill.ranks) == (8, (0,))
 
 
 def test_a_job_without_evaluation_is_killed_between_steps() -> None:
     without: RunPattern = {**PATTERN, "evaluation": {}}
-    (kill,) = draw_kills(options(at=(3,), moment="evaluation"), without)
+    (kill,) = draw_kills(options(kill_steps=(3,), moment="evaluation"), without)
     assert (kill.moment, kill.step) == ("step", 3)
     for seed in range(20):
         assert draw_kills(options(seed=seed), without)[0].moment != "evaluation"
@@ -79,7 +79,7 @@ def test_a_job_without_evaluation_is_killed_between_steps() -> None:
 
 def test_later_attempts_kill_earlier_and_at_once() -> None:
     first, second, third = (
-        draw_kills(options(at=(7,), moment="save"), PATTERN, attempt=n)[0]
+        draw_kills(options(kill_steps=(7,), moment="save"), PATTERN, attempt=n)[0]
         for n in range(MAX_ATTEMPTS)
     )
     assert (first.step, second.step, second.wait) == (8, 4, 0.0)
@@ -89,10 +89,16 @@ def test_later_attempts_kill_earlier_and_at_once() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"at": (3, 4)}, "--kill-at: 2 steps for 1 kill (--world 2,2)"),
-        ({"at": (3,), "worlds": (4, 2, 3)}, "--kill-at: 1 step for 2 kills (--world 4,2,3)"),
-        ({"at": (8,)}, "--kill-at: 8 must be below --steps 8"),
-        ({"at": (4, 3), "worlds": (2, 2, 2)}, "--kill-at: 4,3 must rise and stay below --steps 8"),
+        ({"kill_steps": (3, 4)}, "--kill-at: 2 steps for 1 kill (--world 2,2)"),
+        (
+            {"kill_steps": (3,), "worlds": (4, 2, 3)},
+            "--kill-at: 1 step for 2 kills (--world 4,2,3)",
+        ),
+        ({"kill_steps": (8,)}, "--kill-at: 8 must be below --steps 8"),
+        (
+            {"kill_steps": (4, 3), "worlds": (2, 2, 2)},
+            "--kill-at: 4,3 must rise and stay below --steps 8",
+        ),
         (
             {"rank": "2"},
             "--kill-rank: '2' is neither 'all' nor a rank of every leg that is killed (0 to 1)",
@@ -109,13 +115,13 @@ def test_options_that_cannot_be_met(given: dict[str, Any], problem: str) -> None
 
 
 def test_options_that_can_be_met() -> None:
-    for given in ({}, {"at": (3,)}, {"rank": "all"}, {"rank": "3", "worlds": (4, 2)}):
+    for given in ({}, {"kill_steps": (3,)}, {"rank": "all"}, {"rank": "3", "worlds": (4, 2)}):
         assert not list(wrong_options(options(**given)))
         assert too_early(options(**given), PATTERN) is None
 
 
 def test_what_only_the_first_run_shows() -> None:
-    assert too_early(options(at=(2,)), PATTERN) == (
+    assert too_early(options(kill_steps=(2,)), PATTERN) == (
         "--kill-at: 2 is too early: the first checkpoint is that of step 2"
     )
     said = too_early(options(steps=4, worlds=(2, 2, 2)), PATTERN) or ""
