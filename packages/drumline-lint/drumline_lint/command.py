@@ -68,7 +68,9 @@ exit codes: 0 no error and no warning (notes never fail), 1 there are some,
             2 wrong usage, or a file that could not be read
 """
 MANY_FILES = 50
-UNEXPECTED = "try: report it as a bug, with the lines above, unless they name something that you can fix"
+UNEXPECTED = (
+    "try: report it as a bug, with the lines above, unless they name something that you can fix"
+)
 FORMATS = ("text", "json", "sarif", "github")
 
 
@@ -88,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except Exception as error:
         frames = traceback.format_exc().splitlines()
-        print_message("drumline-lint", f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
+        print_message(
+            "drumline-lint", f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED
+        )
         return ExitCode.USAGE
 
 
@@ -147,18 +151,27 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
 
 def _refuse_contradictions(given: argparse.Namespace) -> None:
     if not given.paths:
-        raise UsageError("no PATH was given", next_step=f"give files or folders, as in: {given.prog} .")
+        raise UsageError(
+            "no PATH was given", next_step=f"give files or folders, as in: {given.prog} ."
+        )
     for flag, known in (("format", FORMATS), ("severity", [*map(str, Severity)])):
         value = getattr(given, flag)
         if value is not None and value not in known:
-            raise UsageError(f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, known)}")
+            raise UsageError(
+                f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, known)}"
+            )
     has_stdin = "-" in given.paths
     if given.stdin_filename is not None and not has_stdin:
         raise UsageError("--stdin-filename belongs to the path -", next_step="give - as a path")
     if given.fix and has_stdin:
-        raise UsageError("what comes from the standard input cannot be fixed", next_step="use --diff")
+        raise UsageError(
+            "what comes from the standard input cannot be fixed", next_step="use --diff"
+        )
     if given.statistics and given.format not in (None, "text"):
-        raise UsageError("--statistics are text", next_step="leave one out; --format json has them in summary.by_rule")
+        raise UsageError(
+            "--statistics are text",
+            next_step="leave one out; --format json has them in summary.by_rule",
+        )
     if given.diff and given.format in ("json", "sarif") and given.output is None:
         raise UsageError(
             f"--diff and --format {given.format} would both be on the standard output",
@@ -169,7 +182,9 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
 def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
     settings = _settings(given, docs)
     found = find_files(
-        [Path(path) for path in given.paths if path != "-"], exclude=settings.exclude, root=settings.root
+        [Path(path) for path in given.paths if path != "-"],
+        exclude=settings.exclude,
+        root=settings.root,
     )
     progress = _show_progress if sys.stderr.isatty() and len(found.files) >= MANY_FILES else None
     readings = read_all(found.files, progress, stdin=_stdin(given))
@@ -177,7 +192,11 @@ def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     def checked(readings: Sequence[Reading]) -> Report:
         return check(readings, rules, settings, problems=found.problems, progress=progress)
 
-    report = _fix(given, readings, checked, found.outside) if given.fix or given.diff else checked(readings)
+    report = (
+        _fix(given, readings, checked, found.outside)
+        if given.fix or given.diff
+        else checked(readings)
+    )
     _report(given, report, docs)
     if report.problems:
         return ExitCode.USAGE
@@ -249,7 +268,11 @@ def _findings_for(given: argparse.Namespace, report: Report, docs: Mapping[str, 
     from drumline_lint.output.text import as_statistics, as_text
 
     colour = _is_coloured(given)
-    return as_statistics(report, docs, colour=colour) if given.statistics else as_text(report, colour=colour)
+    return (
+        as_statistics(report, docs, colour=colour)
+        if given.statistics
+        else as_text(report, colour=colour)
+    )
 
 
 # The terminal

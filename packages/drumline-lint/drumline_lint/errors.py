@@ -36,7 +36,9 @@ class ConfigError(UsageError):
         self.problems = tuple(problems)
         count = len(self.problems)
         heading = f"{count} problem{'s' if count != 1 else ''} in the configuration:"
-        super().__init__(heading, *(f"- {problem}" for problem in self.problems), next_step=next_step)
+        super().__init__(
+            heading, *(f"- {problem}" for problem in self.problems), next_step=next_step
+        )
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:

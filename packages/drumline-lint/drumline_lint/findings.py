@@ -98,7 +98,15 @@ class Rule:
     fixable: bool = False
     """Whether `--fix` can fix it."""
 
-    def at(self, where: HasPlaces, node: Any, message: str, *, fix: str = "", edits: Sequence[Edit] = ()) -> Finding:
+    def at(
+        self,
+        where: HasPlaces,
+        node: Any,
+        message: str,
+        *,
+        fix: str = "",
+        edits: Sequence[Edit] = (),
+    ) -> Finding:
         return Finding(
             rule=self.id,
             name=self.name,
@@ -159,9 +167,16 @@ def problem(
     cell: int | None = None,
     fix: str = "",
 ) -> Finding:
-    place = Place(path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column)
+    place = Place(
+        path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column
+    )
     return Finding(
-        rule=rule.id, name=rule.name, severity=rule.severity, place=place, message=message, fix=fix or rule.fix
+        rule=rule.id,
+        name=rule.name,
+        severity=rule.severity,
+        place=place,
+        message=message,
+        fix=fix or rule.fix,
     )
 
 

@@ -37,11 +37,17 @@ def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
     newline = found[0] if (found := _LINE_END.search(text)) else "\n"
 
     def position(line: int, offset: int) -> int:
-        if not (1 <= line <= len(lines) and 0 <= offset <= len(lines[line - 1].encode(errors="surrogateescape"))):
+        if not (
+            1 <= line <= len(lines)
+            and 0 <= offset <= len(lines[line - 1].encode(errors="surrogateescape"))
+        ):
             raise ValueError(f"there is no line {line} with {offset} bytes")
         return starts[line - 1] + column_of(lines[line - 1], offset) - 1
 
-    spans = [Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline)) for edit in edits]
+    spans = [
+        Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline))
+        for edit in edits
+    ]
     if any(span.end < span.start for span in spans):
         raise ValueError("an edit ends before it begins")
     return spans
@@ -75,7 +81,10 @@ class Fixed:
     @property
     def in_notebooks(self) -> int:
         """Findings with a fix that was not applied because notebooks are not written."""
-        return sum(bool(one.edits) and is_notebook(self.report.readings, one) for one in self.report.findings)
+        return sum(
+            bool(one.edits) and is_notebook(self.report.readings, one)
+            for one in self.report.findings
+        )
 
 
 def fix(readings: Sequence[Reading], check: Check) -> Fixed:
@@ -98,7 +107,10 @@ def fix(readings: Sequence[Reading], check: Check) -> Fixed:
 
 def diff_of(fixed: Fixed) -> str:
     """A unified diff of all files, for `git apply` and `patch -p1`."""
-    return "".join("".join(_diff(_called(path), fixed.before[path], fixed.after[path])) for path in sorted(fixed.after))
+    return "".join(
+        "".join(_diff(_called(path), fixed.before[path], fixed.after[path]))
+        for path in sorted(fixed.after)
+    )
 
 
 def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
@@ -109,7 +121,9 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
     for path in list(fixed.after):
         try:
             if path in outside:
-                raise OSError(f"a link leads out of the folder, to {path.resolve()}; give that path to fix it")
+                raise OSError(
+                    f"a link leads out of the folder, to {path.resolve()}; give that path to fix it"
+                )
             _write_whole(path, fixed.before[path].data, fixed.after[path].data)
         except OSError as error:
             message = f"the file was not fixed: {error.strerror or error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -53,7 +54,10 @@ class Report:
 
     @property
     def files_read(self) -> int:
-        return sum(reading.content is not None or not reading.problems for reading in self.readings.values())
+        return sum(
+            reading.content is not None or not reading.problems
+            for reading in self.readings.values()
+        )
 
     @property
     def is_clean(self) -> bool:
@@ -87,7 +91,10 @@ def all_docs(rules: RuleModules) -> dict[str, Rule]:
 
 
 def read_all(
-    files: Sequence[Path], progress: Progress | None = None, *, stdin: tuple[Path, bytes] | None = None
+    files: Sequence[Path],
+    progress: Progress | None = None,
+    *,
+    stdin: tuple[Path, bytes] | None = None,
 ) -> list[Reading]:
     """Read each file, and the standard input under its given name."""
     readings = [] if stdin is None else [read_bytes(*stdin)]
@@ -108,10 +115,19 @@ def check(
 ) -> Report:
     """Run every selected rule; `problems`: those found before."""
     by_path = {str(reading.path): reading for reading in readings}
-    asked = _Results(problems=[*problems, *(said for reading in readings for said in reading.problems)])
+    asked = _Results(
+        problems=[*problems, *(said for reading in readings for said in reading.problems)]
+    )
     wanted = {number: module for number, module in rules.items() if number in settings.chosen}
-    _check_python(asked, [one.content for one in readings if isinstance(one.content, Source)], wanted, progress)
-    _check_scripts(asked, [one.content for one in readings if isinstance(one.content, Script)], wanted)
+    _check_python(
+        asked,
+        [one.content for one in readings if isinstance(one.content, Source)],
+        wanted,
+        progress,
+    )
+    _check_scripts(
+        asked, [one.content for one in readings if isinstance(one.content, Script)], wanted
+    )
     findings = sorted(
         (
             finding
@@ -133,19 +149,25 @@ def check(
 def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
     """Whether it was found in a notebook, whose text is not the text of the file."""
     reading = readings.get(finding.place.path)
-    return reading is not None and isinstance(reading.content, Source) and reading.content.is_notebook
+    return (
+        reading is not None and isinstance(reading.content, Source) and reading.content.is_notebook
+    )
 
 
 # Running rules
 
 
-def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
+def _check_python(
+    asked: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None
+) -> None:
     python = {number: module for number, module in rules.items() if hasattr(module, "check")}
     seen = 0
     for project in projects(sources):
         wanted = python
         if not any(map(speaks_of_ranks, project)):
-            wanted = {number: one for number, one in python.items() if not one.RULE.only_distributed}
+            wanted = {
+                number: one for number, one in python.items() if not one.RULE.only_distributed
+            }
         program, distributed = _resolved(asked, project)
         for source in program.sources:
             seen += 1
@@ -153,7 +175,8 @@ def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, pr
                 progress("looking at", seen, len(sources))
             for number, module in wanted.items():
                 if source in distributed or not module.RULE.only_distributed:
-                    _run_rule(asked, number, source.path, lambda: findings_of(module, program, source))  # noqa: B023
+                    find = functools.partial(findings_of, module, program, source)
+                    _run_rule(asked, number, source.path, find)
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
@@ -161,7 +184,9 @@ def findings_of(module: Any, program: Program, source: Source) -> Iterator[Findi
     if source.is_test and not module.RULE.in_tests:
         return
     for finding in module.check(program, source):
-        statement = None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
+        statement = (
+            None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
+        )
         if statement is None or not is_dead(program, statement):
             yield finding
 
@@ -173,7 +198,9 @@ def _check_scripts(asked: _Results, scripts: list[Script], rules: RuleModules) -
                 _run_rule(asked, number, script.path, lambda: module.check_shell(script))  # noqa: B023
 
 
-def _run_rule(asked: _Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]) -> None:
+def _run_rule(
+    asked: _Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
+) -> None:
     try:
         asked.findings += question()
     except Exception as error:
@@ -214,7 +241,9 @@ def _failure(error: Exception, path: Path, who: str) -> Finding:
         return problem(UNREADABLE, path, message)
     where = traceback.extract_tb(error.__traceback__)[-1]
     message = f"{who} failed on this file, which is a bug of drumline-lint: {type(error).__name__}: {error}"
-    return problem(RULE_FAILED, path, f"{message} ({Path(where.filename).name}, line {where.lineno})")
+    return problem(
+        RULE_FAILED, path, f"{message} ({Path(where.filename).name}, line {where.lineno})"
+    )
 
 
 # Filtering

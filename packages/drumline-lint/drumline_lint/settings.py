@@ -60,7 +60,9 @@ def _unknown(word: str, rules: Rules, where: str) -> UsageError:
     written = word.lower() if "-" in word else word.upper()
     meant = did_you_mean(written, known)
     hint = f"; {meant}" if meant.startswith("did you mean") else ""
-    return UsageError(f"{where}: there is no rule {word!r}{hint}", next_step="--list shows all rules")
+    return UsageError(
+        f"{where}: there is no rule {word!r}{hint}", next_step="--list shows all rules"
+    )
 
 
 TABLE = "tool.drumline.lint"
@@ -114,7 +116,8 @@ class _RuleChoice:
     @classmethod
     def of(cls, given: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
         return cls(
-            select(given.select, rules, where=f"{where}select"), select(given.ignore, rules, where=f"{where}ignore")
+            select(given.select, rules, where=f"{where}select"),
+            select(given.ignore, rules, where=f"{where}ignore"),
         )
 
     def selected_rules(self, rules: Rules) -> frozenset[str]:
@@ -127,7 +130,9 @@ class _RuleChoice:
         return (wanted - self.ignore.all) | (self.select.exact - self.ignore.exact)
 
 
-def make_settings(flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True) -> Settings:
+def make_settings(
+    flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True
+) -> Settings:
     """`start`: the path from which the file is searched upwards."""
     found = find_table(start or Path.cwd()) if use_file else None
     path, table = found or (None, {})
@@ -138,7 +143,8 @@ def make_settings(flags: GivenSettings, rules: Rules, *, start: Path | None, use
     # A rule that is selected on the command line is run even if the file ignores it.
     deciding = in_flags if flags.select else in_file
     return Settings(
-        chosen=deciding.selected_rules(rules) - (frozenset() if flags.select else in_flags.ignore.all),
+        chosen=deciding.selected_rules(rules)
+        - (frozenset() if flags.select else in_flags.ignore.all),
         named=deciding.select.exact,
         severity=flags.severity or file.severity or Severity.WARNING,
         exclude=[*file.exclude, *flags.exclude],
@@ -160,7 +166,9 @@ def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
             for name in TABLE.split("."):
                 table = table.get(name) if isinstance(table, dict) else None
             if table is not None and not isinstance(table, dict):
-                raise ConfigError([f"{path}: [{TABLE}] is a table, not {table!r}"], next_step=NEXT_STEP)
+                raise ConfigError(
+                    [f"{path}: [{TABLE}] is a table, not {table!r}"], next_step=NEXT_STEP
+                )
             if table is not None:
                 return path, table
     return None
@@ -170,12 +178,18 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_regular(path, most=SETTINGS_BYTES).decode())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", next_step="fix it, or ignore it with --no-config") from None
+        raise UsageError(
+            f"{path} cannot be read: {error}", next_step="fix it, or ignore it with --no-config"
+        ) from None
 
 
 def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
     """All mistakes in the table are reported at once."""
-    problems = [f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None]
+    problems = [
+        f"{where}: {wrong}"
+        for key, value in table.items()
+        if (wrong := _wrong(key, value)) is not None
+    ]
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)
     return GivenSettings(
@@ -183,7 +197,9 @@ def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
         ignore=_words(table.get("ignore", [])),
         exclude=list(table.get("exclude", [])),
         severity=Severity(table["severity"]) if "severity" in table else None,
-        per_file_ignores={glob: _words(words) for glob, words in table.get("per-file-ignores", {}).items()},
+        per_file_ignores={
+            glob: _words(words) for glob, words in table.get("per-file-ignores", {}).items()
+        },
     )
 
 
@@ -195,13 +211,27 @@ def _wrong(key: str, value: Any) -> str | None:
     if key not in KEYS:
         return f"there is no setting {key!r}; {did_you_mean(key, KEYS)}"
     if key == "severity":
-        return None if value in list(Severity) else f"severity is note, warning or error, not {value!r}"
+        return (
+            None
+            if value in list(Severity)
+            else f"severity is note, warning or error, not {value!r}"
+        )
     if key == "exclude":
         return None if _is_texts(value) else f"exclude is a list of globs, not {value!r}"
     if key == "per-file-ignores":
-        fine = isinstance(value, dict) and all(isinstance(one, str) or _is_texts(one) for one in value.values())
-        return None if fine else f"per-file-ignores is a table of globs with lists of rules, not {value!r}"
-    return None if isinstance(value, str) or _is_texts(value) else f"{key} is a list of rules, not {value!r}"
+        fine = isinstance(value, dict) and all(
+            isinstance(one, str) or _is_texts(one) for one in value.values()
+        )
+        return (
+            None
+            if fine
+            else f"per-file-ignores is a table of globs with lists of rules, not {value!r}"
+        )
+    return (
+        None
+        if isinstance(value, str) or _is_texts(value)
+        else f"{key} is a list of rules, not {value!r}"
+    )
 
 
 def _is_texts(value: Any) -> bool:

@@ -35,7 +35,9 @@ def show(text: str, *, is_coloured: bool = False) -> None:
     """Print on stdout. Text for programs, such as JSON or a diff, is printed as it is where stdout
     is no terminal."""
     if is_coloured:
-        text = _SPECIAL.sub(lambda found: found[0] if _is_colour_or_newline(found) else _escaped(found), text)
+        text = _SPECIAL.sub(
+            lambda found: found[0] if _is_colour_or_newline(found) else _escaped(found), text
+        )
     elif sys.stdout is not None and sys.stdout.isatty():
         text = _SPECIAL.sub(lambda found: found[0] if found[0] == "\n" else _escaped(found), text)
     _write(text, sys.stdout)

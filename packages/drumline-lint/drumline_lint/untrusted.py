@@ -21,10 +21,17 @@ MAX_DIGITS = 300
 SETTINGS_BYTES = 1 << 19
 PAGE_BYTES = 1 << 16
 
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 # A dotted key of more than a hundred parts: tomllib takes quadratic time over them.
-_LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
+_LONG_KEY = re.compile(
+    r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}"""
+)
 
 
 def read_regular(path: Path, *, most: int) -> bytes:
@@ -64,7 +71,11 @@ def parse_json(text: bytes) -> Any:
     level: list[Any] = [[document]]
     for _ in range(MAX_DEPTH + 2):
         inner = [value for values in level for value in values]
-        level = [one.values() if isinstance(one, dict) else one for one in inner if isinstance(one, dict | list)]
+        level = [
+            one.values() if isinstance(one, dict) else one
+            for one in inner
+            if isinstance(one, dict | list)
+        ]
         if not level:
             return document
     raise _too_deep()

@@ -38,7 +38,9 @@ def _row(rule: Rule) -> str:
 
 def rewritten(path: Path) -> str:
     texts = (Path(findings.__file__).parent / "rules" / "rules.md").read_text(encoding="utf-8")
-    return with_rules(path.read_text(encoding="utf-8"), [one.RULE for one in all_rules().values()], texts)
+    return with_rules(
+        path.read_text(encoding="utf-8"), [one.RULE for one in all_rules().values()], texts
+    )
 
 
 if __name__ == "__main__":

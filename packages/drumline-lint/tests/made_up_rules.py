@@ -42,7 +42,11 @@ def calling(made: Rule, name: str, *, instead: str | None = None) -> SimpleNames
     def edits(node: ast.Call) -> list[Edit]:
         function = node.func
         end = (function.end_lineno or 0, function.end_col_offset or 0)
-        return [] if instead is None else [Edit(start=(node.lineno, node.col_offset), end=end, text=instead)]
+        return (
+            []
+            if instead is None
+            else [Edit(start=(node.lineno, node.col_offset), end=end, text=instead)]
+        )
 
     def look(program: Any, source: Any) -> Iterator[Finding]:
         for node in calls_of(source.tree, name):
@@ -59,11 +63,14 @@ DOCS = all_docs(RULES)
 USUAL = Settings(chosen=frozenset(DOCS))
 
 
-def report_of(files: dict[str, str | bytes], rules: dict[str, Any] = RULES, settings: Settings | None = None) -> Report:
+def report_of(
+    files: dict[str, str | bytes], rules: dict[str, Any] = RULES, settings: Settings | None = None
+) -> Report:
     """Of files that are nowhere; all is shown, unless there are settings."""
     settings = settings or Settings(chosen=frozenset(all_docs(rules)), severity=Severity.NOTE)
     readings = [
-        read_bytes(Path(name), text.encode() if isinstance(text, str) else text) for name, text in files.items()
+        read_bytes(Path(name), text.encode() if isinstance(text, str) else text)
+        for name, text in files.items()
     ]
     return check(readings, rules, settings)
 

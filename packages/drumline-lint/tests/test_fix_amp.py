@@ -14,10 +14,14 @@ def mended(text: str) -> str:
     """The file after all edits of all findings, from the last to the first."""
     found = [one for one in findings_in((("a.py", text),)) if one.rule == "DL035"]
     lines = text.splitlines(keepends=True)
-    for edit in sorted((edit for one in found for edit in one.edits), key=lambda edit: edit.start, reverse=True):
+    for edit in sorted(
+        (edit for one in found for edit in one.edits), key=lambda edit: edit.start, reverse=True
+    ):
         assert edit.start[0] == edit.end[0]
         line = lines[edit.start[0] - 1].encode()
-        lines[edit.start[0] - 1] = (line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]).decode()
+        lines[edit.start[0] - 1] = (
+            line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]
+        ).decode()
     return "".join(lines)
 
 
@@ -25,8 +29,14 @@ def mended(text: str) -> str:
     ("before", "after"),
     [
         ("a = torch.cuda.amp.GradScaler()", 'a = torch.amp.GradScaler("cuda")'),
-        ("a = torch.cuda.amp.GradScaler(2.0, enabled=b)", 'a = torch.amp.GradScaler("cuda", 2.0, enabled=b)'),
-        ("with torch.cuda.amp.autocast(é, d): é", 'with torch.amp.autocast("cuda", enabled=é, dtype=d): é'),
+        (
+            "a = torch.cuda.amp.GradScaler(2.0, enabled=b)",
+            'a = torch.amp.GradScaler("cuda", 2.0, enabled=b)',
+        ),
+        (
+            "with torch.cuda.amp.autocast(é, d): é",
+            'with torch.amp.autocast("cuda", enabled=é, dtype=d): é',
+        ),
         ("with torch.cpu.amp.autocast(dtype=d): 1", 'with torch.amp.autocast("cpu", dtype=d): 1'),
         (
             "from torch.cuda.amp import autocast, GradScaler as G\nwith autocast(): G(init_scale=2)\nx: G",
@@ -62,6 +72,10 @@ def test_what_is_not_a_mistake_is_not_touched(text: str) -> None:
 
 
 def test_the_words_of_a_finding() -> None:
-    (found,) = [one for one in findings_in((("a.py", f"{HEAD}torch.cuda.amp.autocast()"),)) if one.rule == "DL035"]
+    (found,) = [
+        one
+        for one in findings_in((("a.py", f"{HEAD}torch.cuda.amp.autocast()"),))
+        if one.rule == "DL035"
+    ]
     assert found.message == "torch.cuda.amp.autocast is deprecated since torch 2.4"
     assert found.fix == 'write torch.amp.autocast("cuda", ...)'

@@ -49,7 +49,9 @@ def said(parameters: str, test: str, given: str, *tests: RankTest) -> bool | Non
         ("a", "1 < a < 3", "2", None),
     ],
 )
-def test_what_a_call_gives_decides(parameters: str, test: str, given: str, expected: bool | None) -> None:
+def test_what_a_call_gives_decides(
+    parameters: str, test: str, given: str, expected: bool | None
+) -> None:
     assert said(parameters, test, given) is expected
 
 
@@ -81,7 +83,9 @@ def chains(text: str) -> list[list[str]]:
     """The collectives that the last call of `go` comes to on rank 0."""
     program = program_of({"main": HEAD + text})
     call = program.index(program.sources[0]).calls["go"][-1]
-    return [[ast.unparse(one.func) for one in chain] for _, chain in reached_by(program, call, [FIRST])]
+    return [
+        [ast.unparse(one.func) for one in chain] for _, chain in reached_by(program, call, [FIRST])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,16 +95,25 @@ def chains(text: str) -> list[list[str]]:
         ("def go(a):\n    if a: dist.barrier()\ngo(0)", []),
         ("def go(a):\n    if a: dist.barrier()\ngo(unknown)", []),
         ("def go(a):\n    if a.flag: dist.barrier()\ngo(unknown)", [["go", "dist.barrier"]]),
-        ("def go(a):\n    if a: raise ValueError\n    dist.barrier()\ngo(x)", [["go", "dist.barrier"]]),
+        (
+            "def go(a):\n    if a: raise ValueError\n    dist.barrier()\ngo(x)",
+            [["go", "dist.barrier"]],
+        ),
         ("def go(a):\n    if a: return\n    dist.barrier()\ngo(x)", []),
         ("def go(a):\n    if not (b or not a): dist.barrier()\ngo(1)", [["go", "dist.barrier"]]),
         ("def go(a):\n    if not (b or a): dist.barrier()\ngo(1)", []),
         ("def go():\n    b = not b\n    if b: dist.barrier()\ngo()", [["go", "dist.barrier"]]),
-        ("def go():\n    b = not c\n    c = not b\n    if b: dist.barrier()\ngo()", [["go", "dist.barrier"]]),
+        (
+            "def go():\n    b = not c\n    c = not b\n    if b: dist.barrier()\ngo()",
+            [["go", "dist.barrier"]],
+        ),
         ("def go(a):\n    while a: dist.barrier()\ngo(x)", [["go", "dist.barrier"]]),
         ("def go(a):\n    if a: a = x\n    if a: dist.barrier()\ngo(0)", []),
         ("def go(n):\n    if n: go(n - 1)\n    dist.barrier()\ngo(3)", [["go", "dist.barrier"]]),
-        ("def on(b):\n    if b: dist.barrier()\ndef go(a): on(a)\ngo(1)", [["go", "on", "dist.barrier"]]),
+        (
+            "def on(b):\n    if b: dist.barrier()\ndef go(a): on(a)\ngo(1)",
+            [["go", "on", "dist.barrier"]],
+        ),
         ("def on(b):\n    if b: dist.barrier()\ndef go(a): on(a)\ngo(0)", []),
     ],
 )

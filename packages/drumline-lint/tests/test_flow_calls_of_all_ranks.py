@@ -51,11 +51,20 @@ def said(**files: str) -> list[str]:
     ("files", "how"),
     [
         ({"a": KEEPING + "dist.barrier()\nwrite({})\n"}, ""),
-        ({"a": KEEPING + "def train():\n    dist.barrier()\n    write({})\n"}, ", through train (line 7),"),
-        ({"keeping": KEEPING, "a": USES + "train({})\nrestart({})\n"}, ", through restart (a.py, line 8),"),
+        (
+            {"a": KEEPING + "def train():\n    dist.barrier()\n    write({})\n"},
+            ", through train (line 7),",
+        ),
+        (
+            {"keeping": KEEPING, "a": USES + "train({})\nrestart({})\n"},
+            ", through restart (a.py, line 8),",
+        ),
         ({"keeping": KEEPING, "a": USES + "train({})\nkeep({})\n"}, ", through a.py, line 10,"),
         ({"a": SWITCHED + "main({})\n"}, ", through main (line 9),"),
-        ({"keeping": KEEPING + GUARDED, "a": USES + "train({})\nrestart({})\n"}, ", through restart (a.py, line 8),"),
+        (
+            {"keeping": KEEPING + GUARDED, "a": USES + "train({})\nrestart({})\n"},
+            ", through restart (a.py, line 8),",
+        ),
     ],
 )
 def test_who_lets_all_ranks_come(files: dict[str, str], how: str) -> None:

@@ -20,7 +20,9 @@ BEFORE = "import torch.distributed as dist\ndist.init_process_group()\n"
 def _place(*texts: str, before: str = BEFORE) -> tuple[Program, ast.Call]:
     """The first is distributed; the others are b.py and c.py."""
     whole = [before + dedent(texts[0]), *map(dedent, texts[1:])]
-    sources = [Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text)) for n, text in enumerate(whole)]
+    sources = [
+        Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text)) for n, text in enumerate(whole)
+    ]
     program = Program(sources)
     (call,) = [call for one in sources for call in program.index(one).calls.get("here", ())]
     return program, call
@@ -40,7 +42,8 @@ DEAD = {
     "the other side of True": "if True or x:\n    pass\nelse:\n    here()",
     "after an exit": "def f():\n    if not False:\n        return\n    here()\nf()",
     "a switch that nobody turns on": SWITCH + "f(1)\nf(2, False)\nf(3, show=None)",
-    "not the other way": SWITCH.replace("if show", "if not show").replace("=False", "=True") + "f(1)",
+    "not the other way": SWITCH.replace("if show", "if not show").replace("=False", "=True")
+    + "f(1)",
     "given on": SWITCH + "def g(show=False):\n    f(1, show=show)\ng()",
     "under another name": SWITCH + "def h(x):\n    pass\ng = f if quick else h\ng(1)",
     "what is called there": "def g():\n    here()\ndef f(show=False):\n    if show:\n        g()\nf()",
@@ -80,7 +83,8 @@ ALIVE = {
     "an attribute that is turned on": CLASS + "loss = Loss(1)\nloss.balance = True",
     "an attribute by a subclass": CLASS + "class Other(Loss):\n    pass\nOther(1, True)\nLoss(1)",
     "an attribute by its name": CLASS + "loss = Loss(1)\nsetattr(loss, name, x)",
-    "an attribute by a name that is known": CLASS + "def f(a):\n    setattr(a, 'balance', 1)\nLoss(1)",
+    "an attribute by a name that is known": CLASS
+    + "def f(a):\n    setattr(a, 'balance', 1)\nLoss(1)",
     "an attribute of itself": CLASS + "    def f(self, x):\n        setattr(self, x, 1)\nLoss(1)",
     "all attributes": CLASS + "loss = Loss(1)\nvars(loss).update(options)",
     "one in its dictionary": CLASS + "loss = Loss(1)\nloss.__dict__[name] = 1",
@@ -97,7 +101,8 @@ def test_somebody_may_come_there(name: str) -> None:
 
 def test_attributes_are_set_by_name_in_another_file() -> None:
     program, call = _place(
-        f"{CLASS}loss = Loss(1)\nloss(2)\nimport b", "def fill(a, options):\n    vars(a).update(options)"
+        f"{CLASS}loss = Loss(1)\nloss(2)\nimport b",
+        "def fill(a, options):\n    vars(a).update(options)",
     )
     assert is_dead(program, call)
 

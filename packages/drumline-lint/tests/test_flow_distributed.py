@@ -55,7 +55,10 @@ def test_who_asks_imports_or_speaks_of_it_is_not(text: str) -> None:
 
 
 def test_who_calls_another_files_function_that_starts_one_is() -> None:
-    assert distributed({"train": "import helper\nhelper.setup()", "helper": INITS}) == {"train", "helper"}
+    assert distributed({"train": "import helper\nhelper.setup()", "helper": INITS}) == {
+        "train",
+        "helper",
+    }
 
 
 def test_who_imports_such_a_function_without_calling_it_is_not() -> None:
@@ -63,7 +66,10 @@ def test_who_imports_such_a_function_without_calling_it_is_not() -> None:
 
 
 def test_who_calls_something_else_of_such_a_file_is_not() -> None:
-    files = {"plot": "from helper import colour\ncolour()", "helper": INITS + "def colour():\n    return 1\n"}
+    files = {
+        "plot": "from helper import colour\ncolour()",
+        "helper": INITS + "def colour():\n    return 1\n",
+    }
     assert distributed(files) == {"helper"}
 
 
@@ -87,13 +93,20 @@ def test_through_a_file_between_that_does_not_speak_of_it() -> None:
 
 
 def test_through_what_a_package_hands_on() -> None:
-    files = {"train": "from pkg import setup\nsetup()", "pkg/__init__": "from .dist import setup", "pkg/dist": INITS}
+    files = {
+        "train": "from pkg import setup\nsetup()",
+        "pkg/__init__": "from .dist import setup",
+        "pkg/dist": INITS,
+    }
     assert distributed(files) == {"train", "pkg/__init__", "pkg/dist"}
 
 
 def test_a_class_of_another_file() -> None:
     group = "import torch.distributed as dist\nclass Group:\n    def begin(self):\n        dist.barrier()\n"
-    assert distributed({"train": "from group import Group\nGroup().begin()", "group": group}) == {"train", "group"}
+    assert distributed({"train": "from group import Group\nGroup().begin()", "group": group}) == {
+        "train",
+        "group",
+    }
 
 
 def test_relative_imports_from_the_same_and_from_the_outer_package() -> None:
@@ -110,7 +123,10 @@ def test_relative_imports_from_the_same_and_from_the_outer_package() -> None:
 
 
 def test_functions_that_call_one_another_end() -> None:
-    files = {"a": "import b\ndef f():\n    b.g()\nf()", "b": "import a\nimport torch.distributed\ndef g():\n    a.f()"}
+    files = {
+        "a": "import b\ndef f():\n    b.g()\nf()",
+        "b": "import a\nimport torch.distributed\ndef g():\n    a.f()",
+    }
     assert distributed(files) == set()
 
 
@@ -120,7 +136,12 @@ def test_a_module_imported_with_its_package_is_found() -> None:
 
 
 def test_an_import_of_a_library_does_not_import_the_package_around() -> None:
-    assert imports_of("pkg/train", {"pkg/train": "import os\nfrom torch import nn", "pkg/__init__": ""}) == []
+    assert (
+        imports_of(
+            "pkg/train", {"pkg/train": "import os\nfrom torch import nn", "pkg/__init__": ""}
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(

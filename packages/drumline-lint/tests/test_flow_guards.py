@@ -8,7 +8,13 @@ from textwrap import dedent
 
 import pytest
 
-from drumline_lint.flow.guards import call_paths, guards, is_on_every_rank, is_on_main_only, is_on_some_only
+from drumline_lint.flow.guards import (
+    call_paths,
+    guards,
+    is_on_every_rank,
+    is_on_main_only,
+    is_on_some_only,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
@@ -22,7 +28,9 @@ SOME = RankTest("global", None)
 def place(*texts: str) -> tuple[Program, ast.Call]:
     """The one call of `here()` in some files: a.py, b.py and so on."""
     whole = [BEFORE + dedent(text) for text in texts]
-    sources = [Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text)) for n, text in enumerate(whole)]
+    sources = [
+        Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text)) for n, text in enumerate(whole)
+    ]
     program = Program(sources)
     (call,) = [call for one in sources for call in program.index(one).calls.get("here", ())]
     return program, call
@@ -220,10 +228,16 @@ def test_every_rank(name: str) -> None:
         ("if rank == 0:\n    pass\nelse:\n    here()", {OTHERS}),
         ("if rank in (0, 1):\n    here()", {SOME}),
         ("if rank == 0 or always:\n    here()", {RankTest("global", True, is_needed=False)}),
-        ("if rank == 0 and log:\n    pass\nelse:\n    here()", {RankTest("global", False, is_needed=False)}),
+        (
+            "if rank == 0 and log:\n    pass\nelse:\n    here()",
+            {RankTest("global", False, is_needed=False)},
+        ),
         ("with main_process_first():\n    here()", {RankTest("global", True, is_needed=False)}),
         ("@local_main_process_only\ndef f():\n    here()\nf()", {RankTest("local", True)}),
-        ("def f():\n    here()\nif rank == 0:\n    f()\nif local_rank == 0:\n    f()", {MAIN, RankTest("local", True)}),
+        (
+            "def f():\n    here()\nif rank == 0:\n    f()\nif local_rank == 0:\n    f()",
+            {MAIN, RankTest("local", True)},
+        ),
     ],
 )
 def test_some_ranks(text: str, expected: set[RankTest]) -> None:

@@ -6,7 +6,13 @@ import ast
 import textwrap
 from pathlib import Path
 
-from drumline_lint.flow.loops import batch_loops, calls_made_in, calls_reached, evaluation_loops, outer_loops
+from drumline_lint.flow.loops import (
+    batch_loops,
+    calls_made_in,
+    calls_reached,
+    evaluation_loops,
+    outer_loops,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
 from drumline_lint.reading.source import Source
@@ -32,7 +38,9 @@ def evaluations(text: str) -> list[str]:
 
 
 def test_the_inmost_of_epochs_and_batches() -> None:
-    assert batches("for e in range(9):\n    for b in loader:\n        f(b).backward()") == ["for b in loader:"]
+    assert batches("for e in range(9):\n    for b in loader:\n        f(b).backward()") == [
+        "for b in loader:"
+    ]
 
 
 def test_an_epoch_whose_batches_are_in_a_function_is_no_batch_loop() -> None:
@@ -99,7 +107,11 @@ def test_a_generator_trains_and_so_does_who_iterates_over_it() -> None:
     assert batches(text) == ["for b in loader:", "for loss in steps(loader):"]
     program, source = read(text)
     consumer = batch_loops(program, source)[1]
-    assert [last_name(call.func) for call in calls_made_in(program, consumer)] == ["f", "backward", "step"]
+    assert [last_name(call.func) for call in calls_made_in(program, consumer)] == [
+        "f",
+        "backward",
+        "step",
+    ]
 
 
 def test_what_a_loop_iterates_over_and_its_else_are_done_once() -> None:
@@ -124,7 +136,8 @@ def test_functions_that_call_each_other() -> None:
 
 def test_a_helper_in_which_many_call_many_is_read_once() -> None:
     functions = "".join(
-        f"def f{n}(x):\n" + "".join(f"    f{m}(x)\n" for m in range(n)) + "    x.a()\n" for n in range(40)
+        f"def f{n}(x):\n" + "".join(f"    f{m}(x)\n" for m in range(n)) + "    x.a()\n"
+        for n in range(40)
     )
     program, source = read(f"{functions}\nfor b in loader:\n    f39(b)\n")
     assert len(list(calls_made_in(program, source.tree))) == sum(range(40)) + 40 + 1

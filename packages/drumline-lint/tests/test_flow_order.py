@@ -22,7 +22,9 @@ def order(text: str, **others: str) -> str:
 
 
 def step(program: Program, name: str):  # type: ignore[no-untyped-def]
-    return next(one for one in script(program, program.sources[0]) if last_name(one.call.func) == name)
+    return next(
+        one for one in script(program, program.sources[0]) if last_name(one.call.func) == name
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,12 +74,19 @@ def test_what_nobody_calls_is_in_no_run() -> None:
 
 
 def test_a_function_that_another_file_calls_is_in_that_files_run() -> None:
-    program = program_of({"main": "from other import f\na()\nf()\nc()", "other": "def f():\n    b()"})
+    program = program_of(
+        {"main": "from other import f\na()\nf()\nc()", "other": "def f():\n    b()"}
+    )
     assert [said(script(program, source)) for source in program.sources] == ["abc", ""]
 
 
 @pytest.mark.parametrize(
-    "start", ["mp.spawn(worker, nprocs=2)", "mp.Process(target=worker).start()", "ctx.start_processes(worker, (1,))"]
+    "start",
+    [
+        "mp.spawn(worker, nprocs=2)",
+        "mp.Process(target=worker).start()",
+        "ctx.start_processes(worker, (1,))",
+    ],
 )
 def test_what_is_started_in_another_process(start: str) -> None:
     text = f"import torch.multiprocessing as mp\ndef worker(rank):\n    b()\na()\n{start}\nc()"
@@ -134,19 +143,26 @@ def test_a_class_used_by_with_surrounds_the_body() -> None:
 
 def test_an_import_runs_a_file_once_and_without_what_is_for_the_script() -> None:
     assert (
-        order("a()\nimport other\nimport other\nc()", other="b()\nimport main\nif __name__ == '__main__':\n    x()")
+        order(
+            "a()\nimport other\nimport other\nc()",
+            other="b()\nimport main\nif __name__ == '__main__':\n    x()",
+        )
         == "abc"
     )
 
 
 def test_an_import_of_a_module_runs_its_package_first() -> None:
-    program = program_of({"main": "from pkg.inner import x\nc()", "pkg/__init__": "a()", "pkg/inner": "b()"})
+    program = program_of(
+        {"main": "from pkg.inner import x\nc()", "pkg/__init__": "a()", "pkg/inner": "b()"}
+    )
     assert said(script(program, program.sources[0])) == "abc"
 
 
 def test_scripts_through_a_file_are_those_of_all_who_use_it() -> None:
     used = "import torch.distributed as dist\ndef f():\n    dist.barrier()\ndef loose():\n    dist.barrier()\n"
-    program = program_of({"one": "import used\nused.f()", "two": "import used\nused.f()", "used": used})
+    program = program_of(
+        {"one": "import used\nused.f()", "two": "import used\nused.f()", "used": used}
+    )
     assert len(runs_through(program, program.sources[2])) == 2
     assert len(runs_through(program, program.sources[0])) == 1
 

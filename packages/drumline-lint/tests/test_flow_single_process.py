@@ -89,5 +89,7 @@ def test_other_runs_are_of_ranks(name: str) -> None:
 
 
 def test_where_nobody_is_seen_to_start_a_group_nothing_is_known() -> None:
-    program, call = _place(f"{DATA}{SCRIPT}prepare()", TRAIN.replace("dist.init_process_group()", "pass"))
+    program, call = _place(
+        f"{DATA}{SCRIPT}prepare()", TRAIN.replace("dist.init_process_group()", "pass")
+    )
     assert is_on_every_rank(program, call)

@@ -22,9 +22,17 @@ RIGHT = WRONG.replace("torch.save", "if dist.get_rank() == 0:\n    torch.save")
 pytest.importorskip("pre_commit", reason="pip install 'drumline[dev]' brings it")
 
 
-def run(*command: object, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: object, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120
+        [*map(str, command)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 
@@ -44,7 +52,10 @@ def check_alone(home: Path, cwd: Path) -> None:
     itself."""
     (programs,) = home.glob("*/py_env-*/bin")
     listed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd).stdout
-    own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {"pip", "setuptools"}
+    own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {
+        "pip",
+        "setuptools",
+    }
     assert own == {"drumline-lint", "pre-commit-placeholder-package"}
     result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
@@ -55,7 +66,9 @@ def check_alone(home: Path, cwd: Path) -> None:
 
 @pytest.mark.soak
 def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (recipe,) = re.findall(
+        r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     config = yaml.safe_load(recipe)
     (hook,) = config["repos"][0]["hooks"]
     assert config["repos"][0]["repo"] == "local"
@@ -70,7 +83,11 @@ def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Pat
         "VIRTUALENV_SETUPTOOLS": "bundle",
         "GIT_CONFIG_GLOBAL": os.devnull,
     }
-    for name, text in (("train.py", WRONG), ("notes.txt", "no code"), ("run.sbatch", "#!/bin/bash\n")):
+    for name, text in (
+        ("train.py", WRONG),
+        ("notes.txt", "no code"),
+        ("run.sbatch", "#!/bin/bash\n"),
+    ):
         (tmp_path / name).write_text(text)
     run("git", "init", "-q", cwd=tmp_path, environment=environment)
     run(

@@ -48,7 +48,11 @@ def test_what_was_meant_is_not_accepted_anyway() -> None:
             "DDP has no argument 'find_unused_params': the call raises a TypeError",
             "did you mean 'find_unused_parameters'?",
         ),
-        ("dist.get_rank(xyz=1)", "dist.get_rank has no argument 'xyz': the call raises a TypeError", "it has: group"),
+        (
+            "dist.get_rank(xyz=1)",
+            "dist.get_rank has no argument 'xyz': the call raises a TypeError",
+            "it has: group",
+        ),
     ],
 )
 def test_the_words_of_a_finding(call: str, message: str, fix: str) -> None:

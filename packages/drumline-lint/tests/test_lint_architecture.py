@@ -21,14 +21,24 @@ TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.p
 def imports(tree: ast.Module) -> Iterator[str]:
     """Modules of the distribution that one imports, anywhere in it."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("drumline_lint"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("drumline_lint")
+        ):
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if PACKAGE.parent.joinpath(*whole.split(".")).with_suffix(".py").exists() else node.module
+                yield (
+                    whole
+                    if PACKAGE.parent.joinpath(*whole.split(".")).with_suffix(".py").exists()
+                    else node.module
+                )
 
 
 def test_imports_go_one_way() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(LAYERS)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(
+        LAYERS
+    )
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for number, layer in enumerate(LAYERS)
@@ -42,7 +52,9 @@ def test_imports_go_one_way() -> None:
 
 def test_there_are_no_cycles() -> None:
     graph = {
-        ".".join(("drumline_lint", *path.relative_to(PACKAGE).with_suffix("").parts)): set(imports(tree))
+        ".".join(("drumline_lint", *path.relative_to(PACKAGE).with_suffix("").parts)): set(
+            imports(tree)
+        )
         for path, tree in TREES.items()
     }
     done: set[str] = set()
@@ -60,7 +72,12 @@ def test_there_are_no_cycles() -> None:
 
 def test_no_module_and_no_class_has_the_name_of_another() -> None:
     modules = [path.stem for path in TREES if not path.stem.startswith("__")]
-    classes = [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
     assert [name for name, count in Counter([*modules, *classes]).items() if count > 1] == []
 
 
@@ -69,14 +86,24 @@ def test_only_one_module_prints() -> None:
         path.name
         for path, tree in TREES.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write")
     ]
     assert calls == []
 
 
 def test_it_needs_nothing_but_python() -> None:
     code = "import sys, drumline_lint.command, drumline_lint.rules as r; r.all_rules(); print(*sys.modules)"
-    command = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); {code}"]
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); {code}",
+    ]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    others = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - {"drumline_lint", "__main__"}
+    others = (
+        {name.partition(".")[0] for name in loaded}
+        - set(sys.stdlib_module_names)
+        - {"drumline_lint", "__main__"}
+    )
     assert {name for name in others if not name.startswith("_")} == set()

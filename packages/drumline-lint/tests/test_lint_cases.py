@@ -10,7 +10,9 @@ from drumline_lint.rules import all_rules
 from reading_cases import CASES, Case, findings_in, lines_of, read_cases
 
 RULES = {number: module.RULE for number, module in all_rules().items()}
-EVERY_CASE = [case for path in sorted(CASES.glob("*.md")) for case in read_cases(path.stem, path.read_text())]
+EVERY_CASE = [
+    case for path in sorted(CASES.glob("*.md")) for case in read_cases(path.stem, path.read_text())
+]
 
 
 def test_every_rule_has_three_cases_of_each_kind() -> None:
@@ -22,7 +24,9 @@ def test_every_rule_has_three_cases_of_each_kind() -> None:
 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=str)
 def test_a_case(case: Case) -> None:
-    assert bool(case.expected) == (case.kind == "bad"), "a bad case marks its lines, a good one has none"
+    assert bool(case.expected) == (case.kind == "bad"), (
+        "a bad case marks its lines, a good one has none"
+    )
     assert lines_of(case.rule, findings_in(case.files)) == case.expected
 
 
@@ -39,7 +43,9 @@ def test_a_good_snippet_is_good_by_all_rules(number: str) -> None:
     rule = RULES[number]
     name = "snippet.py" if rule.language == "python" else "snippet.sh"
     found = findings_in(((name, rule.good),))
-    assert not [(one.rule, one.message) for one in found if RULES[one.rule].severity is not Severity.NOTE]
+    assert not [
+        (one.rule, one.message) for one in found if RULES[one.rule].severity is not Severity.NOTE
+    ]
 
 
 @pytest.mark.parametrize("number", RULES)

@@ -102,7 +102,9 @@ def test_exit_codes(lint: Lint, here: Path) -> None:
     unread = lint(".")
     assert unread.code == 2
     assert "b.py:1:1: warning DL102" in unread.out, "the rest goes on"
-    assert unread.lines[-1].startswith("1 error, 1 warning in 2 of 3 files; 1 file could not be read;")
+    assert unread.lines[-1].startswith(
+        "1 error, 1 warning in 2 of 3 files; 1 file could not be read;"
+    )
     assert lint(".", "--exit-zero").code == 2
     assert lint(".", "--exclude", "d.py", "--ignore=DL1").code == 0
     assert lint(".", "--ignore", "DL000,bad-call", "--ignore", "DL102").code == 0
@@ -125,7 +127,9 @@ def test_a_rule_that_fails_ends_nothing(lint: Lint, monkeypatch: pytest.MonkeyPa
 
 
 def test_settings_come_from_pyproject(lint: Lint, here: Path) -> None:
-    (here / "pyproject.toml").write_text('[tool.drumline.lint]\nignore = ["DL1"]\nseverity = "note"\n')
+    (here / "pyproject.toml").write_text(
+        '[tool.drumline.lint]\nignore = ["DL1"]\nseverity = "note"\n'
+    )
     assert lint(".").lines[0].startswith("a.py:2:1: note DL201")
     assert lint(".", "--no-config").code == 1
     assert lint("a.py", "--select", "DL101").code == 1
@@ -136,7 +140,9 @@ def test_formats_and_output(lint: Lint, here: Path) -> None:
     assert lint("a.py", "--format=github").out.startswith("::error file=a.py,line=1,")
     silent = lint("a.py", "--format", "sarif", "--output", "out.sarif")
     assert (silent.code, silent.out) == (1, "")
-    assert json.loads((here / "out.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "DL101"
+    assert (
+        json.loads((here / "out.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "DL101"
+    )
     assert lint(".", "--statistics").lines == [
         "1  error    DL101  bad-call   a call of bad-call",
         "1  warning  DL102  poor-call  a call of poor-call",
@@ -192,18 +198,39 @@ def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: P
         ([], ["no PATH was given", "try: give files or folders, as in: drumline-lint ."]),
         (["nowhere.py"], ["there is no nowhere.py"]),
         (["a.py", "--formt", "x"], ["drumline-lint has no flag --formt; did you mean '--format'?"]),
-        (["a.py", "--qqq=3"], ["drumline-lint has no flag --qqq\n", "try: read drumline-lint --help"]),
-        (["a.py", "--format"], ["argument --format: expected one argument", "read drumline-lint --help"]),
-        (["a.py", "--format", "jsn"], ["--format jsn: there is no such format; did you mean 'json'?"]),
+        (
+            ["a.py", "--qqq=3"],
+            ["drumline-lint has no flag --qqq\n", "try: read drumline-lint --help"],
+        ),
+        (
+            ["a.py", "--format"],
+            ["argument --format: expected one argument", "read drumline-lint --help"],
+        ),
+        (
+            ["a.py", "--format", "jsn"],
+            ["--format jsn: there is no such format; did you mean 'json'?"],
+        ),
         (["a.py", "--severity", "x"], ["there is no such severity; known: error, note, warning"]),
-        (["a.py", "--select", "bad-cal"], ["--select: there is no rule 'bad-cal'; did you mean 'bad-call'?"]),
+        (
+            ["a.py", "--select", "bad-cal"],
+            ["--select: there is no rule 'bad-cal'; did you mean 'bad-call'?"],
+        ),
         (["--explain", "DL1"], ["--explain: there is no rule 'DL1'"]),
         (["a.py", "--stdin-filename", "x.py"], ["--stdin-filename belongs to the path -"]),
         (["-", "--fix"], ["what comes from the standard input cannot be fixed", "use --diff"]),
-        (["a.py", "--statistics", "--format", "json"], ["--statistics are text", "summary.by_rule"]),
+        (
+            ["a.py", "--statistics", "--format", "json"],
+            ["--statistics are text", "summary.by_rule"],
+        ),
         (["a.py", "--statistics", "--format", "github"], ["--statistics are text"]),
-        (["a.py", "--diff", "--format", "json"], ["--diff and --format json would both be on the standard"]),
-        (["a.py", "--output", "no/where"], ["--output no/where cannot be written: No such file or directory"]),
+        (
+            ["a.py", "--diff", "--format", "json"],
+            ["--diff and --format json would both be on the standard"],
+        ),
+        (
+            ["a.py", "--output", "no/where"],
+            ["--output no/where cannot be written: No such file or directory"],
+        ),
     ],
 )
 def test_wrong_usage_is_explained(lint: Lint, arguments: list[str], messages: list[str]) -> None:
@@ -215,7 +242,13 @@ def test_wrong_usage_is_explained(lint: Lint, arguments: list[str], messages: li
 
 
 def test_the_rules_are_listed_and_explained(lint: Lint) -> None:
-    assert [line.split()[0] for line in lint("--list").lines] == ["DL000", "DL999", "DL101", "DL102", "DL201"]
+    assert [line.split()[0] for line in lint("--list").lines] == [
+        "DL000",
+        "DL999",
+        "DL101",
+        "DL102",
+        "DL201",
+    ]
     for word in ("DL102", "dl102", "poor-call"):
         assert lint("--explain", word).lines[0] == "DL102 poor-call (warning)"
 
@@ -226,7 +259,16 @@ def test_help_teaches(lint: Lint) -> None:
     assert lint("-h").out == result.out
     assert max(map(len, result.lines)) <= 80
     for flag in (
-        *("--format", "--select", "--ignore", "--severity", "--exclude", "--fix", "--diff", "--statistics"),
+        *(
+            "--format",
+            "--select",
+            "--ignore",
+            "--severity",
+            "--exclude",
+            "--fix",
+            "--diff",
+            "--statistics",
+        ),
         *("--explain", "--list", "--exit-zero", "--output", "--no-config", "--stdin-filename"),
     ):
         assert f"\n  {flag} " in result.out, flag
@@ -273,7 +315,9 @@ def test_odd_names_can_be_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_a_terminal_gets_colours_and_progress(tmp_path: Path, no_color: str, coloured: bool) -> None:
+def test_a_terminal_gets_colours_and_progress(
+    tmp_path: Path, no_color: str, coloured: bool
+) -> None:
     for number in range(command.MANY_FILES):
         (tmp_path / f"f{number}.py").write_text("x = 1\n")
     (tmp_path / "wrong.py").write_text("(")
@@ -307,7 +351,11 @@ def test_the_sarif_report_has_the_version(lint: Lint) -> None:
 
 def test_the_hook_of_pre_commit(tmp_path: Path) -> None:
     (hook,) = yaml.safe_load((ROOT.parents[1] / ".pre-commit-hooks.yaml").read_text())
-    assert (hook["id"], hook["language"], hook["require_serial"]) == ("drumline-lint", "system", True)
+    assert (hook["id"], hook["language"], hook["require_serial"]) == (
+        "drumline-lint",
+        "system",
+        True,
+    )
     assert {"python", "jupyter", "shell"} <= set(hook["types_or"])
     files = ["a.py", "b.ipynb", "c.sh", "d.bash", "e.sbatch", "f.slurm"]
     assert all(re.search(hook["files"], name) for name in files)

@@ -23,7 +23,10 @@ from drumline_lint.settings import Settings
 CORPUS = Path(__file__).parent / "corpus"
 PAIRS = sorted(patch.parent.name for patch in CORPUS.glob("*/wrong.patch"))
 ALONE = sorted(
-    path for folder in ("not_distributed", "frameworks") for path in (CORPUS / folder).iterdir() if path.is_file()
+    path
+    for folder in ("not_distributed", "frameworks")
+    for path in (CORPUS / folder).iterdir()
+    if path.is_file()
 )
 MARKER = re.compile(r"# <- ([a-z, -]+)$")
 COUNTS = {
@@ -79,7 +82,9 @@ def apply_patches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wrong versions of all pairs, in folders of their names."""
     folder = tmp_path_factory.mktemp("wrong")
     for name in PAIRS:
-        shutil.copytree(CORPUS / name / "right", folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            CORPUS / name / "right", folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
         command = ["git", "apply", "--whitespace=nowarn", CORPUS / name / "wrong.patch"]
         subprocess.run(command, cwd=folder / name, check=True)
     return folder
@@ -91,11 +96,16 @@ def test_the_corpus_is_whole() -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_of_a_wrong_version_all_that_is_marked_is_found_and_nothing_else(name: str, wrong: Path) -> None:
+def test_of_a_wrong_version_all_that_is_marked_is_found_and_nothing_else(
+    name: str, wrong: Path
+) -> None:
     marked = set(_markers(wrong / name))
     found = _counted(wrong / name)
     assert marked, "a wrong version has mistakes"
-    assert {"missed": sorted(marked - found), "made up": sorted(found - marked)} == {"missed": [], "made up": []}
+    assert {"missed": sorted(marked - found), "made up": sorted(found - marked)} == {
+        "missed": [],
+        "made up": [],
+    }
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -138,7 +148,9 @@ def _is_bad(finding: Finding) -> bool:
 def _counted(top: Path) -> set[Spot]:
     """Warnings and errors, and notes that are marked."""
     marked = set(_markers(top))
-    return {_spot(finding) for finding in _lint(top) if _is_bad(finding) or _spot(finding) in marked}
+    return {
+        _spot(finding) for finding in _lint(top) if _is_bad(finding) or _spot(finding) in marked
+    }
 
 
 def _spot(finding: Finding) -> Spot:
@@ -165,4 +177,6 @@ def _texts(path: Path) -> list[tuple[int | None, str]]:
     if path.suffix != ".ipynb":
         return [(None, path.read_text())]
     cells = enumerate(json.loads(path.read_text())["cells"], start=1)
-    return [(number, "".join(cell["source"])) for number, cell in cells if cell["cell_type"] == "code"]
+    return [
+        (number, "".join(cell["source"])) for number, cell in cells if cell["cell_type"] == "code"
+    ]

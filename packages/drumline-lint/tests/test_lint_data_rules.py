@@ -20,7 +20,9 @@ MESSAGES = {
             "net is still on the CPU when DDP wraps it: it is moved in line 4",
         ),
         (
-            "import torch.nn as nn\n" + WRAP + "model = DDP(nn.Linear(1, 1), device_ids=[local_rank])\n",
+            "import torch.nn as nn\n"
+            + WRAP
+            + "model = DDP(nn.Linear(1, 1), device_ids=[local_rank])\n",
             "DDP is given device_ids, but nn.Linear(1, 1) was never moved from the CPU",
         ),
     ],
@@ -50,21 +52,27 @@ MESSAGES = {
     ],
     "DL007": [
         (WRAP + "model = DDP(net.cuda(1))\n", "1 is the same GPU for all ranks of a host"),
-        (WRAP + "model = DDP(net.to('cuda:0'))\n", "'cuda:0' is the same GPU for all ranks of a host"),
+        (
+            WRAP + "model = DDP(net.to('cuda:0'))\n",
+            "'cuda:0' is the same GPU for all ranks of a host",
+        ),
     ],
     "DL038": [
         (
-            DATA + "loader = DataLoader(data, sampler=DistributedSampler(data), persistent_workers=True)\n",
+            DATA
+            + "loader = DataLoader(data, sampler=DistributedSampler(data), persistent_workers=True)\n",
             "persistent_workers=True with no num_workers: DataLoader raises a ValueError",
         ),
         (
-            DATA + "DataLoader(data, sampler=DistributedSampler(data), num_workers=0, prefetch_factor=4)\n",
+            DATA
+            + "DataLoader(data, sampler=DistributedSampler(data), num_workers=0, prefetch_factor=4)\n",
             "prefetch_factor=4 with num_workers=0: DataLoader raises a ValueError",
         ),
     ],
     "DL039": [
         (
-            DATA + "for x, y in DataLoader(data, sampler=DistributedSampler(data), pin_memory=True):\n"
+            DATA
+            + "for x, y in DataLoader(data, sampler=DistributedSampler(data), pin_memory=True):\n"
             "    x.to(device)\n",
             "x is in pinned memory, but x.to(device) waits until it is copied",
         )
@@ -77,7 +85,8 @@ def _found(rule: str, text: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "text", "message"), [(rule, text, message) for rule, every in MESSAGES.items() for text, message in every]
+    ("rule", "text", "message"),
+    [(rule, text, message) for rule, every in MESSAGES.items() for text, message in every],
 )
 def test_the_text(rule: str, text: str, message: str) -> None:
     (finding,) = _found(rule, text)
@@ -85,7 +94,10 @@ def test_the_text(rule: str, text: str, message: str) -> None:
     assert finding.fix == all_rules()[rule].RULE.fix
 
 
-LOOP = DATA + "loader = DataLoader(data, sampler=DistributedSampler(data), pin_memory=True)\nfor x, y in loader:\n    "
+LOOP = (
+    DATA
+    + "loader = DataLoader(data, sampler=DistributedSampler(data), pin_memory=True)\nfor x, y in loader:\n    "
+)
 
 
 def _fixed_file(statement: str, loop: str = LOOP) -> str:
@@ -111,7 +123,10 @@ def _fixed_file(statement: str, loop: str = LOOP) -> str:
         ("x = x.cuda( )", "x = x.cuda( non_blocking=True)"),
         ("x = x.to(device=device)", "x = x.to(device=device, non_blocking=True)"),
         ("f('é', x.to(device), 1)", "f('é', x.to(device, non_blocking=True), 1)"),
-        ("x = x.to(\n        device,\n    )", "x = x.to(\n        device, non_blocking=True,\n    )"),
+        (
+            "x = x.to(\n        device,\n    )",
+            "x = x.to(\n        device, non_blocking=True,\n    )",
+        ),
         ("z = x[0].to(device)", "z = x[0].to(device, non_blocking=True)"),
     ],
 )
@@ -119,14 +134,20 @@ def test_a_copy_is_fixed(statement: str, expected: str) -> None:
     assert _fixed_file(statement) == expected
 
 
-@pytest.mark.parametrize("statement", ["x = x.to((device))", "x = x.to(\n        device  # here\n    )"])
+@pytest.mark.parametrize(
+    "statement", ["x = x.to((device))", "x = x.to(\n        device  # here\n    )"]
+)
 def test_what_cannot_be_fixed_for_sure_is_left(statement: str) -> None:
     assert _fixed_file(statement) == statement
 
 
 @pytest.mark.parametrize(
     "head",
-    ["for batch in loader", "for step, batch in enumerate(tqdm(loader))", "for batch, other in zip(loader, more)"],
+    [
+        "for batch in loader",
+        "for step, batch in enumerate(tqdm(loader))",
+        "for batch, other in zip(loader, more)",
+    ],
 )
 def test_a_whole_batch_may_have_a_way_of_its_own_to_be_moved(head: str) -> None:
     loop = LOOP.replace("for x, y in loader", head)

@@ -14,10 +14,26 @@ from drumline_lint.reading.discovery import find_files
 @pytest.fixture(name="tree")
 def make_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (
-        *("b.py", "a.py", "notes.txt", "job.sbatch", "run.sh", "x.bash", "y.slurm", "n.ipynb", "tool"),
+        *(
+            "b.py",
+            "a.py",
+            "notes.txt",
+            "job.sbatch",
+            "run.sh",
+            "x.bash",
+            "y.slurm",
+            "n.ipynb",
+            "tool",
+        ),
         *("pkg/inner.py", "pkg/deep/er.py", "pkg.py/odd.py"),
         *(".hidden/h.py", "venv/v.py", "node_modules/n.py", "build/b.py", "__pycache__/c.py"),
-        *("lib/site-packages/s.py", "own-env/pyvenv.cfg", "own-env/e.py", "vendor/v.py", "env/kept.py"),
+        *(
+            "lib/site-packages/s.py",
+            "own-env/pyvenv.cfg",
+            "own-env/e.py",
+            "vendor/v.py",
+            "env/kept.py",
+        ),
     ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +56,12 @@ def test_a_folder_is_walked_without_what_others_wrote() -> None:
 
 @pytest.mark.usefixtures("tree")
 def test_what_is_given_by_name_is_always_read() -> None:
-    assert found("notes.txt", "tool", "venv/v.py", ".hidden") == [".hidden/h.py", "notes.txt", "tool", "venv/v.py"]
+    assert found("notes.txt", "tool", "venv/v.py", ".hidden") == [
+        ".hidden/h.py",
+        "notes.txt",
+        "tool",
+        "venv/v.py",
+    ]
     assert found("vendor/v.py", exclude=("vendor", "*.py")) == ["vendor/v.py"]
 
 
@@ -69,7 +90,11 @@ def test_globs_are_relative_to_the_root(tree: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("tree")
 def test_no_file_comes_twice() -> None:
-    assert found("a.py", "./a.py", "pkg/../a.py", "pkg", "pkg/inner.py") == ["a.py", "pkg/deep/er.py", "pkg/inner.py"]
+    assert found("a.py", "./a.py", "pkg/../a.py", "pkg", "pkg/inner.py") == [
+        "a.py",
+        "pkg/deep/er.py",
+        "pkg/inner.py",
+    ]
 
 
 def test_links_are_followed_and_loops_survived(tree: Path) -> None:
@@ -84,7 +109,13 @@ def test_links_are_followed_and_loops_survived(tree: Path) -> None:
     assert found("pkg", "aaa.py") == [
         *("aaa.py", "pkg/all/a.py", "pkg/all/b.py", "pkg/all/env/kept.py", "pkg/all/job.sbatch"),
         *("pkg/all/linked/o.py", "pkg/all/n.ipynb", "pkg/all/pkg.py/odd.py", "pkg/all/run.sh"),
-        *("pkg/all/vendor/v.py", "pkg/all/x.bash", "pkg/all/y.slurm", "pkg/deep/er.py", "pkg/inner.py"),
+        *(
+            "pkg/all/vendor/v.py",
+            "pkg/all/x.bash",
+            "pkg/all/y.slurm",
+            "pkg/deep/er.py",
+            "pkg/inner.py",
+        ),
     ]
 
 
@@ -101,7 +132,9 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tree: Path) -> None:
 
 @pytest.mark.usefixtures("tree")
 def test_a_path_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match=r"^there is no x\.py, no pkg/y\n  try: give files or folders"):
+    with pytest.raises(
+        UsageError, match=r"^there is no x\.py, no pkg/y\n  try: give files or folders"
+    ):
         found("a.py", "x.py", "pkg/y")
 
 

@@ -56,14 +56,20 @@ def at(line: int, start: int, end: int, text: str) -> Edit:
 
 def test_edits_are_placed_by_bytes_of_utf8() -> None:
     text = "é = 'é'; bad()\nx"
-    assert apply_spans(text, spans_of(text, [at(1, 11, 14, "good"), at(2, 1, 1, "y")])) == "é = 'é'; good()\nxy"
+    assert (
+        apply_spans(text, spans_of(text, [at(1, 11, 14, "good"), at(2, 1, 1, "y")]))
+        == "é = 'é'; good()\nxy"
+    )
     for wrong in (at(3, 0, 0, ""), at(1, 0, 99, ""), at(1, 3, 2, ""), at(0, 0, 0, "")):
         with pytest.raises(ValueError, match=r"there is no line|ends before it begins"):
             spans_of(text, [wrong])
 
 
 def test_all_that_can_be_fixed_is() -> None:
-    assert fixed_text("bad(bad())\nx = '漢'; bad(); poor()\n") == "good(good())\nx = '漢'; good(); poor()\n".encode()
+    assert (
+        fixed_text("bad(bad())\nx = '漢'; bad(); poor()\n")
+        == "good(good())\nx = '漢'; good(); poor()\n".encode()
+    )
 
 
 def test_how_many_were_fixed_is_counted() -> None:
@@ -110,12 +116,18 @@ def test_rounds_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixing, "MOST_ROUNDS", 3)
     assert fixed_text("bad()", editing(at(1, 0, 0, "x;"))) == b"x;x;x;bad()"
     # Two rules that undo each other.
-    rules = {"DL101": BAD, "DL102": calling(rule("DL102", "back", Severity.ERROR), "good", instead="bad")}
+    rules = {
+        "DL101": BAD,
+        "DL102": calling(rule("DL102", "back", Severity.ERROR), "good", instead="bad"),
+    }
     assert fixed_text("bad()", rules) == b"good()"
 
 
 def test_a_fix_may_make_room_for_another() -> None:
-    rules = {"DL101": BAD, "DL102": calling(rule("DL102", "next", Severity.ERROR), "good", instead="best")}
+    rules = {
+        "DL101": BAD,
+        "DL102": calling(rule("DL102", "next", Severity.ERROR), "good", instead="best"),
+    }
     assert fixed_text("bad()", rules) == b"best()"
 
 
@@ -126,7 +138,10 @@ def test_what_would_not_parse_is_left_out() -> None:
 
 
 def test_what_the_encoding_has_not_is_left_out() -> None:
-    assert fixed_text(b"# coding: latin-1\nbad()\n", editing(at(2, 0, 3, "'\u6f22'"))) == b"# coding: latin-1\nbad()\n"
+    assert (
+        fixed_text(b"# coding: latin-1\nbad()\n", editing(at(2, 0, 3, "'\u6f22'")))
+        == b"# coding: latin-1\nbad()\n"
+    )
 
 
 def test_scripts_are_fixed_whatever_their_bytes() -> None:
@@ -178,7 +193,9 @@ def test_files_are_written_and_keep_mode_and_link(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.py", "real.py"]
 
 
-def test_what_cannot_be_written_is_reported_and_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_reported_and_still_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = tmp_path / "a.py"
     second = tmp_path / "b.py"
     first.write_text("bad()\n")
@@ -186,7 +203,9 @@ def test_what_cannot_be_written_is_reported_and_still_found(tmp_path: Path, monk
     fixed = mend(first, second)
     first.write_text("other()\n")
     report = write(fixed, checker())
-    assert [said.message for said in report.problems] == ["the file was not fixed: it was changed in the meantime"]
+    assert [said.message for said in report.problems] == [
+        "the file was not fixed: it was changed in the meantime"
+    ]
     assert (report.fixed, [finding.place.path for finding in report.findings]) == (1, [str(first)])
     assert (first.read_text(), second.read_text()) == ("other()\n", "good()\n")
     second.write_text("bad()\n")
@@ -198,7 +217,9 @@ def test_what_cannot_be_written_is_reported_and_still_found(tmp_path: Path, monk
     )
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.py"
     path.write_text("bad()\n")
 
@@ -240,7 +261,9 @@ def test_the_diff_is_what_patch_takes(tmp_path: Path, monkeypatch: pytest.Monkey
         b"x = 1\r\nbad()\ry = 2\n",
     ],
 )
-def test_lines_of_the_diff_are_those_of_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
+def test_lines_of_the_diff_are_those_of_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bytes
+) -> None:
     """Which a form feed does not end, and a byte order mark is a part of the first."""
     monkeypatch.chdir(tmp_path)
     path = Path("a.py")
@@ -257,4 +280,6 @@ def test_paths_in_the_diff_are_relative(tmp_path: Path, monkeypatch: pytest.Monk
         path.write_text("bad()\n")
     inside = diff_of(mend(tmp_path / "in" / "a.py"))
     assert inside.startswith("--- a/a.py\n+++ b/a.py\n")
-    assert diff_of(mend(tmp_path / "b.py")).startswith(f"--- a{tmp_path}/b.py\n+++ b{tmp_path}/b.py\n")
+    assert diff_of(mend(tmp_path / "b.py")).startswith(
+        f"--- a{tmp_path}/b.py\n+++ b{tmp_path}/b.py\n"
+    )

@@ -15,7 +15,9 @@ LEVELS = {"none", "note", "warning", "error"}
 
 
 def test_json_has_everything_in_stable_names() -> None:
-    report = report_of({"a.py": "'é', bad()\nodd()\n", "n.ipynb": NOTEBOOK, "x.py": "("}, settings=USUAL)
+    report = report_of(
+        {"a.py": "'é', bad()\nodd()\n", "n.ipynb": NOTEBOOK, "x.py": "("}, settings=USUAL
+    )
     document = json.loads(as_json(report))
     assert list(document) == ["version", "files", "findings", "problems", "summary"]
     assert (document["version"], document["files"]) == (1, 2)
@@ -50,7 +52,9 @@ def test_json_has_everything_in_stable_names() -> None:
 
 
 def sarif(files: dict[str, str | bytes]) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(as_sarif(report_of(files), DOCS, version="0.1.0", folder=HERE))
+    document: dict[str, Any] = json.loads(
+        as_sarif(report_of(files), DOCS, version="0.1.0", folder=HERE)
+    )
     check_sarif(document)
     return document
 
@@ -68,7 +72,9 @@ def check_sarif(document: dict[str, Any]) -> None:
         assert all(base["uri"].endswith("/") for base in run["originalUriBaseIds"].values())
         for rule in driver["rules"]:
             assert rule["id"]
-            assert all(rule[name]["text"] for name in ("shortDescription", "fullDescription", "help"))
+            assert all(
+                rule[name]["text"] for name in ("shortDescription", "fullDescription", "help")
+            )
             assert rule["help"]["markdown"]
             assert rule["defaultConfiguration"]["level"] in LEVELS
             assert rule["properties"]["problem.severity"] in ("error", "warning", "recommendation")
@@ -77,7 +83,9 @@ def check_sarif(document: dict[str, Any]) -> None:
             check_result(result, driver["rules"], run["originalUriBaseIds"])
 
 
-def check_result(result: dict[str, Any], rules: list[dict[str, Any]], bases: dict[str, Any]) -> None:
+def check_result(
+    result: dict[str, Any], rules: list[dict[str, Any]], bases: dict[str, Any]
+) -> None:
     assert result["message"]["text"]
     assert result["level"] in LEVELS
     assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
@@ -97,7 +105,10 @@ def check_result(result: dict[str, Any], rules: list[dict[str, Any]], bases: dic
 
 def check_region(region: dict[str, int]) -> None:
     assert all(isinstance(number, int) and number >= 1 for number in region.values())
-    end = region.get("endLine", region["startLine"]), region.get("endColumn", region.get("startColumn", 1))
+    end = (
+        region.get("endLine", region["startLine"]),
+        region.get("endColumn", region.get("startColumn", 1)),
+    )
     assert (region["startLine"], region.get("startColumn", 1)) <= end
 
 
@@ -144,7 +155,11 @@ def test_sarif_tells_what_could_not_be_read() -> None:
         (result["ruleId"], result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"])
         for result in run["results"]
     }
-    assert found == {("DL101", "file:///work/y.py"), ("DL000", "file:///elsewhere/x.py"), ("DL101", "z.py")}
+    assert found == {
+        ("DL101", "file:///work/y.py"),
+        ("DL000", "file:///elsewhere/x.py"),
+        ("DL101", "z.py"),
+    }
 
 
 def test_sarif_of_nothing() -> None:

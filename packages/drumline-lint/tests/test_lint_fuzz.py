@@ -18,7 +18,21 @@ from drumline_lint.settings import Settings
 RULES = all_rules()
 EVERYTHING = Settings(chosen=frozenset(all_docs(RULES)), severity=Severity.NOTE)
 PYTHON = [text for module in RULES.values() for text in (module.RULE.bad, module.RULE.good)]
-PIECES = ["(", ")", "lambda: ", "if rank == 0:\n    ", "\\\n", "self.", " = ", "*", "'", "[0]", "await ", "\x0c", "é"]
+PIECES = [
+    "(",
+    ")",
+    "lambda: ",
+    "if rank == 0:\n    ",
+    "\\\n",
+    "self.",
+    " = ",
+    "*",
+    "'",
+    "[0]",
+    "await ",
+    "\x0c",
+    "é",
+]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -38,7 +52,11 @@ snippets = st.sampled_from(PYTHON)
 def spliced(draw: st.DrawFn) -> str:
     """Lines of several snippets in another order, some of them indented or gone: much of it can
     still be parsed."""
-    lines = [line for text in draw(st.lists(snippets, min_size=1, max_size=4)) for line in text.splitlines()]
+    lines = [
+        line
+        for text in draw(st.lists(snippets, min_size=1, max_size=4))
+        for line in text.splitlines()
+    ]
     kept = draw(st.lists(st.sampled_from(lines), min_size=1, max_size=25))
     return "\n".join(draw(st.sampled_from(["", "", "", "    "])) + line for line in kept) + "\n"
 
@@ -71,5 +89,9 @@ def test_spliced(first: str, second: str) -> None:
 
 
 def test_deep_code_is_reported_and_not_a_mistake_of_ours() -> None:
-    deep = "import torch.distributed as dist\ndist.init_process_group()\nx = " + "+".join(["1"] * 3000)
-    look_at({"a.py": f"{deep}\n", "b.py": "x = " + "f(" * 90 + ")" * 90, "c.py": "x = a" + ".b" * 3000})
+    deep = "import torch.distributed as dist\ndist.init_process_group()\nx = " + "+".join(
+        ["1"] * 3000
+    )
+    look_at(
+        {"a.py": f"{deep}\n", "b.py": "x = " + "f(" * 90 + ")" * 90, "c.py": "x = a" + ".b" * 3000}
+    )

@@ -42,20 +42,30 @@ def problems_of(data: bytes) -> list[str]:
 
 
 def test_code_cells_are_joined_and_counted_among_all() -> None:
-    source = read(TEXT, code("import torch", "x = 1"), TEXT, {"cell_type": "code", "source": "y = 2\r\nz = 3"})
+    source = read(
+        TEXT, code("import torch", "x = 1"), TEXT, {"cell_type": "code", "source": "y = 2\r\nz = 3"}
+    )
     assert source.text == "import torch\nx = 1\ny = 2\nz = 3"
     assert source.cells == [Cell(2, 1), Cell(4, 3)]
     assert source.is_notebook
 
 
 def test_places_are_reported_by_cell() -> None:
-    data = notebook(TEXT, code("x = 1", "bad()"), code(""), code("", "poor()  # noqa: DL102", "bad()"))
-    assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 2:2:1 DL101", "n.ipynb:cell 4:3:1 DL101"]
+    data = notebook(
+        TEXT, code("x = 1", "bad()"), code(""), code("", "poor()  # noqa: DL102", "bad()")
+    )
+    assert told(report_of({"n.ipynb": data}).findings) == [
+        "n.ipynb:cell 2:2:1 DL101",
+        "n.ipynb:cell 4:3:1 DL101",
+    ]
 
 
 def test_a_line_that_is_silenced_is_that_of_the_cell() -> None:
     data = notebook(code("bad()"), code("x = 1  # noqa", "bad()"), code("bad()  # noqa"))
-    assert told(report_of({"n.ipynb": data}).findings) == ["n.ipynb:cell 1:1:1 DL101", "n.ipynb:cell 2:2:1 DL101"]
+    assert told(report_of({"n.ipynb": data}).findings) == [
+        "n.ipynb:cell 1:1:1 DL101",
+        "n.ipynb:cell 2:2:1 DL101",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,11 +95,17 @@ def test_a_cell_that_is_no_python_is_reported_and_the_others_are_read() -> None:
     data = notebook(code("bad()"), code("x = 1", "x = ("), code("bad()"))
     report = report_of({"n.ipynb": data})
     assert told(report.findings) == ["n.ipynb:cell 1:1:1 DL101", "n.ipynb:cell 3:1:1 DL101"]
-    assert problems_of(data)[0].startswith("n.ipynb:cell 2:2:5: the code cannot be parsed: '(' was never closed (read")
-    assert problems_of(notebook(code("x = '\ud800'")))[0].startswith("n.ipynb:cell 1:1:1: the code cannot be parsed:")
+    assert problems_of(data)[0].startswith(
+        "n.ipynb:cell 2:2:5: the code cannot be parsed: '(' was never closed (read"
+    )
+    assert problems_of(notebook(code("x = '\ud800'")))[0].startswith(
+        "n.ipynb:cell 1:1:1: the code cannot be parsed:"
+    )
 
 
-@pytest.mark.parametrize("metadata", [{"kernelspec": {"language": "R"}}, {"language_info": {"name": "julia"}}])
+@pytest.mark.parametrize(
+    "metadata", [{"kernelspec": {"language": "R"}}, {"language_info": {"name": "julia"}}]
+)
 def test_other_languages_are_passed_over(metadata: dict[str, Any]) -> None:
     assert read_notebook(PATH, notebook(code("x <- 1 +"), metadata=metadata)) == (None, [])
 
@@ -115,11 +131,17 @@ def test_what_is_no_notebook_is_reported(data: bytes, message: str) -> None:
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["code", "%x", "!", "x=("]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from(["code", "%x", "!", "x=("]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["cells", "cell_type", "source", "metadata", "language_info"]), inner, max_size=4
+            st.sampled_from(["cells", "cell_type", "source", "metadata", "language_info"]),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=12,
@@ -129,4 +151,6 @@ ANYTHING = st.recursive(
 @given(ANYTHING, st.lists(ANYTHING, max_size=3))
 def test_no_json_is_too_odd(document: Any, sources: list[Any]) -> None:
     read_notebook(PATH, json.dumps(document).encode())
-    read_notebook(PATH, notebook(*({"cell_type": "code", "source": one} for one in sources), document))
+    read_notebook(
+        PATH, notebook(*({"cell_type": "code", "source": one} for one in sources), document)
+    )

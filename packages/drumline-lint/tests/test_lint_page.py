@@ -19,7 +19,9 @@ TEXTS = Path(__file__).parents[1] / "drumline_lint" / "rules" / "rules.md"
 
 
 def test_the_page_is_in_step_with_the_rules() -> None:
-    assert PAGE.read_text() == rewritten(PAGE), "python packages/drumline-lint/tests/lint_page.py docs/lint.md"
+    assert PAGE.read_text() == rewritten(PAGE), (
+        "python packages/drumline-lint/tests/lint_page.py docs/lint.md"
+    )
 
 
 def test_every_section_is_a_rule_and_every_rule_has_one() -> None:
@@ -40,7 +42,9 @@ def test_a_rule_has_a_row_and_a_section() -> None:
     text = with_rules("# Lint\n\n## Rules\n\nold", [rule], "# Rules\n\n### DL101 bad-call\n")
     assert text.startswith("# Lint\n\n## Rules\n\n`drumline lint --list`")
     assert "| [DL101](#dl101-bad-call) | bad-call | error | a \\| b | yes |\n" in text
-    assert "| [DL000](#dl000-unreadable) | unreadable | error | a file that could not be read" in text
+    assert (
+        "| [DL000](#dl000-unreadable) | unreadable | error | a file that could not be read" in text
+    )
     assert text.endswith("\n\n### DL101 bad-call\n")
 
 

@@ -47,7 +47,9 @@ def source_of(data: bytes) -> Source:
         ("tool.txt", b"x = 1\n", "python"),
     ],
 )
-def test_the_language_follows_from_name_and_first_line(name: str, data: bytes, language: str) -> None:
+def test_the_language_follows_from_name_and_first_line(
+    name: str, data: bytes, language: str
+) -> None:
     assert language_of(Path(name), data) == language
 
 
@@ -76,21 +78,45 @@ def test_line_ends_are_kept() -> None:
     ("data", "message"),
     [
         (b"x = 1\ny = (\n", "train.py:2:5: the code cannot be parsed: '(' was never closed"),
-        (b"if x:\npass\n", "train.py:2:1: the code cannot be parsed: expected an indented block after"),
+        (
+            b"if x:\npass\n",
+            "train.py:2:1: the code cannot be parsed: expected an indented block after",
+        ),
         (b"x = 1\n\0\n", "train.py:2:1: the file has null bytes, so it is not text"),
-        (b"x = 1\ny = '\xff'\n", "train.py:2:1: the file is not utf-8: byte 0xff cannot be decoded"),
-        (b"# coding: martian\n", "train.py:1:1: the encoding of the file is not known: unknown encoding: martian"),
-        (b"# coding: hex\n", "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding"),
+        (
+            b"x = 1\ny = '\xff'\n",
+            "train.py:2:1: the file is not utf-8: byte 0xff cannot be decoded",
+        ),
+        (
+            b"# coding: martian\n",
+            "train.py:1:1: the encoding of the file is not known: unknown encoding: martian",
+        ),
+        (
+            b"# coding: hex\n",
+            "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding",
+        ),
         (
             b"# coding: undefined\nx",
             "train.py:1:1: the encoding of the file is not known: ",  # then Python's own words
         ),
-        ("x = 1".encode("utf-16"), "train.py:1:1: the file is not utf-8: byte 0xff cannot be decoded"),
+        (
+            "x = 1".encode("utf-16"),
+            "train.py:1:1: the file is not utf-8: byte 0xff cannot be decoded",
+        ),
         (b"#\nx = '\xe9'\n", "train.py:2:1: the file is not utf-8: byte 0xe9 cannot be decoded"),
-        (b"# coding: ascii\nx = '\xe9'", "train.py:2:1: the file is not ascii: byte 0xe9 cannot be decoded"),
-        (b"(" * 5000 + b")" * 5000, "train.py:1:201: the code cannot be parsed: too many nested parentheses"),
+        (
+            b"# coding: ascii\nx = '\xe9'",
+            "train.py:2:1: the file is not ascii: byte 0xe9 cannot be decoded",
+        ),
+        (
+            b"(" * 5000 + b")" * 5000,
+            "train.py:1:201: the code cannot be parsed: too many nested parentheses",
+        ),
         (b"-" * 500_000 + b"1", "train.py:1:1: the code is nested too deeply to be parsed"),
-        (b"x = " + b"9" * 5000, "train.py:1:1: the code cannot be parsed: Exceeds the limit (4300 digits)"),
+        (
+            b"x = " + b"9" * 5000,
+            "train.py:1:1: the code cannot be parsed: Exceeds the limit (4300 digits)",
+        ),
     ],
 )
 def test_what_is_not_python_is_reported(data: bytes, message: str) -> None:
@@ -99,15 +125,21 @@ def test_what_is_not_python_is_reported(data: bytes, message: str) -> None:
 
 def test_the_python_version_is_named() -> None:
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert only_problem(read_bytes(PYTHON, b"x = (")).endswith(f"'(' was never closed (read as Python {this})")
+    assert only_problem(read_bytes(PYTHON, b"x = (")).endswith(
+        f"'(' was never closed (read as Python {this})"
+    )
     assert only_problem(read_bytes(PYTHON, b"print loss")).endswith("(it looks like Python 2)")
 
 
 def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     gone = read_file(tmp_path / "gone.py")
-    assert only_problem(gone).endswith("gone.py:1:1: the file cannot be opened: No such file or directory")
+    assert only_problem(gone).endswith(
+        "gone.py:1:1: the file cannot be opened: No such file or directory"
+    )
     (tmp_path / "self.py").symlink_to("self.py")
-    assert only_problem(read_file(tmp_path / "self.py")).endswith("Too many levels of symbolic links")
+    assert only_problem(read_file(tmp_path / "self.py")).endswith(
+        "Too many levels of symbolic links"
+    )
     (tmp_path / "folder.py").mkdir()
     folder = read_file(tmp_path / "folder.py")
     assert only_problem(folder).endswith("the file cannot be opened: Is a directory")
@@ -124,7 +156,9 @@ def test_scripts_are_read_whatever_their_bytes() -> None:
     assert isinstance(reading.content, Script)
     assert reading.content.text == "echo \udcff\r\n"
     assert reading.content.text.encode("utf-8-sig", "surrogateescape") == reading.data
-    assert only_problem(read_bytes(Path("run.sh"), b"a\n\nb\0")).startswith("run.sh:3:1: the file has null bytes")
+    assert only_problem(read_bytes(Path("run.sh"), b"a\n\nb\0")).startswith(
+        "run.sh:3:1: the file has null bytes"
+    )
 
 
 @given(st.binary(max_size=200), st.sampled_from(["x.py", "x.sh", "x.ipynb"]))

@@ -21,7 +21,11 @@ def said(rule: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "text", "message"),
     [
-        ("DL014", "dist.barrier()\ntorch.save({}, 'a.pt')\n", "torch.save runs on every rank and writes 'a.pt'"),
+        (
+            "DL014",
+            "dist.barrier()\ntorch.save({}, 'a.pt')\n",
+            "torch.save runs on every rank and writes 'a.pt'",
+        ),
         (
             "DL015",
             "dist.barrier()\nif local_rank == 0:\n    torch.save({}, 'a.pt')\n",
@@ -78,7 +82,11 @@ def said(rule: str, text: str) -> list[str]:
             "import logging\nlogging.basicConfig(level=20)\ndist.barrier()\nlogging.info('a')\n",
             "logging.info runs on every rank, and no logger is set up by rank",
         ),
-        ("DL023", "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n", "tqdm draws a progress bar on every rank"),
+        (
+            "DL023",
+            "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n",
+            "tqdm draws a progress bar on every rank",
+        ),
         ("DL023", "import wandb\ndist.barrier()\nwandb.init()\n", "wandb.init runs on every rank"),
         (
             "DL023",
@@ -134,7 +142,10 @@ def test_what_to_write_instead() -> None:
             "    torch.save(model.state_dict(), 'a.pt')\n",
             None,
         ),
-        ("def f(x, many):\n    m = DDP(x) if many else x\n    torch.save(m.state_dict(), 'a.pt')\n", None),
+        (
+            "def f(x, many):\n    m = DDP(x) if many else x\n    torch.save(m.state_dict(), 'a.pt')\n",
+            None,
+        ),
         (
             "class T:\n    def __init__(self, x, many):\n        self.net = x\n        if many:\n"
             "            self.net = DDP(x)\n    def save(self):\n        torch.save(self.net.state_dict(), 'a.pt')\n",
@@ -174,7 +185,9 @@ def test_what_is_loaded_wrapped_is_to_be_changed_too() -> None:
     text = "net = DDP(x)\nnet.load_state_dict(torch.load('a.pt'))\n"
     text += "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
     fixes = {one.rule: one.fix for one in findings_in((("case.py", DDP + text),))}
-    assert fixes["DL016"] == "save `net.module.state_dict()`, and load it without the wrapper as well"
+    assert (
+        fixes["DL016"] == "save `net.module.state_dict()`, and load it without the wrapper as well"
+    )
 
 
 def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:

@@ -28,7 +28,9 @@ def settings(folder: Path, flags: GivenSettings = NO_FLAGS, *, use_file: bool = 
 
 
 def by_flags(select: str = "", ignore: str = "", severity: Severity | None = None) -> GivenSettings:
-    return GivenSettings(select=split_words([select]), ignore=split_words([ignore]), severity=severity)
+    return GivenSettings(
+        select=split_words([select]), ignore=split_words([ignore]), severity=severity
+    )
 
 
 def chosen(folder: Path, flags: GivenSettings = NO_FLAGS) -> set[str]:
@@ -75,7 +77,9 @@ def test_the_file_is_that_of_the_nearest_folder_with_settings(tmp_path: Path) ->
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
-    in_file(tmp_path, 'select = ["DL1"]\nignore = ["bad-call"]\nseverity = "error"\nexclude = ["old"]')
+    in_file(
+        tmp_path, 'select = ["DL1"]\nignore = ["bad-call"]\nseverity = "error"\nexclude = ["old"]'
+    )
     assert chosen(tmp_path) == {"DL102", "DL000", "DL999"}
     assert chosen(tmp_path, by_flags(select="DL1")) == {"DL101", "DL102", "DL000", "DL999"}
     assert chosen(tmp_path, by_flags(ignore="poor-call")) == {"DL000", "DL999"}
@@ -103,13 +107,19 @@ def test_severity_hides_what_is_not_bad_enough(tmp_path: Path) -> None:
 
 
 def test_rules_are_ignored_in_some_files(tmp_path: Path) -> None:
-    in_file(tmp_path, "[tool.drumline.lint.per-file-ignores]\n'tests/*' = ['DL1']\n'b.py' = 'odd-call'")
+    in_file(
+        tmp_path, "[tool.drumline.lint.per-file-ignores]\n'tests/*' = ['DL1']\n'b.py' = 'odd-call'"
+    )
     wishes = replace(settings(tmp_path), severity=Severity.NOTE)
     code = "bad()\nodd()\n"
     files: dict[str, str | bytes] = {
-        str(tmp_path / name): code for name in ("a.py", "b.py", "tests/deep/c.py", "other/tests/d.py")
+        str(tmp_path / name): code
+        for name in ("a.py", "b.py", "tests/deep/c.py", "other/tests/d.py")
     }
-    found = [line.removeprefix(f"{tmp_path}/") for line in told(report_of(files, settings=wishes).findings)]
+    found = [
+        line.removeprefix(f"{tmp_path}/")
+        for line in told(report_of(files, settings=wishes).findings)
+    ]
     assert found == [
         *("a.py:1:1 DL101", "a.py:2:1 DL201", "b.py:1:1 DL101"),
         *("other/tests/d.py:1:1 DL101", "other/tests/d.py:2:1 DL201", "tests/deep/c.py:2:1 DL201"),
@@ -125,13 +135,21 @@ def test_rules_are_ignored_in_some_files(tmp_path: Path) -> None:
         ("exclude = 'a'", "exclude is a list of globs, not 'a'"),
         ("severity = 'bad'", "severity is note, warning or error, not 'bad'"),
         ("severity = ['note']", "severity is note, warning or error, not ['note']"),
-        ("per-file-ignores = ['x']", "per-file-ignores is a table of globs with lists of rules, not ['x']"),
-        ("per-file-ignores = {x = 1}", "per-file-ignores is a table of globs with lists of rules, not {'x': 1}"),
+        (
+            "per-file-ignores = ['x']",
+            "per-file-ignores is a table of globs with lists of rules, not ['x']",
+        ),
+        (
+            "per-file-ignores = {x = 1}",
+            "per-file-ignores is a table of globs with lists of rules, not {'x': 1}",
+        ),
     ],
 )
 def test_wrong_settings_are_reported(tmp_path: Path, text: str, message: str) -> None:
     in_file(tmp_path, text)
-    with pytest.raises(ConfigError, match=re.escape(f"pyproject.toml, [tool.drumline.lint]: {message}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"pyproject.toml, [tool.drumline.lint]: {message}")
+    ):
         settings(tmp_path)
     assert settings(tmp_path, use_file=False).chosen == ALL
 
@@ -147,8 +165,14 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('select = ["DL777"]', "[tool.drumline.lint] select: there is no rule 'DL777'"),
-        ('ignore = ["bad-cal"]', "[tool.drumline.lint] ignore: there is no rule 'bad-cal'; did you mean 'bad-call'?"),
-        ('per-file-ignores = {"x" = ["y"]}', "[tool.drumline.lint] per-file-ignores: there is no rule 'y'"),
+        (
+            'ignore = ["bad-cal"]',
+            "[tool.drumline.lint] ignore: there is no rule 'bad-cal'; did you mean 'bad-call'?",
+        ),
+        (
+            'per-file-ignores = {"x" = ["y"]}',
+            "[tool.drumline.lint] per-file-ignores: there is no rule 'y'",
+        ),
     ],
 )
 def test_unknown_rules_in_the_file_are_reported(tmp_path: Path, text: str, message: str) -> None:
@@ -159,7 +183,9 @@ def test_unknown_rules_in_the_file_are_reported(tmp_path: Path, text: str, messa
 
 
 def test_unknown_rules_in_flags_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^--select: there is no rule 'ODD-cal'; did you mean 'odd-call'"):
+    with pytest.raises(
+        UsageError, match=r"^--select: there is no rule 'ODD-cal'; did you mean 'odd-call'"
+    ):
         settings(tmp_path, by_flags(select="ODD-cal"))
     with pytest.raises(UsageError, match=r"^--ignore: there is no rule 'zzz'\n"):
         settings(tmp_path, by_flags(ignore="zzz"))
@@ -174,5 +200,7 @@ def test_a_file_that_is_no_toml_is_reported(tmp_path: Path, data: bytes) -> None
 
 def test_a_table_that_is_none_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.drumline]\nlint = 3\n")
-    with pytest.raises(ConfigError, match=re.escape("pyproject.toml: [tool.drumline.lint] is a table, not 3")):
+    with pytest.raises(
+        ConfigError, match=re.escape("pyproject.toml: [tool.drumline.lint] is a table, not 3")
+    ):
         settings(tmp_path)

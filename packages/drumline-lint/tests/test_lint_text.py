@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 
 from drumline_lint.findings import RULE_FAILED, UNREADABLE, problem
-from drumline_lint.output.text import WIDEST_LINE, as_explanation, as_list, as_statistics, as_text, summary_line
+from drumline_lint.output.text import (
+    WIDEST_LINE,
+    as_explanation,
+    as_list,
+    as_statistics,
+    as_text,
+    summary_line,
+)
 from made_up_rules import BAD, DOCS, ODD, USUAL, report_of
 
 FIX = "    fix: call good() instead"
@@ -28,7 +35,10 @@ def test_place_rule_message_code_and_fix() -> None:
 
 
 def test_the_caret_is_below_what_is_meant() -> None:
-    assert lines({"a.py": "x = '漢é'; poor(\n  1)\n"})[1:3] == ["    | x = '漢é'; poor(", "    |            ^~~~~"]
+    assert lines({"a.py": "x = '漢é'; poor(\n  1)\n"})[1:3] == [
+        "    | x = '漢é'; poor(",
+        "    |            ^~~~~",
+    ]
 
 
 def test_long_lines_are_cut_around_the_place() -> None:
@@ -76,7 +86,9 @@ def test_the_closing_line_counts() -> None:
     report = report_of({"a.py": "poor()", "b.py": "("})
     report.problems.append(problem(RULE_FAILED, "a.py", "x"))
     report.fixed = 2
-    assert summary_line(report) == ("1 warning in 1 of 1 file; 1 file could not be read, a rule failed 1 time; 2 fixed")
+    assert summary_line(report) == (
+        "1 warning in 1 of 1 file; 1 file could not be read, a rule failed 1 time; 2 fixed"
+    )
 
 
 def test_statistics_have_the_most_frequent_first() -> None:

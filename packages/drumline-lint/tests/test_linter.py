@@ -96,7 +96,9 @@ def test_code_too_deep_for_a_rule_is_no_mistake_of_the_rule() -> None:
     assert (said.rule, said.message) == ("DL000", "the code is nested too deeply for rule DL103")
 
 
-def test_one_file_that_is_not_understood_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_that_is_not_understood_does_not_lose_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = run.Program
 
     def understand(sources: list[Source]) -> Any:
@@ -109,10 +111,14 @@ def test_one_file_that_is_not_understood_does_not_lose_the_others(monkeypatch: p
     assert told(report.findings) == ["a.py:1:1 DL101", "c.py:1:1 DL101"]
     (said,) = report.problems
     assert str(said.place) == "b.py:1:1"
-    assert said.message.startswith("the reading of names failed on this file, which is a bug of drumline-lint: Value")
+    assert said.message.startswith(
+        "the reading of names failed on this file, which is a bug of drumline-lint: Value"
+    )
 
 
-def test_files_that_are_not_understood_together_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_understood_together_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = run.Program
 
     def understand(sources: list[Source]) -> Any:

@@ -55,7 +55,15 @@ def test_an_option_that_is_set_is_what_it_is_set_to() -> None:
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("a.b.c", "a.b"), ("a", ""), (".b", "."), ("..b", ".."), ("..a.b", "..a"), ("..", ""), ("", "")],
+    [
+        ("a.b.c", "a.b"),
+        ("a", ""),
+        (".b", "."),
+        ("..b", ".."),
+        ("..a.b", "..a"),
+        ("..", ""),
+        ("", ""),
+    ],
 )
 def test_package(name: str, package: str) -> None:
     assert package_of(name) == package

@@ -52,7 +52,10 @@ def test_a_parameter_that_every_call_gives_is_never_its_default() -> None:
     [
         ("a = g(1) if x else h(2)\nuse(a)", {"g(1)", "h(2)"}),
         ("a, b = g(1), h(2)\nuse(b)", {"h(2)"}),
-        ("class C:\n    def __init__(self, p):\n        self.p = p\n        use(self.p)\nC(g(3))", {"g(3)"}),
+        (
+            "class C:\n    def __init__(self, p):\n        self.p = p\n        use(self.p)\nC(g(3))",
+            {"g(3)"},
+        ),
         ("args.p = g(1)\nuse(args.p)", {"g(1)"}),
         ("use(unseen)", {"unseen"}),
         ("def f(a, *, b=4):\n    use(b)\nf(1)", {"4"}),
@@ -104,7 +107,9 @@ def test_code_for_one_process(test: str) -> None:
     ):
         program, source = _program(text)
         assert is_single_process(program, program.index(source).calls["use"][0]), text
-        program, source = _program(text.replace("if flag", "if not flag").replace(f"if {test}", f"if not ({test})"))
+        program, source = _program(
+            text.replace("if flag", "if not flag").replace(f"if {test}", f"if not ({test})")
+        )
         assert not is_single_process(program, program.index(source).calls["use"][0]), text
 
 
@@ -130,12 +135,23 @@ def test_what_a_batch_is_a_part_of() -> None:
         "def move(batch):\n    return {key: use(value) for key, value in batch.items()}\n"
         "for number, batch in enumerate(loader):\n    move(batch)\n"
     )
-    assert loaders_behind(program, _argument(program, source)) == program.index(source).calls["DataLoader"]
+    assert (
+        loaders_behind(program, _argument(program, source))
+        == program.index(source).calls["DataLoader"]
+    )
 
 
 def test_files_that_run_together_are_those_that_imports_connect() -> None:
-    texts = {"main.py": "import data\n", "data.py": "import helpers\n", "helpers.py": "", "other.py": "import os\n"}
+    texts = {
+        "main.py": "import data\n",
+        "data.py": "import helpers\n",
+        "helpers.py": "",
+        "other.py": "import os\n",
+    }
     program = Program([Source(Path(name), text, ast.parse(text)) for name, text in texts.items()])
-    found = {str(one.path): {str(other.path) for other in connected(program, one)} for one in program.sources}
+    found = {
+        str(one.path): {str(other.path) for other in connected(program, one)}
+        for one in program.sources
+    }
     together = {"main.py", "data.py", "helpers.py"}
     assert found == {"other.py": {"other.py"}} | dict.fromkeys(together, together)

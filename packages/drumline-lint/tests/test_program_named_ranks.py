@@ -30,8 +30,12 @@ def test_what_is_put_there_elsewhere(others: list[str], kind: str) -> None:
     assert asked(program_of(files)) == {Rank(kind)}
 
 
-@pytest.mark.parametrize(("others", "kind"), [([], "local"), (["args.local_rank = choose()()"], "local")])
-def test_arguments_of_the_command_line_are_those_of_their_script(others: list[str], kind: str) -> None:
+@pytest.mark.parametrize(
+    ("others", "kind"), [([], "local"), (["args.local_rank = choose()()"], "local")]
+)
+def test_arguments_of_the_command_line_are_those_of_their_script(
+    others: list[str], kind: str
+) -> None:
     text = "import argparse\nargs = argparse.ArgumentParser().parse_args()\nask(args.local_rank)\n"
     files = {"main": text} | {f"other{number}": text for number, text in enumerate(others)}
     assert asked(program_of(files)) == {Rank(kind)}

@@ -10,7 +10,9 @@ RING = {"a": "b", "b": "c", "c": "a", "d": "b"}
 
 def calls_reached(asked: QueryCache, name: str) -> frozenset[str]:
     """All that can be come to from a name."""
-    return asked.once(name, lambda: frozenset({name}) | calls_reached(asked, RING[name]), frozenset())
+    return asked.once(
+        name, lambda: frozenset({name}) | calls_reached(asked, RING[name]), frozenset()
+    )
 
 
 def test_everyone_in_a_ring_gets_the_whole_answer_whoever_is_asked_first() -> None:

@@ -25,19 +25,30 @@ def seen(text: str) -> set[object]:
         for call in nodes_in(source.tree, ast.Call, into_functions=True)
         if isinstance(call.func, ast.Name) and call.func.id == "use"
     )
-    return {value.value for value in program.values(use.args[0]) if isinstance(value, ConstantValue)}
+    return {
+        value.value for value in program.values(use.args[0]) if isinstance(value, ConstantValue)
+    }
 
 
 CASES = {
     "the last one": ("x = 1\nx = 2\nuse(x)\nx = 3", {2}),
     "in its own assignment, the one before": ("x = 1\nx = use(x)", {1}),
     "an if may not be entered": ("x = 1\nif c:\n    x = 2\nuse(x)", {1, 2}),
-    "one of both branches in any case": ("x = 0\nif c:\n    x = 1\nelse:\n    x = 2\nuse(x)", {1, 2}),
+    "one of both branches in any case": (
+        "x = 0\nif c:\n    x = 1\nelse:\n    x = 2\nuse(x)",
+        {1, 2},
+    ),
     "elif without else": ("x = 0\nif c:\n    x = 1\nelif d:\n    x = 2\nuse(x)", {0, 1, 2}),
-    "elif with else": ("x = 0\nif c:\n    x = 1\nelif d:\n    x = 2\nelse:\n    x = 3\nuse(x)", {1, 2, 3}),
+    "elif with else": (
+        "x = 0\nif c:\n    x = 1\nelif d:\n    x = 2\nelse:\n    x = 3\nuse(x)",
+        {1, 2, 3},
+    ),
     "within a branch": ("x = 0\nif c:\n    x = 1\n    use(x)\nelse:\n    x = 2", {1}),
     "within the else": ("x = 0\nif c:\n    x = 1\nelse:\n    use(x)", {0}),
-    "a branch that raises does not come here": ("x = 0\nif c:\n    x = 1\n    raise E\nuse(x)", {0}),
+    "a branch that raises does not come here": (
+        "x = 0\nif c:\n    x = 1\n    raise E\nuse(x)",
+        {0},
+    ),
     "the else raises": ("x = 0\nif c:\n    x = 1\nelse:\n    raise E\nuse(x)", {1}),
     "a loop may not be entered": ("x = 0\nfor i in y:\n    x = 1\nuse(x)", {0, 1}),
     "later in a loop, the round before": ("x = 0\nwhile c:\n    use(x)\n    x = 1", {0, 1}),
@@ -46,17 +57,38 @@ CASES = {
         "x = 0\nfor i in y:\n    x = 1\n    if c:\n        x = 2\n    else:\n        continue\n    use(x)",
         {2},
     ),
-    "break takes it along": ("x = 0\nfor i in y:\n    if c:\n        x = 1\n        break\nuse(x)", {0, 1}),
+    "break takes it along": (
+        "x = 0\nfor i in y:\n    if c:\n        x = 1\n        break\nuse(x)",
+        {0, 1},
+    ),
     "of an outer loop": ("x = 0\nfor i in y:\n    for j in i:\n        use(x)\n    x = 1", {0, 1}),
     "what is iterated over is read first": ("x = 0\nfor i in use(x):\n    x = 1", {0}),
     "a loop's own name": ("x = 0\nfor x in (1, 2):\n    use(x)\n    x = 5", {1, 2}),
     "a loop's else": ("x = 0\nfor i in y:\n    pass\nelse:\n    x = 1\n    use(x)", {1}),
-    "a try may have got anywhere": ("x = 0\ntry:\n    x = 1\n    x = 2\nexcept E:\n    use(x)", {0, 1, 2}),
-    "after a try whose handler binds too": ("x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nuse(x)", {1, 2}),
-    "after a try whose handler does not": ("x = 0\ntry:\n    x = 1\nexcept E:\n    pass\nuse(x)", {0, 1}),
-    "after a try whose handler raises": ("x = 0\ntry:\n    x = 1\nexcept E:\n    raise\nuse(x)", {1}),
-    "in the else of a try": ("x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nelse:\n    use(x)", {1}),
-    "in a finally": ("x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nfinally:\n    use(x)", {0, 1, 2}),
+    "a try may have got anywhere": (
+        "x = 0\ntry:\n    x = 1\n    x = 2\nexcept E:\n    use(x)",
+        {0, 1, 2},
+    ),
+    "after a try whose handler binds too": (
+        "x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nuse(x)",
+        {1, 2},
+    ),
+    "after a try whose handler does not": (
+        "x = 0\ntry:\n    x = 1\nexcept E:\n    pass\nuse(x)",
+        {0, 1},
+    ),
+    "after a try whose handler raises": (
+        "x = 0\ntry:\n    x = 1\nexcept E:\n    raise\nuse(x)",
+        {1},
+    ),
+    "in the else of a try": (
+        "x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nelse:\n    use(x)",
+        {1},
+    ),
+    "in a finally": (
+        "x = 0\ntry:\n    x = 1\nexcept E:\n    x = 2\nfinally:\n    use(x)",
+        {0, 1, 2},
+    ),
     "after a finally": ("x = 0\ntry:\n    x = 1\nfinally:\n    x = 2\nuse(x)", {2}),
     "one handler does not come after the other": (
         "x = 0\ntry:\n    f()\nexcept E:\n    x = 1\nexcept F:\n    use(x)",
@@ -84,8 +116,14 @@ CASES = {
     "an exception's name": ("x = 0\ntry:\n    f()\nexcept E as x:\n    use(x)", set()),
     "unpacked": ("x, y = 1, 2\nx, y = y, 3\nuse(x)", {2}),
     "a parameter that is bound again": ("def f(x=1):\n    x = 2\n    use(x)", {2}),
-    "a parameter that may be bound again": ("def f(x=1):\n    if c:\n        x = 2\n    use(x)", {1, 2}),
-    "another function binds it, at some time": ("x = 0\nx = 1\ndef f():\n    global x\n    x = 2\nuse(x)", {1, 2}),
+    "a parameter that may be bound again": (
+        "def f(x=1):\n    if c:\n        x = 2\n    use(x)",
+        {1, 2},
+    ),
+    "another function binds it, at some time": (
+        "x = 0\nx = 1\ndef f():\n    global x\n    x = 2\nuse(x)",
+        {1, 2},
+    ),
     "a decorator is outside": ("x = 1\nx = 2\n@use(x)\ndef f():\n    x = 3", {2}),
 }
 

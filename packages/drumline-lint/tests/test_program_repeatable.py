@@ -39,7 +39,11 @@ def order(seed: int) -> str:
     """In a process of its own, where text has other hashes and nodes are in other places."""
     done = subprocess.run(
         [sys.executable, "-c", f"kept = [bytearray(1) for _ in range({seed * 1000})]\n{ASKING}"],
-        env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": str(seed),
+            "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -41,7 +41,10 @@ def read(text: str) -> Source:
     return Source(Path("a.py"), text, ast.parse(text))
 
 
-TEXTS = {"odd": ODD, **{str(path.relative_to(CORPUS)): path.read_text() for path in CORPUS.rglob("*.py")}}
+TEXTS = {
+    "odd": ODD,
+    **{str(path.relative_to(CORPUS)): path.read_text() for path in CORPUS.rglob("*.py")},
+}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -66,9 +69,13 @@ def every_below(node: ast.AST) -> list[ast.AST]:
 
 
 def test_what_a_definition_evaluates_is_seen_from_outside() -> None:
-    source = read("class C(base):\n    @mark\n    def m(self, a=given) -> kind:\n        return inner\n")
+    source = read(
+        "class C(base):\n    @mark\n    def m(self, a=given) -> kind:\n        return inner\n"
+    )
     make_index(source)
-    around = {name.id: scope_of(name) for name in ast.walk(source.tree) if isinstance(name, ast.Name)}
+    around = {
+        name.id: scope_of(name) for name in ast.walk(source.tree) if isinstance(name, ast.Name)
+    }
     [cls] = source.tree.body
     assert isinstance(cls, ast.ClassDef)
     [method] = cls.body

@@ -11,7 +11,16 @@ import pytest
 
 from drumline_lint.program import names
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import CallResult, ConstantValue, Instance, Library, LoopItem, Rank, RankTest, Values
+from drumline_lint.program.value import (
+    CallResult,
+    ConstantValue,
+    Instance,
+    Library,
+    LoopItem,
+    Rank,
+    RankTest,
+    Values,
+)
 from drumline_lint.reading.source import Source
 
 
@@ -59,7 +68,10 @@ def test_a_thing_has_one_name(text: str) -> None:
     ("text", "name"),
     [
         ("from torch.nn.parallel import DistributedDataParallel as D; m = D(x); ask(m)", names.DDP),
-        ("from torch.nn.parallel import DistributedDataParallel as D; m = D(x).to(0).train(); ask(m)", names.DDP),
+        (
+            "from torch.nn.parallel import DistributedDataParallel as D; m = D(x).to(0).train(); ask(m)",
+            names.DDP,
+        ),
         ("import torch; m = torch.compile(torch.nn.Linear(1, 1)); ask(m)", "torch.nn.Linear"),
         ("import torch; (a, b) = torch.nn.Linear(1, 1), 2; ask(a)", "torch.nn.Linear"),
         ("import torch; ask(a := torch.nn.Linear(1, 1))", "torch.nn.Linear"),
@@ -70,7 +82,10 @@ def test_a_thing_has_one_name(text: str) -> None:
         ("import torch\nwith torch.no_grad() as g:\n    ask(g)", "torch.no_grad"),
         ("import torch\nfor m in [torch.nn.Linear(1, 1)]:\n    ask(m)", "torch.nn.Linear"),
         ("import torch\no = torch.optim.SGD(p)\nask(o.state_dict())", "torch.optim.SGD.state_dict"),
-        ("import torch\nargs.model = torch.nn.Linear(1, 1)\ndef f(args):\n    ask(args.model)", "torch.nn.Linear"),
+        (
+            "import torch\nargs.model = torch.nn.Linear(1, 1)\ndef f(args):\n    ask(args.model)",
+            "torch.nn.Linear",
+        ),
     ],
 )
 def test_what_was_made_is_followed(text: str, name: str) -> None:
@@ -157,7 +172,9 @@ def test_who_calls_a_function() -> None:
     )
     source = program.sources[0]
     by_name = {function.name: function for function in program.index(source).every(ast.FunctionDef)}
-    written = {name: [source.code(call) for call in program.callers(by_name[name])] for name in by_name}
+    written = {
+        name: [source.code(call) for call in program.callers(by_name[name])] for name in by_name
+    }
     assert written == {
         "__init__": ["Net(size)"],
         "fit": ["Net(size).fit()"],
@@ -235,7 +252,9 @@ def test_an_attribute_may_be_what_a_with_enters() -> None:
 
 def test_an_instance_of_a_model_is_known_for_one() -> None:
     program = program_of(
-        {"main": "import torch.nn as nn\nclass Base(nn.Module): ...\nclass Net(Base): ...\nask(Net().cuda())"}
+        {
+            "main": "import torch.nn as nn\nclass Base(nn.Module): ...\nclass Net(Base): ...\nask(Net().cuda())"
+        }
     )
     (value,) = asked(program)
     assert isinstance(value, Instance)

@@ -24,7 +24,9 @@ LETTERS = "$(){}[]`'\"\\\n \t#;&|<>=a1-@*!~%\r\0é"
 
 
 def words_of(text: str) -> list[list[str]]:
-    return [[text[word.start : word.end] for word in command.words] for command in read_commands(text)]
+    return [
+        [text[word.start : word.end] for word in command.words] for command in read_commands(text)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,10 @@ def test_no_rule_stumbles_over_broken_scripts(text: str, data: st.DataObject) ->
     for finding in findings_in((("broken.sh", broken),)):
         assert finding.rule in all_rules()
         assert 1 <= finding.place.line <= broken.count("\n") + broken.count("\r") + 1
-        assert (finding.place.line, finding.place.column) <= (finding.place.end_line, finding.place.end_column)
+        assert (finding.place.line, finding.place.column) <= (
+            finding.place.end_line,
+            finding.place.end_column,
+        )
 
 
 @pytest.mark.timeout(20)

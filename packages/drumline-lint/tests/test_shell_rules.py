@@ -80,7 +80,10 @@ def test_what_the_user_reads(rule: str, text: str, message: str, fix: str) -> No
             "/opt/bin/python -m torch.distributed.launch --use_env train.py\n",
             "/opt/bin/python -m torch.distributed.run train.py\n",
         ),
-        ('ssh host "python -m torch.distributed.launch --use_env train.py"\n', 'ssh host "torchrun train.py"\n'),
+        (
+            'ssh host "python -m torch.distributed.launch --use_env train.py"\n',
+            'ssh host "torchrun train.py"\n',
+        ),
     ],
 )
 def test_the_old_launcher_is_replaced(text: str, expected: str) -> None:

@@ -64,9 +64,16 @@ def test_slurm_options_in_all_their_forms() -> None:
         "#SBATCH --nodes=5\n"
     )
     header = script(text).sbatch
-    numbers = {name: header.number(name) for name in ("nodes", "ntasks", "cpus-per-task", "ntasks-per-node")}
+    numbers = {
+        name: header.number(name)
+        for name in ("nodes", "ntasks", "cpus-per-task", "ntasks-per-node")
+    }
     assert numbers == {"nodes": 2, "ntasks": 4, "cpus-per-task": 8, "ntasks-per-node": 2}
-    assert (header.gpus_per_node, header.has_whole_nodes, header.number("job-name")) == (4, True, None)
+    assert (header.gpus_per_node, header.has_whole_nodes, header.number("job-name")) == (
+        4,
+        True,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +122,11 @@ def test_torchrun_is_found_with_its_own_flags(text: str) -> None:
     read = script(text)
     (launch,) = launches(read)
     flags = {name: read.constant(flag.value) for name, flag in launch.flags.items() if flag.value}
-    assert (launch.kind, flags, launch.is_sure) == ("torchrun", {"nnodes": "2", "nproc-per-node": "8"}, True)
+    assert (launch.kind, flags, launch.is_sure) == (
+        "torchrun",
+        {"nnodes": "2", "nproc-per-node": "8"},
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,9 @@ def test_what_is_started(text: str, kinds: list[str]) -> None:
 
 
 def test_the_arguments_of_srun() -> None:
-    read = script('n=4\nsrun -n $n --cpus-per-task=8 --exclusive -w "$host" $more torchrun train.py')
+    read = script(
+        'n=4\nsrun -n $n --cpus-per-task=8 --exclusive -w "$host" $more torchrun train.py'
+    )
     (launch,) = launches(read)
     assert launch.srun is not None
     assert {name: option.value for name, option in launch.srun.by_name.items()} == {
@@ -165,15 +178,27 @@ def test_places_count_as_editors_do() -> None:
     read = script("é=1\r\nx torchrun\nA=é torchrun a")
     word = read.commands[-1].words[1]
     place = read.place(word)
-    assert (place.path, place.line, place.column, place.end_line, place.end_column) == ("job.sh", 3, 5, 3, 13)
+    assert (place.path, place.line, place.column, place.end_line, place.end_column) == (
+        "job.sh",
+        3,
+        5,
+        3,
+        13,
+    )
     assert read.position(word.start) == (3, 5), "an edit counts bytes"
 
 
 def test_noqa() -> None:
-    assert script("a  # noqa: DL102\nb # noqa\n").silenced == {1: frozenset({"DL102"}), 2: frozenset()}
+    assert script("a  # noqa: DL102\nb # noqa\n").silenced == {
+        1: frozenset({"DL102"}),
+        2: frozenset(),
+    }
 
 
 def test_a_command_over_several_lines_is_silenced_at_its_end() -> None:
     """Behind a backslash there can be no comment."""
     text = "a \\\n  --b \\\n  c  # noqa: DL102\nd\n# e \\\nf  # noqa\n"
-    assert script(text).silenced == {**dict.fromkeys((1, 2, 3), frozenset({"DL102"})), 6: frozenset()}
+    assert script(text).silenced == {
+        **dict.fromkeys((1, 2, 3), frozenset({"DL102"})),
+        6: frozenset(),
+    }

@@ -24,7 +24,9 @@ MESSAGES = {
 @pytest.mark.parametrize("number", MESSAGES)
 def test_the_message_of_the_bad_snippet(number: str) -> None:
     text = all_rules()[number].RULE.bad
-    assert [one.message for one in findings_in((("a.py", text),)) if one.rule == number] == [MESSAGES[number]]
+    assert [one.message for one in findings_in((("a.py", text),)) if one.rule == number] == [
+        MESSAGES[number]
+    ]
 
 
 def test_the_scaler_is_named_in_the_fix() -> None:
@@ -35,7 +37,10 @@ def test_the_scaler_is_named_in_the_fix() -> None:
 
 def test_other_statements_of_the_loop_are_counted() -> None:
     text = all_rules()["DL022"].RULE.bad
-    for count, more in ((1, "so does another statement of this loop"), (2, "so do 2 other statements of this loop")):
+    for count, more in (
+        (1, "so does another statement of this loop"),
+        (2, "so do 2 other statements of this loop"),
+    ):
         code = text + "    print(loss)\n" * count
         (found,) = [one.message for one in findings_in((("a.py", code),)) if one.rule == "DL022"]
         assert found == f"{MESSAGES['DL022']}, and {more}"

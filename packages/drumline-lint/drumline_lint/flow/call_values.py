@@ -14,7 +14,16 @@ from drumline_lint.flow.conditions import decided, is_joined
 from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import FunctionNode, nodes_in
-from drumline_lint.program.value import CallResult, ConstantValue, Function, Instance, Items, Rank, RankTest, Value
+from drumline_lint.program.value import (
+    CallResult,
+    ConstantValue,
+    Function,
+    Instance,
+    Items,
+    Rank,
+    RankTest,
+    Value,
+)
 
 DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
@@ -50,7 +59,9 @@ class CallFrame:
         return 0 if self.outer is None else self.outer.depth + 1
 
     def is_within(self, function: FunctionNode) -> bool:
-        return self.function is function or (self.outer is not None and self.outer.is_within(function))
+        return self.function is function or (
+            self.outer is not None and self.outer.is_within(function)
+        )
 
 
 Place: TypeAlias = CallFrame | None
@@ -61,7 +72,11 @@ def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> boo
     test, place = _resolved(program, test, place)
     if is_joined(test):
         # `a = not b` and `b = not a` refer to each other.
-        return None if depth > DEEPEST else decided(test, lambda one: truth(program, one, place, depth + 1))
+        return (
+            None
+            if depth > DEEPEST
+            else decided(test, lambda one: truth(program, one, place, depth + 1))
+        )
     if isinstance(test, ast.Compare):
         return _compared(program, test, place) if len(test.ops) == 1 else None
     return _agreed({bool(one) for one in _possible(program, test, place)})
@@ -135,7 +150,9 @@ def _possible(program: Program, expression: ast.expr | None, place: Place) -> Po
 
 def _ranks(kinds: set[str], place: Place) -> Possible:
     """Which ranks come here, by the conditions on those that made the first call."""
-    for test in place.tests if place is not None and kinds <= {"global", "local", "node", "spawned"} else ():
+    for test in (
+        place.tests if place is not None and kinds <= {"global", "local", "node", "spawned"} else ()
+    ):
         is_of_all = test.kind in ("global", "spawned")
         if test.is_main and (is_of_all or kinds == {test.kind}):
             return FIRST
@@ -159,7 +176,9 @@ def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast
     return expression, place
 
 
-def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[ast.arg, CallFrame] | None:
+def _parameter(
+    program: Program, expression: ast.expr, place: Place
+) -> tuple[ast.arg, CallFrame] | None:
     """The parameter of the entered function that a name refers to."""
     if place is None or place.function is None or not isinstance(expression, ast.Name):
         return None

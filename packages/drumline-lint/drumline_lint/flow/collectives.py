@@ -63,7 +63,11 @@ def _has_shards(program: Program) -> bool:
 
 def has_group(program: Program, call: ast.Call) -> bool:
     """Whether the call names the participants: `group=`, or a group that was made."""
-    said = [one.value for one in call.keywords if one.arg is None or "group" in one.arg or one.arg == "no_dist"]
+    said = [
+        one.value
+        for one in call.keywords
+        if one.arg is None or "group" in one.arg or one.arg == "no_dist"
+    ]
     given = any(not _is_world(program, value) for value in said)
     return given or any(_is_group(program, one) for one in call.args)
 
@@ -127,7 +131,11 @@ def likely_collective_names(program: Program) -> set[str]:
 
 def _name_around(scope: ScopeNode) -> str:
     """The name of the enclosing function, or of the class for `__init__`."""
-    function = scope if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else enclosing_function(scope)
+    function = (
+        scope
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        else enclosing_function(scope)
+    )
     if function is None:
         return ""
     owner = enclosing_class(function) if function.name == "__init__" else None
@@ -135,7 +143,9 @@ def _name_around(scope: ScopeNode) -> str:
 
 
 @recursive_query((), DEEPEST)
-def collectives_of(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+def collectives_of(
+    program: Program, function: FunctionNode
+) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """The collectives that a function calls, the first of each name."""
     found: dict[str, tuple[ast.Call, ...]] = {}
     for name, chain in collectives_in(program, function):
@@ -153,7 +163,9 @@ DEEPEST_CALL = 6
 Chain = tuple[ast.Call, ...]
 
 
-def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> Iterator[tuple[str, Chain]]:
+def reached_in(
+    program: Program, node: ast.AST, tests: Sequence[RankTest]
+) -> Iterator[tuple[str, Chain]]:
     """As `collectives_in`, for ranks on which the tests hold, without those that may not be
     reached."""
     likely = likely_collective_names(program)
@@ -162,11 +174,15 @@ def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> It
             yield from reached_by(program, call, tests)
 
 
-def reached_by(program: Program, call: ast.Call, tests: Sequence[RankTest]) -> list[tuple[str, Chain]]:
+def reached_by(
+    program: Program, call: ast.Call, tests: Sequence[RankTest]
+) -> list[tuple[str, Chain]]:
     """The collectives that one call makes, directly or not, the first of each name, with the chain
     of calls."""
     found: dict[str, Chain] = {}
-    for name, chain in _CollectiveWalk(program).through(call, CallFrame(None, call, None, tuple(tests))):
+    for name, chain in _CollectiveWalk(program).through(
+        call, CallFrame(None, call, None, tuple(tests))
+    ):
         found.setdefault(name, chain)
     return list(found.items())
 
@@ -184,10 +200,18 @@ class _CollectiveWalk:
         if name := collective(self.program, call):
             yield name, (call,)
             return
-        if self.num_looked > MOST_CALLS or place.depth > DEEPEST_CALL or has_group(self.program, call):
+        if (
+            self.num_looked > MOST_CALLS
+            or place.depth > DEEPEST_CALL
+            or has_group(self.program, call)
+        ):
             return
         function = self.program.function_of(call)
-        if function is None or place.is_within(function) or not collectives_of(self.program, function):
+        if (
+            function is None
+            or place.is_within(function)
+            or not collectives_of(self.program, function)
+        ):
             return
         inner = CallFrame(function, call, place, place.tests)
         likely = likely_collective_names(self.program)
@@ -224,7 +248,9 @@ def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> 
 def _is_likely(test: ast.expr, holds: bool) -> bool:
     """Whether it holds in correct code: a loop's condition, and the code after `if bad: raise`."""
     statement = parent_of(test)
-    left = [] if not isinstance(statement, ast.If) else statement.orelse if holds else statement.body
+    left = (
+        [] if not isinstance(statement, ast.If) else statement.orelse if holds else statement.body
+    )
     return isinstance(statement, ast.While) or (bool(left) and isinstance(left[-1], ast.Raise))
 
 
@@ -232,7 +258,9 @@ def _is_likely(test: ast.expr, holds: bool) -> bool:
 Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
 
 
-def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find) -> bool:
+def has_counterpart(
+    program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find
+) -> bool:
     """Whether the excluded ranks call the same elsewhere in the function."""
     instead = [node for others in _other_branches(program, call) for node in others]
     if any(name == name_instead for node in instead for name_instead, _ in find(node)):
@@ -241,17 +269,27 @@ def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence
     tests_written = _written(program, call)
     for candidate_name, chain in find(function):
         candidate = chain[0]
-        if candidate_name != name or candidate is call or _written(program, candidate) == tests_written:
+        if (
+            candidate_name != name
+            or candidate is call
+            or _written(program, candidate) == tests_written
+        ):
             continue
         candidate_tests = _needed_tests(program, candidate)
-        if any(_are_opposite(test, candidate_test) for test in tests for candidate_test in candidate_tests):
+        if any(
+            _are_opposite(test, candidate_test)
+            for test in tests
+            for candidate_test in candidate_tests
+        ):
             return True
     return False
 
 
 def who_calls(test: RankTest) -> str:
     if test.is_main:
-        return "only one process of each node calls" if test.kind == "local" else "only rank 0 calls"
+        return (
+            "only one process of each node calls" if test.kind == "local" else "only rank 0 calls"
+        )
     return "only some ranks call" if test.is_main is None else "all ranks but one call"
 
 
@@ -262,7 +300,11 @@ def _needed_tests(program: Program, node: ast.AST) -> list[RankTest]:
 
 @cached_query
 def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
-    return [(ast.dump(test), holds) for test, holds in conditions(program, node) if rank_tests(program, test)]
+    return [
+        (ast.dump(test), holds)
+        for test, holds in conditions(program, node)
+        if rank_tests(program, test)
+    ]
 
 
 def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
@@ -282,7 +324,9 @@ def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) ->
     if isinstance(branching, ast.IfExp):
         return [branching.orelse if taken is branching.body else branching.body]
     in_body = taken in branching.body
-    own, other = (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
+    own, other = (
+        (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
+    )
     return [*other, *(rest_of_block(branching) if always_exits(program, own) else [])]
 
 

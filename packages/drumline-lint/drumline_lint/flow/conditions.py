@@ -13,7 +13,9 @@ from drumline_lint.program.value import Rank, RankTest, Values
 
 
 def is_joined(test: ast.expr) -> bool:
-    return isinstance(test, ast.BoolOp) or (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+    return isinstance(test, ast.BoolOp) or (
+        isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    )
 
 
 def decided(test: ast.expr, said: Callable[[ast.expr], bool | None]) -> bool | None:
@@ -33,7 +35,9 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
 
 
-def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[RankTest]:
+def rank_tests_at(
+    program: Program, node: ast.AST, *, with_exits: bool = True
+) -> Iterator[RankTest]:
     """The conditions on ranks around it, in its function."""
     for test, holds in conditions(program, node, with_exits=with_exits):
         yield from rank_tests(program, test, holds)
@@ -69,13 +73,19 @@ def _yielded(program: Program, test: ast.expr) -> Values:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return ranks.negated(_yielded(program, test.operand))
     bindings = program.bindings(test) if isinstance(test, ast.Name) else []
-    calls = [one.value for one in bindings if one.kind == "entered" and isinstance(one.value, ast.Call)]
+    calls = [
+        one.value for one in bindings if one.kind == "entered" and isinstance(one.value, ast.Call)
+    ]
     functions = [program.function_of(call) for call in calls]
-    given = [one.value for function in functions if function for one in nodes_in(function, ast.Yield)]
+    given = [
+        one.value for function in functions if function for one in nodes_in(function, ast.Yield)
+    ]
     return frozenset().union(*(program.values(one) for one in given))
 
 
-def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[tuple[ast.expr, bool]]:
+def conditions(
+    program: Program, node: ast.AST, *, with_exits: bool = True
+) -> Iterator[tuple[ast.expr, bool]]:
     """All conditions that are known to hold, or not, at this place of its function; innermost
     first."""
     inner: ast.AST = node
@@ -99,7 +109,9 @@ def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> I
         inner = outer
 
 
-def held_conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> list[tuple[ast.expr, bool]]:
+def held_conditions(
+    program: Program, node: ast.AST, *, with_exits: bool = True
+) -> list[tuple[ast.expr, bool]]:
     held = conditions(program, node, with_exits=with_exits)
     return [part for test, holds in held for part in split_condition(test, holds)]
 
@@ -173,7 +185,11 @@ def always_exits(program: Program, block: list[ast.stmt]) -> bool:
         return program.name_of(last.value.func) in ENDING_CALLS
     if isinstance(last, ast.With | ast.AsyncWith):
         return always_exits(program, last.body)
-    return isinstance(last, ast.If) and always_exits(program, last.body) and always_exits(program, last.orelse)
+    return (
+        isinstance(last, ast.If)
+        and always_exits(program, last.body)
+        and always_exits(program, last.orelse)
+    )
 
 
 def rest_of_block(statement: ast.stmt) -> list[ast.stmt]:
@@ -189,11 +205,16 @@ def _is_for_first(manager: ast.expr) -> bool:
     return isinstance(manager, ast.Call) and last_name(manager.func).endswith("_first")
 
 
-def are_exclusive(program: Program, one: ast.AST, other: ast.AST, *, with_exits: bool = True) -> bool:
+def are_exclusive(
+    program: Program, one: ast.AST, other: ast.AST, *, with_exits: bool = True
+) -> bool:
     """Whether one runs if a condition holds, and the other if it does not."""
-    held = {_plain(test, holds) for test, holds in held_conditions(program, one, with_exits=with_exits)}
+    held = {
+        _plain(test, holds) for test, holds in held_conditions(program, one, with_exits=with_exits)
+    }
     return any(
-        _plain(test, not holds) in held for test, holds in held_conditions(program, other, with_exits=with_exits)
+        _plain(test, not holds) in held
+        for test, holds in held_conditions(program, other, with_exits=with_exits)
     )
 
 

@@ -18,13 +18,21 @@ from drumline_lint.reading.source import Source
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 # A function with any other decorator may be called with anything: commands, jobs, tests.
-_PLAIN_DECORATORS = {"classmethod", "staticmethod", "no_grad", "inference_mode", "smart_inference_mode"}
+_PLAIN_DECORATORS = {
+    "classmethod",
+    "staticmethod",
+    "no_grad",
+    "inference_mode",
+    "smart_inference_mode",
+}
 
 
 @recursive_query([])
 def callers_in_ranks(program: Program, function: Definition) -> list[ast.Call]:
     """All certain and possible callers; empty if the function is passed on to unknown code."""
-    names = [last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list]
+    names = [
+        last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list
+    ]
     if not set(names) <= _PLAIN_DECORATORS:
         return []
     found: list[ast.Call] = []
@@ -47,7 +55,11 @@ def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
             index = program.index(source)
             names = {name, *_imported_as(program, source, name)}
             for node in (*index.every(ast.Name), *index.every(ast.Attribute)):
-                if last_name(node) in names and isinstance(node.ctx, ast.Load) and _is(program, node, meant):
+                if (
+                    last_name(node) in names
+                    and isinstance(node.ctx, ast.Load)
+                    and _is(program, node, meant)
+                ):
                     yield node
 
 
@@ -59,7 +71,9 @@ def _imported_as(program: Program, source: Source, name: str) -> Iterator[str]:
 
 def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
     values = program.values(node)
-    return not values or any(isinstance(one, Class | Function) and one.node is meant.node for one in values)
+    return not values or any(
+        isinstance(one, Class | Function) and one.node is meant.node for one in values
+    )
 
 
 def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
@@ -86,7 +100,9 @@ MOST_GIVEN_ON = 20
 def is_dead(program: Program, node: ast.AST) -> bool:
     """Whether a condition around it, or around all calls of its function, never holds in
     distributed runs."""
-    return holds_on_every_way(program, node, lambda one: is_switched_off(program, list(conditions(program, one))))
+    return holds_on_every_way(
+        program, node, lambda one: is_switched_off(program, list(conditions(program, one)))
+    )
 
 
 def is_switched_off(program: Program, held: Conditions) -> bool:
@@ -125,13 +141,21 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     given = _assigned(program, program.source_of(node), node.attr, owner)
     parameter = given[0] if len(given) == 1 else None
     found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
-    if found is None or any(word in program.source_of(node).text for word in ("setattr(", "__dict__", "vars(")):
+    if found is None or any(
+        word in program.source_of(node).text for word in ("setattr(", "__dict__", "vars(")
+    ):
         return None  # it may be set by its name
-    others = (one for one in program.sources if one is not program.source_of(node) and node.attr in one.text)
+    others = (
+        one
+        for one in program.sources
+        if one is not program.source_of(node) and node.attr in one.text
+    )
     return None if any(_assigned(program, one, node.attr, owner) for one in others) else found
 
 
-def _assigned(program: Program, source: Source, name: str, owner: ast.ClassDef) -> list[ast.expr | None]:
+def _assigned(
+    program: Program, source: Source, name: str, owner: ast.ClassDef
+) -> list[ast.expr | None]:
     """What a file assigns to an attribute of a class, or of a possible instance; None if
     unknown."""
     return [
@@ -155,7 +179,11 @@ def _is_of_other_class(program: Program, target: ast.Attribute, owner: ast.Class
 
 def _part(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:
     for number in path:
-        value = value.elts[number] if isinstance(value, ast.Tuple) and number < len(value.elts) else None
+        value = (
+            value.elts[number]
+            if isinstance(value, ast.Tuple) and number < len(value.elts)
+            else None
+        )
     return value
 
 
@@ -166,7 +194,9 @@ def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     default = default_of(function, parameter)
-    if not isinstance(default, ast.Constant) or not (default.value is None or isinstance(default.value, bool)):
+    if not isinstance(default, ast.Constant) or not (
+        default.value is None or isinstance(default.value, bool)
+    ):
         return None
     said = set()
     number = number_of(function, parameter)

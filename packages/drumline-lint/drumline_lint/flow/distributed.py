@@ -33,14 +33,20 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another
     file that does. Importing from such a file, or reading a rank, is not enough.
     """
-    return {one for one in with_imported(program, _starting(program)) if not _is_group_of_one(program, one)}
+    return {
+        one
+        for one in with_imported(program, _starting(program))
+        if not _is_group_of_one(program, one)
+    }
 
 
 def _is_group_of_one(program: Program, source: Source) -> bool:
     """Whether every process group of a file, and of those that it runs with, is given a
     `world_size` of 1."""
     inits = [call for one in connected(program, source) for call in program.calls(one, INIT)]
-    return bool(inits) and all(program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits)
+    return bool(inits) and all(
+        program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits
+    )
 
 
 @cached_query
@@ -63,7 +69,12 @@ def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
 
 def _starting(program: Program) -> set[Source]:
     """Files with such a call, and files that call a function that makes one, directly or not."""
-    pending = [call for source in program.sources if speaks_of_ranks(source) for call in program.calls(source, *STARTS)]
+    pending = [
+        call
+        for source in program.sources
+        if speaks_of_ranks(source)
+        for call in program.calls(source, *STARTS)
+    ]
     found = set()
     seen = set()
     while pending:

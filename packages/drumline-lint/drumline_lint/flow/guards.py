@@ -26,7 +26,15 @@ from drumline_lint.reading.source import Source
 
 Guards = frozenset[RankTest]
 MOST_WAYS = 60
-_GUARDING_DECORATORS = ("rank_zero", "rank0", "main_process", "master", "main_only", "main_rank", "is_main")
+_GUARDING_DECORATORS = (
+    "rank_zero",
+    "rank0",
+    "main_process",
+    "master",
+    "main_only",
+    "main_rank",
+    "is_main",
+)
 _SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _STARTING_NAMES = {"main", "train", "worker", "fit"}
 
@@ -61,15 +69,21 @@ def _ways(program: Program, node: ast.AST) -> list[CallPath]:
     if function is None:
         return [CallPath(found, _beginning_of_file(program, program.source_of(node)))]
     found |= guards_of_decorators(program, function)
-    return [CallPath(found | way.guards, way.begins) for way in _ways_to_function(program, function)]
+    return [
+        CallPath(found | way.guards, way.begins) for way in _ways_to_function(program, function)
+    ]
 
 
 @recursive_query([])  # a recursive call adds no chain
-def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[CallPath]:
+def _ways_to_function(
+    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
+) -> list[CallPath]:
     calls = program.callers(function) or _perhaps_callers(program, function)
     found: list[CallPath] = []
     if not calls:
-        found.append(CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
+        found.append(
+            CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function))
+        )
     for call in calls:
         if function in program.started_functions(call) and last_name(call.func) != "Thread":
             # A new process: the conditions of its parent do not apply.
@@ -82,7 +96,9 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
     return list(dict.fromkeys(found))
 
 
-def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
+def _perhaps_callers(
+    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
+) -> list[ast.Call]:
     if enclosing_class(function) is None:
         return []
     return [
@@ -105,7 +121,9 @@ def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDe
 def _beginning_of_file(program: Program, source: Source) -> str:
     if starts_ranks(program, source.tree):
         return "parent"
-    return "ranks" if _trains(program, source) or _is_distributed(program, source.tree) else "unknown"
+    return (
+        "ranks" if _trains(program, source) or _is_distributed(program, source.tree) else "unknown"
+    )
 
 
 @cached_query
@@ -131,7 +149,10 @@ def _is_without_ranks(program: Program, held: Conditions) -> bool:
     for test, holds in held:
         if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
             is_in = isinstance(test.ops[0], ast.In)
-            asked = isinstance(test.left, ast.Constant) and test.left.value in (*OF_VARIABLE, "WORLD_SIZE")
+            asked = isinstance(test.left, ast.Constant) and test.left.value in (
+                *OF_VARIABLE,
+                "WORLD_SIZE",
+            )
             if asked and is_in != holds:
                 return True
     return False
@@ -180,7 +201,9 @@ def is_main_only(tests: Guards) -> bool:
 
 def is_on_main_only(program: Program, node: ast.AST) -> bool:
     """Whether only one process of the whole job comes here."""
-    return all(way.begins == "parent" or is_main_only(way.guards) for way in call_paths(program, node))
+    return all(
+        way.begins == "parent" or is_main_only(way.guards) for way in call_paths(program, node)
+    )
 
 
 def is_on_some_only(program: Program, node: ast.AST) -> bool:
@@ -194,7 +217,9 @@ def is_on_every_rank(program: Program, node: ast.AST) -> bool:
     return any(way.begins == "ranks" and not way.guards for way in call_paths(program, node))
 
 
-def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
+def guards_of_decorators(
+    program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
+) -> Guards:
     """The conditions on ranks of a function's decorators, by their code or their name."""
     found: set[RankTest] = set()
     for decorator in function.decorator_list:
@@ -227,7 +252,11 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
     0`."""
     inner: ast.AST = node
     for outer in ancestors(node):
-        if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
+        if (
+            isinstance(outer, ast.If | ast.IfExp)
+            and inner is not outer.test
+            and _is_sometimes(outer.test)
+        ):
             return True
         if isinstance(inner, ast.stmt):
             before = early_exits_before(program, inner)
@@ -247,4 +276,6 @@ def _is_sometimes(test: ast.expr) -> bool:
     return any(part in word for word in words for part in _SOMETIMES)
 
 
-_SOMETIMES = tuple("log report print verbose debug every interval is_last should sync time boundary".split())
+_SOMETIMES = tuple(
+    "log report print verbose debug every interval is_last should sync time boundary".split()
+)

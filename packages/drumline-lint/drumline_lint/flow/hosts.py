@@ -43,7 +43,9 @@ def _find_settings(program: Program, source: Source) -> Iterator[Setting]:
             yield from _updated(program, call)
 
 
-def _assigned(program: Program, target: ast.expr, value: ast.expr | None, statement: ast.Assign) -> Iterator[Setting]:
+def _assigned(
+    program: Program, target: ast.expr, value: ast.expr | None, statement: ast.Assign
+) -> Iterator[Setting]:
     if isinstance(target, ast.Tuple | ast.List):
         parts = getattr(value, "elts", None) or [None] * len(target.elts)
         for inner, part in zip(target.elts, parts, strict=False):
@@ -65,7 +67,9 @@ def _updated(program: Program, call: ast.Call) -> Iterator[Setting]:
                         yield from _set(program, key, value, key)
 
 
-def _set(program: Program, name: ast.expr, value: ast.expr | None, node: ast.AST) -> Iterator[Setting]:
+def _set(
+    program: Program, name: ast.expr, value: ast.expr | None, node: ast.AST
+) -> Iterator[Setting]:
     for known in program.values(name):
         if isinstance(known, ConstantValue) and isinstance(known.value, str):
             yield Setting(known.value, value, node)
@@ -82,13 +86,23 @@ def written_text(program: Program, expression: ast.expr | None, depth: int = 0) 
         return str(expression.value) if isinstance(expression.value, str | int) else None
     if isinstance(expression, ast.JoinedStr):
         first = expression.values[0] if expression.values else None
-        return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+        return (
+            first.value
+            if isinstance(first, ast.Constant) and isinstance(first.value, str)
+            else None
+        )
     if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
         return written_text(program, expression.left, depth + 1) if depth < DEEPEST else None
-    if isinstance(expression, ast.Call) and expression.args and program.name_of(expression.func) == "str":
+    if (
+        isinstance(expression, ast.Call)
+        and expression.args
+        and program.name_of(expression.func) == "str"
+    ):
         return written_text(program, expression.args[0], depth + 1)
     if isinstance(expression, ast.Name) and depth < DEEPEST:
-        given = [part for one in program.bindings(expression) for part in program.expressions_of(one)]
+        given = [
+            part for one in program.bindings(expression) for part in program.expressions_of(one)
+        ]
         texts = [written_text(program, one, depth + 1) for one in given]
         return texts[0] if texts and None not in texts else None
     return None
@@ -101,7 +115,11 @@ def is_loopback(host: str) -> bool:
 def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
     """Whether a loopback address may be correct there: only one host takes part, or that is
     unknown."""
-    whole = [run for run in runs_through(program, program.source_of(node)) if _comes_to(program, run, node)]
+    whole = [
+        run
+        for run in runs_through(program, program.source_of(node))
+        if _comes_to(program, run, node)
+    ]
     if any(_is_choice(test) for test, _ in conditions(program, node)):
         return True
     return all(_is_on_one_host(program, run) for run in whole)
@@ -138,7 +156,10 @@ def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
     function = enclosing_function(node)
     if function is None:
         return True
-    return any(enclosing_function(step.call) is function or program.function_of(step.call) is function for step in run)
+    return any(
+        enclosing_function(step.call) is function or program.function_of(step.call) is function
+        for step in run
+    )
 
 
 def _is_on_one_host(program: Program, run: Run) -> bool:

@@ -22,9 +22,16 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.reading.source import Source
 
-NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
+NO_GRADIENTS = (
+    "torch.no_grad",
+    "torch.inference_mode",
+    "torch.autograd.no_grad",
+    "torch.autograd.inference_mode",
+)
 # Iterables that are not data.
-NOT_BATCHES = tuple("range trange parameters named_parameters modules named_modules children items keys values".split())
+NOT_BATCHES = tuple(
+    "range trange parameters named_parameters modules named_modules children items keys values".split()
+)
 
 
 def batch_loops(program: Program, source: Source) -> list[Loop]:
@@ -61,7 +68,9 @@ def _loops_around_backward(program: Program) -> list[Loop]:
             callers = program.callers(function)
             pending += callers if loop is None else []
             if _is_generator(function):
-                found.update(dict.fromkeys(one for one in map(_loop_over, callers) if one is not None))
+                found.update(
+                    dict.fromkeys(one for one in map(_loop_over, callers) if one is not None)
+                )
     return list(found)
 
 
@@ -142,7 +151,9 @@ def repeated(node: ast.AST) -> list[ast.AST]:
     its body."""
     if isinstance(node, ast.While):
         return [node.test, *node.body]
-    if isinstance(node, ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+    if isinstance(
+        node, ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+    ):
         return [*node.body]
     return [node]
 

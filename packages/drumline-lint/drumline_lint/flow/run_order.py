@@ -107,7 +107,9 @@ def script(program: Program, source: Source) -> Run:
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
     """The calls that started its process; empty for the script's own process and its threads."""
-    starting = (one for one in step.through if isinstance(one, ast.Call) and program.started_functions(one))
+    starting = (
+        one for one in step.through if isinstance(one, ast.Call) and program.started_functions(one)
+    )
     return tuple(one for one in starting if last_name(one.func) != "Thread")
 
 
@@ -148,7 +150,9 @@ def _mains(program: Program, source: Source) -> list[Run]:
     return [
         _RunWalk(program, source).over(one, one.body, _Frame(functions=frozenset({one})))
         for one in program.tree(source).body
-        if isinstance(one, ast.FunctionDef) and one.name == "main" and not _is_called(program, source, one)
+        if isinstance(one, ast.FunctionDef)
+        and one.name == "main"
+        and not _is_called(program, source, one)
     ]
 
 
@@ -249,7 +253,9 @@ class _RunWalk:
             if isinstance(expression, ast.Call) and _is_generator(self.program, expression):
                 todo = [_Todo(expression, frame, rest=todo), *before[1:]]
             else:
-                enter, leave = ([_Todo(one, frame, entered_by=node) for one in part] for part in manager)
+                enter, leave = (
+                    [_Todo(one, frame, entered_by=node) for one in part] for part in manager
+                )
                 todo = [*leave, *todo, *enter, *before]
         self.stack += todo
 
@@ -268,7 +274,9 @@ def _is_generator(program: Program, call: ast.Call) -> bool:
     return function is not None and bool(nodes_in(function, ast.Yield))
 
 
-def _with_methods(program: Program, expression: ast.expr) -> tuple[list[FunctionNode], list[FunctionNode]]:
+def _with_methods(
+    program: Program, expression: ast.expr
+) -> tuple[list[FunctionNode], list[FunctionNode]]:
     """`__enter__` and `__exit__` of a class of the given files."""
     classes = [value.of for value in program.values(expression) if isinstance(value, Instance)][:1]
     found = [[program.method(one, name) for one in classes] for name in ("__enter__", "__exit__")]
@@ -284,7 +292,9 @@ def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
 
 def is_for_script(statement: ast.stmt) -> bool:
     """`if __name__ == "__main__":`"""
-    return isinstance(statement, ast.If) and "__name__" in {one.id for one in nodes_in(statement.test, ast.Name)}
+    return isinstance(statement, ast.If) and "__name__" in {
+        one.id for one in nodes_in(statement.test, ast.Name)
+    }
 
 
 def _may_call(statement: ast.stmt) -> bool:

@@ -9,13 +9,27 @@ from collections.abc import Callable, Set
 from drumline_lint.flow.conditions import Conditions, conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.loops import calls_made_in
-from drumline_lint.flow.run_order import MOST_STEPS, Run, all_imported, all_runs, is_for_script, script
+from drumline_lint.flow.run_order import (
+    MOST_STEPS,
+    Run,
+    all_imported,
+    all_runs,
+    is_for_script,
+    script,
+)
 from drumline_lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import OF_FUNCTION, is_world_size
-from drumline_lint.program.tree import ancestors, enclosing_class, enclosing_function, last_name, nodes_in, parent_of
+from drumline_lint.program.tree import (
+    ancestors,
+    enclosing_class,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
@@ -23,14 +37,17 @@ _MANAGER = "drumline.DDPManager"
 _WRAPPING = frozenset({DDP, *FSDP, _MANAGER})
 # Unknown functions that may start ranks.
 _MAY_START = re.compile(
-    r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$", re.IGNORECASE
+    r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$",
+    re.IGNORECASE,
 )
 
 
 def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
     """For code outside of functions: whether it runs only in a run that starts no process group."""
     source = program.source_of(node)
-    is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *ancestors(node)))
+    is_main = any(
+        isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *ancestors(node))
+    )
     is_script = is_main or source not in all_imported(program)
     return is_script and _is_lone(program, source)
 
@@ -45,7 +62,9 @@ def _is_lone(program: Program, source: Source) -> bool:
     if len(run) >= MOST_STEPS or any(_may_start(program, step.call) for step in run):
         return False
     wrapping = _wrapping(program, run)
-    elsewhere = [_wrapping(program, other) for other in all_runs(program) if _starts_group(program, other)]
+    elsewhere = [
+        _wrapping(program, other) for other in all_runs(program) if _starts_group(program, other)
+    ]
     return wrapping <= set().union(*elsewhere)
 
 
@@ -95,7 +114,9 @@ _FLAGS = set(
 _COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
 
-def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.AST], bool], depth: int = 0) -> bool:
+def holds_on_every_way(
+    program: Program, node: ast.AST, holds_at: Callable[[ast.AST], bool], depth: int = 0
+) -> bool:
     """Whether something holds at a place, or at all calls of its function, or at all calls of their
     functions."""
     if holds_at(node):
@@ -104,7 +125,9 @@ def holds_on_every_way(program: Program, node: ast.AST, holds_at: Callable[[ast.
     if function is None or depth > DEEPEST:
         return False
     calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
-    return bool(calls) and all(holds_on_every_way(program, call, holds_at, depth + 1) for call in calls)
+    return bool(calls) and all(
+        holds_on_every_way(program, call, holds_at, depth + 1) for call in calls
+    )
 
 
 def is_single_process(program: Program, node: ast.AST) -> bool:
@@ -114,10 +137,14 @@ def is_single_process(program: Program, node: ast.AST) -> bool:
 
 
 def _is_single_process_at(program: Program, node: ast.AST) -> bool:
-    if any(says_distributed(program, test) is (not holds) for test, holds in conditions(program, node)):
+    if any(
+        says_distributed(program, test) is (not holds) for test, holds in conditions(program, node)
+    ):
         return True
     is_outside = enclosing_function(node) is None
-    return _is_in_other_branch(program, node) or (is_outside and is_in_single_process_run(program, node))
+    return _is_in_other_branch(program, node) or (
+        is_outside and is_in_single_process_run(program, node)
+    )
 
 
 def is_single_process_here(program: Program, node: ast.AST, held: Conditions) -> bool:
@@ -177,7 +204,9 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
     inner = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If) and inner is not outer.test:
-            own, other = (outer.body, outer.orelse) if inner in outer.body else (outer.orelse, outer.body)
+            own, other = (
+                (outer.body, outer.orelse) if inner in outer.body else (outer.orelse, outer.body)
+            )
             if _starts(program, other) and not _starts(program, own):
                 return True
         inner = outer
@@ -187,7 +216,10 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
 def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS) -> bool:
     made = [call for statement in block for call in calls_made_in(program, statement)]
     made += [
-        inner for call in made for main in program.started_functions(call) for inner in calls_made_in(program, main)
+        inner
+        for call in made
+        for main in program.started_functions(call)
+        for inner in calls_made_in(program, main)
     ]
     return any(program.name_of(call.func) in wanted for call in made)
 
@@ -207,7 +239,11 @@ def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool |
     if _named(test).lower().strip("_") in _FLAGS:
         return True
     if isinstance(test, ast.Name) and depth < DEEPEST:
-        said = {says_distributed(program, one, depth + 1) for one in written_values(program, test) if one is not test}
+        said = {
+            says_distributed(program, one, depth + 1)
+            for one in written_values(program, test)
+            if one is not test
+        }
         return said.pop() if len(said) == 1 else None
     return None
 
@@ -229,7 +265,11 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
     left = test.left
     right = test.comparators[0]
     if isinstance(operator, ast.In | ast.NotIn):
-        is_asked = isinstance(left, ast.Constant) and left.value in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        is_asked = isinstance(left, ast.Constant) and left.value in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+        )
         return isinstance(operator, ast.In) if is_asked else None
     known = [value.value for value in program.values(right) if isinstance(value, ConstantValue)]
     if _named(left) == "launcher" and known in (["none"], [None], [""]):
@@ -242,7 +282,11 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
 
 
 def _counts_processes(node: ast.expr) -> bool:
-    inner = node.args[0] if isinstance(node, ast.Call) and last_name(node.func) == "int" and node.args else node
+    inner = (
+        node.args[0]
+        if isinstance(node, ast.Call) and last_name(node.func) == "int" and node.args
+        else node
+    )
     name = last_name(inner.func if isinstance(inner, ast.Call) else inner).lower()
     return is_world_size(inner) or name in _COUNTS
 
@@ -259,7 +303,9 @@ def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
     owner = enclosing_class(function)
     home = function if owner is None else owner
     made = [
-        inner for call in nodes_in(home, ast.Call, into_functions=True) for inner in (call, *_within(program, call))
+        inner
+        for call in nodes_in(home, ast.Call, into_functions=True)
+        for inner in (call, *_within(program, call))
     ]
     return any(program.name_of(call.func) in {*STARTS, *OF_FUNCTION} for call in made)
 

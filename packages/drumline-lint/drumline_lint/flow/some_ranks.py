@@ -71,7 +71,9 @@ def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
     tests = _certain(rank_tests_at(program, call, with_exits=False))
     if tests:
         return RankFilter(tests, by_exit=False, region=_block_of(program, call))
-    left = tuple(test for test in _certain(rank_tests_at(program, call)) if test.is_main is not None)
+    left = tuple(
+        test for test in _certain(rank_tests_at(program, call)) if test.is_main is not None
+    )
     if left:
         return RankFilter(left, by_exit=True, region=_rest(call))
     function = enclosing_function(call)
@@ -88,7 +90,11 @@ def _is_for_one_process(program: Program, call: ast.Call) -> bool:
     """Under `if not distributed`, also together with a rank; not `if not distributed or rank ==
     0`."""
     known = held_conditions(program, call)
-    return any(says_distributed(program, test) is (not holds) for test, holds in known if not rank_tests(program, test))
+    return any(
+        says_distributed(program, test) is (not holds)
+        for test, holds in known
+        if not rank_tests(program, test)
+    )
 
 
 def _is_by_turns(program: Program, call: ast.Call) -> bool:
@@ -108,7 +114,9 @@ def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> 
     not count."""
     sides = [compare.left, *compare.comparators]
     ranks = [one for one in sides if any(isinstance(value, Rank) for value in program.values(one))]
-    return bool(ranks) and any(turns & {n.id for n in nodes_in(one, ast.Name)} for one in sides if one not in ranks)
+    return bool(ranks) and any(
+        turns & {n.id for n in nodes_in(one, ast.Name)} for one in sides if one not in ranks
+    )
 
 
 def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
@@ -117,7 +125,11 @@ def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
     for outer in ancestors(call):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             break
-        if isinstance(outer, ast.If | ast.While) and inner is not outer.test and rank_tests(program, outer.test):
+        if (
+            isinstance(outer, ast.If | ast.While)
+            and inner is not outer.test
+            and rank_tests(program, outer.test)
+        ):
             found = tuple(outer.body if inner in outer.body else outer.orelse)
         inner = outer
     return found
@@ -135,12 +147,18 @@ def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
     """Whether gradients are computed and reduced there; not under `no_sync`."""
     calls = (call for node in region for call in calls_reached(program, node, "backward"))
     return any(
-        not program.name_of(call.func).endswith("autograd.backward") and not is_within(call, "no_sync")
+        not program.name_of(call.func).endswith("autograd.backward")
+        and not is_within(call, "no_sync")
         for call in calls
     )
 
 
 def is_within(node: ast.AST, name: str) -> bool:
     """Whether it is in a block of `with model.NAME():`."""
-    items = [item.context_expr for outer in ancestors(node) if isinstance(outer, ast.With) for item in outer.items]
+    items = [
+        item.context_expr
+        for outer in ancestors(node)
+        if isinstance(outer, ast.With)
+        for item in outer.items
+    ]
     return any(isinstance(one, ast.Call) and last_name(one.func) == name for one in items)

@@ -83,20 +83,30 @@ BASE = "%SRCROOT%"
 def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
     """One run of the tool; paths inside `folder` are relative to it."""
     numbers = {number: index for index, number in enumerate(rules)}
-    driver = {"name": "drumline lint", "version": version, "rules": [_rule(rule) for rule in rules.values()]}
+    driver = {
+        "name": "drumline lint",
+        "version": version,
+        "rules": [_rule(rule) for rule in rules.values()],
+    }
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "originalUriBaseIds": {BASE: {"uri": f"{folder.as_uri()}/"}},
         "invocations": [{"executionSuccessful": not report.problems}],
-        "results": [_result(report, finding, numbers[finding.rule], folder) for finding in report.everything],
+        "results": [
+            _result(report, finding, numbers[finding.rule], folder) for finding in report.everything
+        ],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
     text = f"{rule.why}\n\nFix: {rule.fix}"
-    snippets = f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}" if rule.bad else ""
+    snippets = (
+        f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}"
+        if rule.bad
+        else ""
+    )
     problem = "recommendation" if rule.severity == "note" else rule.severity.value
     return {
         "id": rule.id,
@@ -114,7 +124,11 @@ def _fenced(rule: Rule, code: str) -> str:
 
 
 def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[str, Any]:
-    cell = "" if finding.place.cell is None else f"cell {finding.place.cell}, line {finding.place.line}: "
+    cell = (
+        ""
+        if finding.place.cell is None
+        else f"cell {finding.place.cell}, line {finding.place.line}: "
+    )
     artifact = {"artifactLocation": _location(finding.place.path, folder)}
     result = {
         "ruleId": finding.rule,
@@ -132,7 +146,10 @@ def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[
 def _location(path: str, folder: Path) -> dict[str, str]:
     whole = folder / path
     if whole.is_relative_to(folder) and ".." not in whole.parts:
-        return {"uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"), "uriBaseId": BASE}
+        return {
+            "uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"),
+            "uriBaseId": BASE,
+        }
     return {"uri": whole.resolve().as_uri()}
 
 
@@ -162,9 +179,16 @@ def as_github(report: Report) -> str:
 
 
 def _command(finding: Finding) -> str:
-    values = [(name, _escaped(value).replace(":", "%3A").replace(",", "%2C")) for name, value in _properties(finding)]
+    values = [
+        (name, _escaped(value).replace(":", "%3A").replace(",", "%2C"))
+        for name, value in _properties(finding)
+    ]
     properties = ",".join(f"{name}={value}" for name, value in values)
-    cell = "" if finding.place.cell is None else f"cell {finding.place.cell}, line {finding.place.line}: "
+    cell = (
+        ""
+        if finding.place.cell is None
+        else f"cell {finding.place.cell}, line {finding.place.line}: "
+    )
     message = _escaped(f"{cell}{finding.message}\nfix: {finding.fix}")
     return f"::{COMMANDS[finding.severity]} {properties}::{message}"
 

@@ -8,7 +8,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from drumline_lint.findings import OWN_RULES, RULE_FAILED, UNREADABLE, Finding, Place, Rule, Severity
+from drumline_lint.findings import (
+    OWN_RULES,
+    RULE_FAILED,
+    UNREADABLE,
+    Finding,
+    Place,
+    Rule,
+    Severity,
+)
 from drumline_lint.linter import Report
 from drumline_lint.terminal import one_line
 
@@ -64,7 +72,9 @@ def _problems(report: Report) -> str:
 
 
 def _sum(counts: Mapping[Severity, int]) -> str:
-    return ", ".join(plural(number, severity.value) for severity, number in counts.items() if number)
+    return ", ".join(
+        plural(number, severity.value) for severity, number in counts.items() if number
+    )
 
 
 COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
@@ -121,7 +131,11 @@ def _harmless(text: str) -> str:
 def _width(text: str) -> int:
     """The width on a terminal, where some characters take two columns and some none."""
     return sum(
-        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "FW" else 1
+        0
+        if unicodedata.combining(character)
+        else 2
+        if unicodedata.east_asian_width(character) in "FW"
+        else 1
         for character in text
     )
 
@@ -142,7 +156,10 @@ def as_list(rules: Iterable[Rule]) -> str:
 def as_explanation(rule: Rule) -> str:
     """Why it matters, what to do, wrong and right code, and how to silence it."""
     fixable = "; --fix can do it" if rule.fixable else ""
-    parts = [f"{rule.id} {rule.name} ({rule.severity}{fixable})\n{rule.summary}", _wrapped(rule.why)]
+    parts = [
+        f"{rule.id} {rule.name} ({rule.severity}{fixable})\n{rule.summary}",
+        _wrapped(rule.why),
+    ]
     parts.append(_wrapped(f"Fix: {rule.fix}"))
     if rule.bad:
         parts += [f"Bad:\n\n{_indented(rule.bad)}", f"Good:\n\n{_indented(rule.good)}"]

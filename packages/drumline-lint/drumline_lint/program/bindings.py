@@ -36,12 +36,16 @@ State: TypeAlias = frozenset[Binding | None]
 """The bindings of a name that may have been the last; includes None if there may be none."""
 
 
-def reaching_bindings(program: ProgramView, bindings: Sequence[Binding], use: ast.Name) -> list[Binding]:
+def reaching_bindings(
+    program: ProgramView, bindings: Sequence[Binding], use: ast.Name
+) -> list[Binding]:
     """Of the bindings of this name in its scope: those that may have been the last before the
     use."""
     if len(bindings) == 1:
         return list(bindings)
-    own = [one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)]
+    own = [
+        one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)
+    ]
     if own:
         return own
     plain = [one for one in bindings if not isinstance(one.node, ast.comprehension)]
@@ -73,7 +77,11 @@ class _BindingWalk:
         for binding in bindings:
             chain = [binding.node, *ancestors(binding.node)]
             chain = chain[: chain.index(scope) + 1] if scope in chain else []
-            if not chain or isinstance(binding.node, ast.arg) or any(isinstance(one, SCOPES) for one in chain[1:-1]):
+            if (
+                not chain
+                or isinstance(binding.node, ast.arg)
+                or any(isinstance(one, SCOPES) for one in chain[1:-1])
+            ):
                 self.elsewhere.append(binding)
                 continue
             for node, outer in zip(chain, [*chain[1:], None], strict=True):
@@ -102,18 +110,36 @@ class _BindingWalk:
         elif child in outer.orelse:
             state = self._after_all(self._held(outer, outer.body), state)
         elif child not in outer.body:
-            earlier = [*outer.body] if child in outer.handlers else [*outer.body, *outer.handlers, *outer.orelse]
-            state |= {binding for one in self._held(outer, earlier) for binding in self.by_node[one]}
+            earlier = (
+                [*outer.body]
+                if child in outer.handlers
+                else [*outer.body, *outer.handlers, *outer.orelse]
+            )
+            state |= {
+                binding for one in self._held(outer, earlier) for binding in self.by_node[one]
+            }
         if isinstance(child, _BRANCHES):
             return state
-        siblings = self.inner.get(outer, []) if isinstance(outer, SCOPES) else self._held(outer, block_of(child))
+        siblings = (
+            self.inner.get(outer, [])
+            if isinstance(outer, SCOPES)
+            else self._held(outer, block_of(child))
+        )
         place = position(child)
-        return self._after_all([sibling for sibling in siblings if position(sibling) < place], state)
+        return self._after_all(
+            [sibling for sibling in siblings if position(sibling) < place], state
+        )
 
     def _opened(self, outer: ast.AST) -> State:
         """What the head of a statement binds for its body."""
-        own = [one for one in self.by_node.get(outer, ()) if one.node is outer and not isinstance(outer, SCOPES)]
-        heads = [one for one in self.inner.get(outer, ()) if not isinstance(one, (ast.stmt, *_BRANCHES))]
+        own = [
+            one
+            for one in self.by_node.get(outer, ())
+            if one.node is outer and not isinstance(outer, SCOPES)
+        ]
+        heads = [
+            one for one in self.inner.get(outer, ()) if not isinstance(one, (ast.stmt, *_BRANCHES))
+        ]
         return frozenset([*own, *(binding for head in heads for binding in self.by_node[head])])
 
     def _earlier_in_line(self, outer: ast.AST, child: ast.AST) -> State:
@@ -128,8 +154,14 @@ class _BindingWalk:
                 is_in_line = True
                 node = binding.value or child
             else:
-                is_in_line = isinstance(node, ast.NamedExpr) and node is not outer and child not in between
-            if is_in_line and position(node) < position(first) and not any(isinstance(o, ast.stmt) for o in between):
+                is_in_line = (
+                    isinstance(node, ast.NamedExpr) and node is not outer and child not in between
+                )
+            if (
+                is_in_line
+                and position(node) < position(first)
+                and not any(isinstance(o, ast.stmt) for o in between)
+            ):
                 found.add(binding)
         return frozenset(found)
 
@@ -140,7 +172,11 @@ class _BindingWalk:
     def _after_all(self, statements: Iterable[ast.AST], state: State) -> State:
         ordered = sorted(statements, key=position)
         # What was bound before a statement that always binds the name is bound again by it.
-        plain = (number for number in reversed(range(len(ordered))) if not isinstance(ordered[number], _COMPOUND))
+        plain = (
+            number
+            for number in reversed(range(len(ordered)))
+            if not isinstance(ordered[number], _COMPOUND)
+        )
         for statement in ordered[next(plain, 0) :]:
             state = self._after(statement, state)
         return state
@@ -151,7 +187,9 @@ class _BindingWalk:
         if isinstance(statement, _TRIES):
             return self._after_try(statement, state)
         if isinstance(statement, ast.With | ast.AsyncWith):
-            return self._after_all(self._held(statement, statement.body), self._opened(statement) or state)
+            return self._after_all(
+                self._held(statement, statement.body), self._opened(statement) or state
+            )
         every = frozenset(self.by_node[statement])
         return state | every if isinstance(statement, (*LOOPS, ast.Match)) else every
 
@@ -172,11 +210,15 @@ class _BindingWalk:
 
     def _after_try(self, statement: ast.Try | ast.TryStar, state: State) -> State:
         tried = self._held(statement, statement.body)
-        found = self._after_all(self._held(statement, statement.orelse), self._after_all(tried, state))
+        found = self._after_all(
+            self._held(statement, statement.orelse), self._after_all(tried, state)
+        )
         anywhere = state | {binding for one in tried for binding in self.by_node[one]}
         for handler in statement.handlers:
             if not isinstance(handler.body[-1], _LEAVING):
-                found |= self._after_all(self._held(handler, handler.body), self._opened(handler) or anywhere)
+                found |= self._after_all(
+                    self._held(handler, handler.body), self._opened(handler) or anywhere
+                )
         return self._after_all(self._held(statement, statement.finalbody), found)
 
 
@@ -216,7 +258,9 @@ def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
 def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
     """The expressions that may have been assigned to a name, without loops and functions."""
     bindings = bindings_of(program, name) or []
-    return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
+    return [
+        one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")
+    ]
 
 
 def _of_unbound(program: ProgramView, node: ast.Name) -> Values:

@@ -26,7 +26,9 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
 
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Whether `*args` or `**kwargs` may give more than is written."""
-    return any(isinstance(one, ast.Starred) for one in call.args) or any(k.arg is None for k in call.keywords)
+    return any(isinstance(one, ast.Starred) for one in call.args) or any(
+        k.arg is None for k in call.keywords
+    )
 
 
 def is_instance(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> bool:
@@ -41,7 +43,9 @@ def number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.a
     return every.index(parameter) - _is_method(function) if parameter in every else None
 
 
-def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> ast.expr | None:
+def default_of(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
+) -> ast.expr | None:
     """Its default value."""
     every = [*function.args.posonlyargs, *function.args.args]
     defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
@@ -69,7 +73,12 @@ def calls_in(program: ProgramView, source: Source, wanted: tuple[str, ...]) -> I
     if not any(last in source.text for last in by_last):
         return iter(())
     calls = program.files.index(source).calls
-    found = [call for last in by_last for call in calls.get(last, ()) if program.name_of(call.func) in by_last[last]]
+    found = [
+        call
+        for last in by_last
+        for call in calls.get(last, ())
+        if program.name_of(call.func) in by_last[last]
+    ]
     for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
         found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
     return iter(sorted(found, key=position))
@@ -99,6 +108,8 @@ def _all_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
             for binding in bindings:
                 if binding.imported:
                     found[names.canonical(binding.imported)].add(name)
-                elif isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign":
+                elif (
+                    isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign"
+                ):
                     found[last_name(binding.value)].add(name)
     return found

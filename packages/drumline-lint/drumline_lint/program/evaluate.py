@@ -33,7 +33,9 @@ PASSED_THROUGH = {
     SYNC_BATCH_NORM,
     *"int list tuple bool iter copy.copy copy.deepcopy torch.compile torch.jit.script typing.cast".split(),
 }
-PASSING_METHODS = set("bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split())
+PASSING_METHODS = set(
+    "bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split()
+)
 
 
 def of_call(program: ProgramView, node: ast.Call) -> Values:
@@ -70,7 +72,9 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
         return frozenset({Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])})
     if name in ("os.getenv", "os.environ.get"):
         keys = program.values(node.args[0]) if node.args else NOTHING
-        return frozenset().union(*(ranks.by_variable(key.value) for key in keys if isinstance(key, ConstantValue)))
+        return frozenset().union(
+            *(ranks.by_variable(key.value) for key in keys if isinstance(key, ConstantValue))
+        )
     if name in PASSED_THROUGH and node.args:
         passed = program.values(node.args[-1] if name == "typing.cast" else node.args[0])
         return passed or frozenset({CallResult(name, node)})
@@ -94,7 +98,9 @@ def evaluate(program: ProgramView, expression: ast.expr) -> Values:
             found = _of_comparison(program, expression)
         # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
         case ast.BinOp():
-            found = ranks.computed(expression.op, program.values(expression.left), program.values(expression.right))
+            found = ranks.computed(
+                expression.op, program.values(expression.left), program.values(expression.right)
+            )
         case ast.BoolOp():
             found = ranks.combined(expression, [program.values(one) for one in expression.values])
         case ast.UnaryOp():
@@ -116,7 +122,9 @@ def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:
         return ranks.negated(inner)
     if isinstance(node.op, ast.USub):
         return frozenset(
-            ConstantValue(-v.value) for v in inner if isinstance(v, ConstantValue) and isinstance(v.value, int)
+            ConstantValue(-v.value)
+            for v in inner
+            if isinstance(v, ConstantValue) and isinstance(v.value, int)
         )
     return NOTHING
 

@@ -132,12 +132,16 @@ def _each(node: Any, scope: Scope, index: Index) -> None:
 def _enter(node: Any, scope: Scope, index: Index) -> None:
     for item in node.items:
         if item.optional_vars is not None:
-            _bind_target(item.optional_vars, scope, index, Binding(node, item.context_expr, "entered"))
+            _bind_target(
+                item.optional_vars, scope, index, Binding(node, item.context_expr, "entered")
+            )
 
 
 def _import(node: ast.Import, scope: Scope, index: Index) -> None:
     for alias in node.names:
-        name, full = (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        name, full = (
+            (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        )
         _bind(name, scope, Binding(node, kind="import", imported=full))
 
 
@@ -251,7 +255,11 @@ class Files:
         for folder in folders:
             if found := self._module_in(folder, parts):
                 return found
-        fitting = [one for one in candidates if _ends_with(one.path, parts) and _is_beside(one.path, parts, folders)]
+        fitting = [
+            one
+            for one in candidates
+            if _ends_with(one.path, parts) and _is_beside(one.path, parts, folders)
+        ]
         return max(fitting, key=lambda one: _shared(one.path, seen_from.path), default=None)
 
     def _module_in(self, folder: Path, parts: list[str]) -> Source | None:

@@ -8,7 +8,13 @@ import re
 from collections import defaultdict
 
 from drumline_lint.program import ranks
-from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, is_instance, number_of
+from drumline_lint.program.calls import (
+    argument,
+    default_of,
+    has_unknown_arguments,
+    is_instance,
+    number_of,
+)
 from drumline_lint.program.queries import ProgramView, any_of, cached_query, unpacked
 from drumline_lint.program.tree import (
     Binding,
@@ -49,7 +55,9 @@ def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | st
 
 
 def is_module(program: ProgramView, node: ast.ClassDef) -> bool:
-    return any(isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node))
+    return any(
+        isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node)
+    )
 
 
 def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode | None:
@@ -73,7 +81,9 @@ def name_of_owner(program: ProgramView, owner: Value) -> str:
         return owner.name
     if isinstance(owner, Instance | Class):
         node = owner.of if isinstance(owner, Instance) else owner.node
-        return next((place for place in ancestry(program, node) if isinstance(place, str)), node.name)
+        return next(
+            (place for place in ancestry(program, node) if isinstance(place, str)), node.name
+        )
     return f"{name_of_owner(program, owner.of)}.{owner.name}" if isinstance(owner, Method) else ""
 
 
@@ -111,12 +121,16 @@ def returned(program: ProgramView, function: FunctionNode) -> Values:
 def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
     """All resolved calls of it in the given files, including `mp.spawn(function)`."""
     nobody: list[ast.Call] = []
-    return program.meanings.once(("callers", function), lambda: _find_callers(program, function), nobody)
+    return program.meanings.once(
+        ("callers", function), lambda: _find_callers(program, function), nobody
+    )
 
 
 def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
     owner = enclosing_class(function)
-    if isinstance(function, ast.Lambda) or (owner is not None and function.name in ("forward", "__call__")):
+    if isinstance(function, ast.Lambda) or (
+        owner is not None and function.name in ("forward", "__call__")
+    ):
         return []  # calls of an instance cannot be found by name
     by = owner.name if owner is not None and function.name == "__init__" else function.name
     found = []
@@ -124,7 +138,9 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
         calls = program.files.index(source).calls.get(by, ())
         found += [call for call in calls if function_of(program, call) is function]
     return found + [
-        call for call in _calls_that_start(program).get(by, ()) if function in started_functions(program, call)
+        call
+        for call in _calls_that_start(program).get(by, ())
+        if function in started_functions(program, call)
     ]
 
 
@@ -135,7 +151,11 @@ def _calls_that_start(program: ProgramView) -> dict[str, list[ast.Call]]:
     by_word: dict[str, list[ast.Call]] = defaultdict(list)
     for name in STARTING:
         for source in program.files.calling.get(name, ()):
-            calls = [call for call in program.files.index(source).calls.get(name, ()) if target_of(call) is not None]
+            calls = [
+                call
+                for call in program.files.index(source).calls.get(name, ())
+                if target_of(call) is not None
+            ]
             for word in set(_WORD.findall(source.text)) if calls else ():
                 by_word[word] += calls
     return by_word
@@ -177,7 +197,9 @@ def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef 
     return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
-def _passed(program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
+def _passed(
+    program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
+) -> Values:
     number = number_of(function, parameter)
     default = program.values(default_of(function, parameter))
     found: Values = NOTHING
@@ -201,7 +223,11 @@ def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) 
         if number == 0:
             return frozenset({Rank("spawned")})
         number -= 1
-    return NOTHING if number is None else unpacked(program, program.values(argument(call, 1, "args")), (number,))
+    return (
+        NOTHING
+        if number is None
+        else unpacked(program, program.values(argument(call, 1, "args")), (number,))
+    )
 
 
 def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:

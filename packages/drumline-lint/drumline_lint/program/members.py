@@ -10,7 +10,15 @@ from drumline_lint.program.bindings import bound, exported
 from drumline_lint.program.calls import argument
 from drumline_lint.program.functions import ancestry, returned
 from drumline_lint.program.queries import ProgramView
-from drumline_lint.program.tree import Binding, FunctionNode, dotted, enclosing_class, last_name, scope_of, source_of
+from drumline_lint.program.tree import (
+    Binding,
+    FunctionNode,
+    dotted,
+    enclosing_class,
+    last_name,
+    scope_of,
+    source_of,
+)
 from drumline_lint.program.value import (
     NOTHING,
     CallResult,
@@ -34,14 +42,18 @@ _LOCAL: Values = frozenset({Rank("local")})
 _EITHER: Values = frozenset({Rank("spawned")})
 
 
-def checked_local_rank(program: ProgramView, node: ast.Attribute, owners: Values, named: Values) -> Values:
+def checked_local_rank(
+    program: ProgramView, node: ast.Attribute, owners: Values, named: Values
+) -> Values:
     """The meaning of the name, unless one of the given files assigns something else, or something
     unknown."""
     if named != _LOCAL:
         return named
     made = [one for one in owners if isinstance(one, CallResult)]
     # Command-line arguments: another script's own arguments do not matter.
-    parsed = [source_of(one.call) for one in made if one.name.rpartition(".")[2].startswith("parse_")]
+    parsed = [
+        source_of(one.call) for one in made if one.name.rpartition(".")[2].startswith("parse_")
+    ]
     files = dict.fromkeys([source_of(node), *parsed]) if parsed else program.files.sources
     every = [one for source in files for one in _assigned(program, source, node)]
     is_known = all(_may_be_local(bound(program, binding)) for binding in every)
@@ -55,14 +67,18 @@ def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iter
     for target, binding in program.files.index(source).attributes.get(node.attr, ()):
         is_same = dotted(target.value).rpartition(".")[2] == dotted(node.value).rpartition(".")[2]
         within = () if binding.value is None else ast.walk(binding.value)
-        if is_same and not any(isinstance(one, ast.Attribute) and one.attr == node.attr for one in within):
+        if is_same and not any(
+            isinstance(one, ast.Attribute) and one.attr == node.attr for one in within
+        ):
             yield binding
 
 
 def _may_be_local(values: Values) -> bool:
     """A constant is for one process; with several it is replaced later."""
     kinds = {value.kind for value in values if isinstance(value, Rank | RankTest)}
-    return "local" in kinds or (bool(values) and all(isinstance(value, ConstantValue) for value in values))
+    return "local" in kinds or (
+        bool(values) and all(isinstance(value, ConstantValue) for value in values)
+    )
 
 
 _FIELD = "dataclasses.field"
@@ -76,13 +92,19 @@ def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
     if named and all(_tells_less_than_its_name(value) for value in found):
-        return found if ranks.is_other_number(found) else checked_local_rank(program, node, owners, named)
+        return (
+            found
+            if ranks.is_other_number(found)
+            else checked_local_rank(program, node, owners, named)
+        )
     return found
 
 
 def _tells_less_than_its_name(value: Value) -> bool:
     """For an attribute `rank`: a method of an unknown object, or a dataclass's default."""
-    return isinstance(value, Method | ConstantValue) or (isinstance(value, CallResult) and value.name == _FIELD)
+    return isinstance(value, Method | ConstantValue) or (
+        isinstance(value, CallResult) and value.name == _FIELD
+    )
 
 
 def _member(program: ProgramView, owner: Value, name: str) -> Values:
@@ -91,7 +113,9 @@ def _member(program: ProgramView, owner: Value, name: str) -> Values:
         return ranks.of_library(full) or frozenset({Library(full)})
     if isinstance(owner, Module):
         inner = program.files.submodule(owner.source, name)
-        return exported(program, owner.source, name) or (NOTHING if inner is None else frozenset({Module(inner)}))
+        return exported(program, owner.source, name) or (
+            NOTHING if inner is None else frozenset({Module(inner)})
+        )
     if isinstance(owner, CallResult):
         if name == "module" and owner.call.args:  # the wrapped model of DDP and DataParallel
             return program.values(owner.call.args[0])
@@ -116,10 +140,14 @@ def _member_of_class(program: ProgramView, owner: Instance | Class, name: str) -
         if not isinstance(place, str) and (found := _own_member(program, place, name, owner)):
             return frozenset(found)
     is_of_library = any(isinstance(place, str) for place in places)
-    return frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
+    return (
+        frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
+    )
 
 
-def _own_member(program: ProgramView, node: ast.ClassDef, name: str, owner: Instance | Class) -> set[Value]:
+def _own_member(
+    program: ProgramView, node: ast.ClassDef, name: str, owner: Instance | Class
+) -> set[Value]:
     """The attribute of one class, from its body or from assignments in its methods."""
     index = program.files.index(source_of(node))
     found: set[Value] = set()

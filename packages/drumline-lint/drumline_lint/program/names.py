@@ -40,7 +40,9 @@ COLLECTIVE_SAVES = frozenset(
 # Code that calls one of these trains in several processes; code that only reads a rank may not.
 STARTS = frozenset({DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP, *COLLECTIVES, "drumline.DDPManager"})
 # They handle samplers, wrapping and devices themselves.
-FRAMEWORKS = tuple("accelerate lightning pytorch_lightning deepspeed ray ignite horovod composer".split())
+FRAMEWORKS = tuple(
+    "accelerate lightning pytorch_lightning deepspeed ray ignite horovod composer".split()
+)
 
 _SAME = {
     "torch.nn.parallel.distributed.DistributedDataParallel": DDP,

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query, is_counter
 from drumline_lint.program.ranks import is_world_size
-from drumline_lint.program.tree import Binding, ScopeNode, ancestors, children, dotted, last_name, nodes_in, scope_of
+from drumline_lint.program.tree import (
+    Binding,
+    ScopeNode,
+    ancestors,
+    children,
+    dotted,
+    last_name,
+    nodes_in,
+    scope_of,
+)
 from drumline_lint.program.value import Class, Function, Instance, Rank
 from drumline_lint.reading.source import Source
 
@@ -48,7 +57,9 @@ def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr
     if isinstance(expression, ast.NamedExpr | ast.Await):
         return [expression.value]
     if isinstance(expression, ast.Name):
-        return [one for binding in program.bindings(expression) for one in _of_binding(program, binding)]
+        return [
+            one for binding in program.bindings(expression) for one in _of_binding(program, binding)
+        ]
     if isinstance(expression, ast.Attribute):
         return _of_attribute(program, expression)
     return []
@@ -70,7 +81,9 @@ def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]
 def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
     """What is assigned to it, if the owner is an instance or the same expression."""
     classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
-    homes = [place for one in classes for place in program.ancestry(one) if not isinstance(place, str)]
+    homes = [
+        place for one in classes for place in program.ancestry(one) if not isinstance(place, str)
+    ]
     files = dict.fromkeys([program.source_of(node), *map(program.source_of, homes)])
     as_written = dotted(node.value)
     found: list[ast.expr | None] = []
@@ -96,7 +109,11 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
         pending.extendleft(reversed([*_inner(current)]))
         pending += origins(program, current)
         every = program.bindings(current) if isinstance(current, ast.Name) else []
-        pending += [one.value for one in every if one.kind == "each" and one.value is not None and not _is_counted(one)]
+        pending += [
+            one.value
+            for one in every
+            if one.kind == "each" and one.value is not None and not _is_counted(one)
+        ]
 
 
 def _is_counted(binding: Binding) -> bool:
@@ -112,7 +129,10 @@ def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
         found += _filled(program, expression)
     if isinstance(expression, ast.Call):
         function = program.function_of(expression)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "__init__":
+        if (
+            isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            and function.name != "__init__"
+        ):
             found += [one.value for one in nodes_in(function, ast.Return) if one.value is not None]
     return found
 
@@ -151,7 +171,9 @@ LARGEST = 4000
 """The most nodes for one query: more occur only in generated code."""
 
 
-def components(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
+def components(
+    program: Program, expression: ast.expr | None, *, only_making: bool = False
+) -> Iterator[ast.AST]:
     """Everything that it is made of: the expression, its arguments, and the functions and classes
     that it calls.
 
@@ -171,14 +193,23 @@ def components(program: Program, expression: ast.expr | None, *, only_making: bo
             if not (only_making and _is_for_later(node, child)):
                 pending.append((child, depth))
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            pending += [(one, depth + 1) for one in previous_values(program, node) if one is not None]
+            pending += [
+                (one, depth + 1) for one in previous_values(program, node) if one is not None
+            ]
         if isinstance(node, ast.Call):
             pending += [(one, depth + 1) for one in called_definitions(program, node)]
 
 
 def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
-    is_method = isinstance(owner, ast.ClassDef) and isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
-    return is_method and getattr(part, "name", "") not in ("__init__", "__new__", "__post_init__", "setup")
+    is_method = isinstance(owner, ast.ClassDef) and isinstance(
+        part, ast.FunctionDef | ast.AsyncFunctionDef
+    )
+    return is_method and getattr(part, "name", "") not in (
+        "__init__",
+        "__new__",
+        "__post_init__",
+        "setup",
+    )
 
 
 def called_definitions(program: Program, call: ast.Call) -> list[ast.AST]:

@@ -54,7 +54,12 @@ class Program:
         return found
 
     def once(
-        self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found, deepest: int = NO_LIMIT
+        self,
+        question: str,
+        node: ast.AST,
+        find: Callable[[], Found],
+        meanwhile: Found,
+        deepest: int = NO_LIMIT,
     ) -> Found:
         """The same for a recursive query about nodes: the inner query gets `meanwhile`.
 
@@ -77,7 +82,11 @@ class Program:
         return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[CallResult]:
-        return [value for value in self.values(expression) if isinstance(value, CallResult) and value.name in wanted]
+        return [
+            value
+            for value in self.values(expression)
+            if isinstance(value, CallResult) and value.name in wanted
+        ]
 
     def name_of(self, expression: ast.expr) -> str:
         """The library's name for it, with methods as in `torch.optim.SGD.step`; empty if

@@ -104,7 +104,12 @@ class ProgramView(Protocol):
         """What was found before."""
 
     def once(
-        self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found, deepest: int = NO_LIMIT
+        self,
+        question: str,
+        node: ast.AST,
+        find: Callable[[], Found],
+        meanwhile: Found,
+        deepest: int = NO_LIMIT,
     ) -> Found:
         """The cached result, or `meanwhile` for a recursive query."""
 
@@ -135,7 +140,9 @@ def recursive_query(
         @wraps(find)
         def ask(program: View, node: Node) -> Found:
             question = f"{find.__module__}.{find.__qualname__}"
-            found: Found = program.once(question, node, lambda: find(program, node), meanwhile, deepest)
+            found: Found = program.once(
+                question, node, lambda: find(program, node), meanwhile, deepest
+            )
             return found
 
         return ask

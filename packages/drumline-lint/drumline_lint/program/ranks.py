@@ -137,14 +137,19 @@ def is_world_size(node: ast.AST) -> bool:
 def is_other_number(default: Values) -> bool:
     """Whether a parameter named `rank` is another number: the rank of a matrix has a default such
     as 4 or 8."""
-    return any(isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0") for one in default)
+    return any(
+        isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0")
+        for one in default
+    )
 
 
 def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     """The tests that `and` and `or` combine. Operands that test whether the code is distributed do
     not count, unless they let all ranks in: `distributed or rank == 0`."""
     is_or = isinstance(test.op, ast.Or)
-    about = [is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values]
+    about = [
+        is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values
+    ]
     having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]
     counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
     every: Values = frozenset().union(*operands)
@@ -221,7 +226,9 @@ def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
     is_greater = isinstance(operator, ast.Gt | ast.GtE) != is_turned
     is_strict = isinstance(operator, ast.Gt | ast.Lt)
     if is_greater:
-        return "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"
+        return (
+            "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"
+        )
     if zero and is_strict:
         return "all"  # `rank < 0`: there are none
     return "the main one" if zero or (numbers == {1} and is_strict) else "some"

@@ -26,7 +26,9 @@ _WITHOUT_NODES = {
 _LEAVES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal)
 # The other fields, by kind of node.
 FIELDS: dict[type, tuple[str, ...]] = {
-    kind: () if kind in _LEAVES else tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+    kind: ()
+    if kind in _LEAVES
+    else tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
@@ -147,7 +149,11 @@ def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
                 continue
             found = node
             pending = []
-        pending += [one for one in children(node) if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)]
+        pending += [
+            one
+            for one in children(node)
+            if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)
+        ]
     return found
 
 

@@ -161,7 +161,9 @@ class RankTest:
     """Whether all these ranks pass; False for `rank == 0 and verbose`."""
 
     def __hash__(self) -> int:
-        return _of_text(self.kind) + 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough
+        return (
+            _of_text(self.kind) + 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough
+        )
 
 
 Value: TypeAlias = (

@@ -37,10 +37,14 @@ class _Search:
     problems: list[Finding] = field(default_factory=list)
 
 
-def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> Found:
+def find_files(
+    paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path | None = None
+) -> Found:
     """Sorted, without duplicates. `exclude`: globs of names, or of paths relative to `root`."""
     if missing := [str(path) for path in paths if not os.path.lexists(path)]:
-        raise UsageError(f"there is no {', no '.join(missing)}", next_step="give files or folders that exist")
+        raise UsageError(
+            f"there is no {', no '.join(missing)}", next_step="give files or folders that exist"
+        )
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
         if _is(path.is_dir):
@@ -52,7 +56,9 @@ def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path
         _walk(search, search.linked_folders.pop(0))
     tops = [os.path.join(os.path.realpath(path), "") for path in paths]  # noqa: PTH118
     outside = {
-        path for real, path in search.by_real_path.items() if path not in paths and not real.startswith(tuple(tops))
+        path
+        for real, path in search.by_real_path.items()
+        if path not in paths and not real.startswith(tuple(tops))
     }
     return Found(sorted(search.by_real_path.values()), search.problems, frozenset(outside))
 
@@ -63,7 +69,8 @@ def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
         return False
     below = os.path.relpath(path, root).replace(os.sep, "/")
     return any(
-        fnmatch(path.name, glob.rstrip("/")) or fnmatch(below, glob.removeprefix("./").rstrip("/")) for glob in globs
+        fnmatch(path.name, glob.rstrip("/")) or fnmatch(below, glob.removeprefix("./").rstrip("/"))
+        for glob in globs
     )
 
 
@@ -81,20 +88,28 @@ def _walk(search: _Search, top: Path) -> None:
             said = problem(UNREADABLE, folder, f"the folder cannot be listed: {error.strerror}")
             search.problems.append(said)
             continue
-        waiting += [inner for entry in entries if (inner := _take(search, folder, real, entry)) is not None]
+        waiting += [
+            inner for entry in entries if (inner := _take(search, folder, real, entry)) is not None
+        ]
 
 
 def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> Path | None:
     """Keep a file; a folder to walk into is returned, unless a link leads there."""
     path = folder / entry.name
     if _is(entry.is_dir):
-        is_skipped = path.name.startswith(".") or path.name in SKIPPED or _is((path / "pyvenv.cfg").exists)
+        is_skipped = (
+            path.name.startswith(".") or path.name in SKIPPED or _is((path / "pyvenv.cfg").exists)
+        )
         if is_skipped or is_matched(path, search.exclude, search.root):
             return None
         if not entry.is_symlink():
             return path
         search.linked_folders.append(path)
-    elif entry.name.endswith(SUFFIXES) and _is(entry.is_file) and not is_matched(path, search.exclude, search.root):
+    elif (
+        entry.name.endswith(SUFFIXES)
+        and _is(entry.is_file)
+        and not is_matched(path, search.exclude, search.root)
+    ):
         whole = os.path.realpath(path) if entry.is_symlink() else os.path.join(real, entry.name)  # noqa: PTH118
         search.by_real_path.setdefault(whole, path)
     return None

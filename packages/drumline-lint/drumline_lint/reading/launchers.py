@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.shell_parser import ASSIGNMENT, Command, Kind, Word, inside_quotes, read_commands
+from drumline_lint.reading.shell_parser import (
+    ASSIGNMENT,
+    Command,
+    Kind,
+    Word,
+    inside_quotes,
+    read_commands,
+)
 from drumline_lint.reading.slurm import Options, read_options
 
 VALUED = tuple(
@@ -62,7 +69,9 @@ def _is_last_of_flags(word: Word, rest: Sequence[Word]) -> bool:
     """Whether an unknown word must be the script: it is one word, and no known flag follows."""
     if not word.pieces or not word.pieces[0].is_quoted or word.pieces[0].kind is not Kind.VARIABLE:
         return False
-    return not any(_known(later.head.partition("=")[0]) for later in rest if later.head.startswith("--"))
+    return not any(
+        _known(later.head.partition("=")[0]) for later in rest if later.head.startswith("--")
+    )
 
 
 def _known(written: str) -> str:
@@ -147,7 +156,9 @@ def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> 
                 position += 1
         elif name == "srun":
             found, taken, is_sure = read_options(words[position + 1 :], script.constant)
-            around = replace(around, srun=Options({option.name: option for option in found}, is_sure))
+            around = replace(
+                around, srun=Options({option.name: option for option in found}, is_sure)
+            )
             position += 1 + taken
         elif name in _WITH_OPTIONS:
             around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
@@ -157,9 +168,14 @@ def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> 
                 position += 1
         elif name in _SHELLS:
             options = [one.plain or "" for one in words[position + 1 :]]
-            after = next((number for number, one in enumerate(options) if re.fullmatch(r"-\w*c", one)), len(options))
+            after = next(
+                (number for number, one in enumerate(options) if re.fullmatch(r"-\w*c", one)),
+                len(options),
+            )
             if all(one.startswith("-") for one in options[:after]):
-                yield from _in_quoted(script, words[position + after + 2 : position + after + 3], around)
+                yield from _in_quoted(
+                    script, words[position + after + 2 : position + after + 3], around
+                )
             return
         else:
             yield from _launch(script, words[position:], around)
@@ -225,4 +241,6 @@ def _kind(words: Sequence[Word]) -> tuple[str, int]:
 def _is_python_variable(word: Word) -> bool:
     """`$PYTHON`, `${PYTHON_BIN}`."""
     pieces = word.pieces
-    return len(pieces) == 1 and pieces[0].kind is Kind.VARIABLE and "PYTHON" in pieces[0].text.upper()
+    return (
+        len(pieces) == 1 and pieces[0].kind is Kind.VARIABLE and "PYTHON" in pieces[0].text.upper()
+    )

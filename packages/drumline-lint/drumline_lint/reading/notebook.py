@@ -74,7 +74,9 @@ def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
 
 def _is_python(document: dict[str, Any]) -> bool:
     metadata = _dict(document.get("metadata"))
-    language = _dict(metadata.get("language_info")).get("name") or _dict(metadata.get("kernelspec")).get("language")
+    language = _dict(metadata.get("language_info")).get("name") or _dict(
+        metadata.get("kernelspec")
+    ).get("language")
     return not isinstance(language, str) or "python" in language.lower()
 
 

@@ -11,12 +11,22 @@ from pathlib import Path
 from typing import TypeAlias
 
 from drumline_lint.findings import Place
-from drumline_lint.reading.shell_parser import ASSIGNMENT, Command, Kind, Piece, Word, inside_quotes, read_commands
+from drumline_lint.reading.shell_parser import (
+    ASSIGNMENT,
+    Command,
+    Kind,
+    Piece,
+    Word,
+    inside_quotes,
+    read_commands,
+)
 from drumline_lint.reading.slurm import Options, header_options
 from drumline_lint.reading.source import Lines, Silenced, silenced_lines
 
 _DECLARES = {"export", "declare", "typeset", "local", "readonly"}
-_CHANGED_ELSEWHERE = re.compile(r"\b(?:for|select|read|unset|mapfile|readarray|getopts)\b([^\n;&|]*)")
+_CHANGED_ELSEWHERE = re.compile(
+    r"\b(?:for|select|read|unset|mapfile|readarray|getopts)\b([^\n;&|]*)"
+)
 _NUMBER_OF_NODES = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}
 _LONGEST_VALUE = 4000
 _DEEPEST = 12
@@ -72,7 +82,9 @@ class Script:
 
     @cached_property
     def on_slurm(self) -> bool:
-        return bool(self.sbatch.by_name) or any(command.words[0].plain == "srun" for command in self.commands)
+        return bool(self.sbatch.by_name) or any(
+            command.words[0].plain == "srun" for command in self.commands
+        )
 
     @cached_property
     def has_flags_in_variables(self) -> bool:
@@ -94,7 +106,11 @@ class Script:
 
     @cached_property
     def exported(self) -> frozenset[str]:
-        names = {found.name for found in self.assignments if found.is_exported and not found.is_for_command}
+        names = {
+            found.name
+            for found in self.assignments
+            if found.is_exported and not found.is_for_command
+        }
         for command in self.commands:
             if command.words[0].plain == "export" or _exports(command):
                 plain = [word.plain or "" for word in command.words[1:]]
@@ -131,7 +147,9 @@ class Script:
     def place(self, node: TextRange) -> Place:
         line, column = self._position(node.start)
         end_line, end_column = self._position(node.end)
-        return Place(path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column)
+        return Place(
+            path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column
+        )
 
     def position(self, offset: int) -> tuple[int, int]:
         """Line and column as an edit counts them: from 1 and 0, columns in bytes of UTF-8, as `ast`
@@ -155,7 +173,9 @@ class Script:
     def _changed_elsewhere(self) -> frozenset[str]:
         """Names that loops, `read` and the like may change."""
         return frozenset(
-            name for found in _CHANGED_ELSEWHERE.finditer(self.text) for name in re.findall(r"[A-Za-z_]\w*", found[1])
+            name
+            for found in _CHANGED_ELSEWHERE.finditer(self.text)
+            for name in re.findall(r"[A-Za-z_]\w*", found[1])
         )
 
     def _value(self, piece: Piece, depth: int) -> str | None:
@@ -200,7 +220,9 @@ class Script:
     def _assignments(self, command: Command) -> Iterator[Assignment]:
         words = command.words
         leading = 0
-        while leading < len(words) and ASSIGNMENT.match(self.text, words[leading].start, words[leading].end):
+        while leading < len(words) and ASSIGNMENT.match(
+            self.text, words[leading].start, words[leading].end
+        ):
             leading += 1
         for word in words[:leading]:
             yield self._assignment(word, command, leading < len(words), leading < len(words))
@@ -223,7 +245,9 @@ class Script:
             elif not word.head.startswith("-"):
                 return
 
-    def _assignment(self, word: Word, command: Command, is_exported: bool, is_for_command: bool) -> Assignment:
+    def _assignment(
+        self, word: Word, command: Command, is_exported: bool, is_for_command: bool
+    ) -> Assignment:
         written = self.text[word.start : min(word.end, word.start + 200)]
         name, _, _ = written.partition("=")
         return Assignment(
@@ -242,4 +266,6 @@ class Script:
 def _exports(command: Command) -> bool:
     """`declare -x` and `typeset -x`."""
     words = [word.plain or "" for word in command.words]
-    return words[0] in {"declare", "typeset"} and any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
+    return words[0] in {"declare", "typeset"} and any(
+        re.fullmatch(r"-\w*x\w*", word) for word in words[1:]
+    )

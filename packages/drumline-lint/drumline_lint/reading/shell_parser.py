@@ -59,7 +59,9 @@ class Word:
     def behind(self, length: int) -> Word:
         """The rest of the word after this many letters of its head."""
         first = self.pieces[0]._replace(text=self.pieces[0].text[length:])
-        pieces = (first, *self.pieces[1:]) if first.text or len(self.pieces) == 1 else self.pieces[1:]
+        pieces = (
+            (first, *self.pieces[1:]) if first.text or len(self.pieces) == 1 else self.pieces[1:]
+        )
         return Word(self.start + length, self.end, pieces)
 
 
@@ -307,4 +309,6 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
             joined[-1] = Piece(Kind.TEXT, last.text + piece.text, last.is_quoted or piece.is_quoted)
         else:
             joined.append(piece)
-    return tuple(one for one in joined if one.text or one.kind is not Kind.TEXT) or tuple(joined[:1])
+    return tuple(one for one in joined if one.text or one.kind is not Kind.TEXT) or tuple(
+        joined[:1]
+    )

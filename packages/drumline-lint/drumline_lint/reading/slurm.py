@@ -77,7 +77,9 @@ class Options:
         memory = self.by_name.get("mem")
         takes_memory = memory is not None and memory.value == "0"
         has_several = (self.number("nodes") or 1) > 1
-        takes_gpus = (self.gpus_per_node or 0) >= (_ALL_GPUS_OF_SEVERAL if has_several else _ALL_GPUS)
+        takes_gpus = (self.gpus_per_node or 0) >= (
+            _ALL_GPUS_OF_SEVERAL if has_several else _ALL_GPUS
+        )
         return is_alone or takes_memory or takes_gpus
 
 
@@ -96,12 +98,18 @@ def header_options(text: str) -> Options:
     end = first.start() if first else len(text)
     for found in _HEADER.finditer(text, 0, end):
         line_end = text.find("\n", found.end()) + 1 or len(text)
-        words = [word for command in read_commands(text, found.end(), line_end) for word in command.words]
-        options |= {option.name: option for option in read_options(words, lambda word: word.plain)[0]}
+        words = [
+            word for command in read_commands(text, found.end(), line_end) for word in command.words
+        ]
+        options |= {
+            option.name: option for option in read_options(words, lambda word: word.plain)[0]
+        }
     return Options(options)
 
 
-def read_options(words: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int, bool]:
+def read_options(
+    words: Sequence[Word], value_of: Callable[[Word], str | None]
+) -> tuple[list[Option], int, bool]:
     """The options that words begin with, how many words they are, and whether all could be read."""
     options = []
     position = 0
@@ -121,7 +129,9 @@ def read_options(words: Sequence[Word], value_of: Callable[[Word], str | None]) 
     return options, position, is_sure
 
 
-def _option(word: Word, following: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int]:
+def _option(
+    word: Word, following: Sequence[Word], value_of: Callable[[Word], str | None]
+) -> tuple[list[Option], int]:
     whole = value_of(word)
     head = whole if whole is not None else word.head
     if head.startswith("--"):

@@ -51,7 +51,8 @@ def _spread(silenced: Silenced, together: Iterable[Lines]) -> dict[int, frozense
 def is_silenced(silenced: Silenced, rule: str, name: str, lines: Lines) -> bool:
     """Whether one of the lines of a finding silences this rule."""
     return any(
-        line in silenced and (not silenced[line] or not silenced[line].isdisjoint({rule, name.upper()}))
+        line in silenced
+        and (not silenced[line] or not silenced[line].isdisjoint({rule, name.upper()}))
         for line in range(lines[0], lines[1] + 1)
     )
 
@@ -121,7 +122,9 @@ class Source:
         """What is written there, in one line."""
         first = getattr(node, "lineno", 1)
         last = getattr(node, "end_lineno", None) or 1
-        written = self.between((first, getattr(node, "col_offset", 0)), (last, getattr(node, "end_col_offset", None)))
+        written = self.between(
+            (first, getattr(node, "col_offset", 0)), (last, getattr(node, "end_col_offset", None))
+        )
         return " ".join(written.split())
 
     def between(self, start: tuple[int, int], end: tuple[int, int | None]) -> str:
@@ -136,7 +139,9 @@ def _statements(tree: ast.Module) -> Iterator[Lines]:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             last = node.end_lineno or node.lineno
-            if inner := [line for name in ("body", "cases") for line in _first_lines(getattr(node, name, []))]:
+            if inner := [
+                line for name in ("body", "cases") for line in _first_lines(getattr(node, name, []))
+            ]:
                 last = min(inner) - 1
             if last > node.lineno:
                 yield node.lineno, last
@@ -163,7 +168,11 @@ def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None)
         is_python_2 = re.match(r"Missing parentheses in call to '(?:print|exec)'", error.msg)
         this = f"{sys.version_info.major}.{sys.version_info.minor}"
         hint = "it looks like Python 2" if is_python_2 else f"read as Python {this}"
-        fix = "port it to Python 3" if is_python_2 else "fix it, or run the linter with the Python that it is for"
+        fix = (
+            "port it to Python 3"
+            if is_python_2
+            else "fix it, or run the linter with the Python that it is for"
+        )
         return problem(
             UNREADABLE,
             path,
@@ -173,5 +182,9 @@ def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None)
             cell=cell,
             fix=f"{fix}, or leave it out with --exclude",
         )
-    why = f"cannot be parsed: {error}" if isinstance(error, ValueError) else "is nested too deeply to be parsed"
+    why = (
+        f"cannot be parsed: {error}"
+        if isinstance(error, ValueError)
+        else "is nested too deeply to be parsed"
+    )
     return problem(UNREADABLE, path, f"the code {why}", cell=cell)

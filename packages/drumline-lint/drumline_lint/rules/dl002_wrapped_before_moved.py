@@ -39,18 +39,29 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         said = source.code(model)
         if moved is not None:
             line = source.place(moved).line
-            yield RULE.at(source, call, f"{said} is still on the CPU when DDP wraps it: it is moved in line {line}")
+            yield RULE.at(
+                source,
+                call,
+                f"{said} is still on the CPU when DDP wraps it: it is moved in line {line}",
+            )
         elif has_devices(program, call) and is_made_on_cpu(program, model):
-            yield RULE.at(source, call, f"DDP is given device_ids, but {said} was never moved from the CPU")
+            yield RULE.at(
+                source, call, f"DDP is given device_ids, but {said} was never moved from the CPU"
+            )
 
 
-def _moved_after(program: Program, source: Source, call: ast.Call, model: ast.expr) -> ast.Call | None:
+def _moved_after(
+    program: Program, source: Source, call: ast.Call, model: ast.expr
+) -> ast.Call | None:
     calls = program.index(source).calls
     found = [
         move
         for move in (*calls.get("to", ()), *calls.get("cuda", ()))
         if isinstance(move.func, ast.Attribute)
-        and any(isinstance(one, CallResult) and one.call is call for one in program.values(move.func.value))
+        and any(
+            isinstance(one, CallResult) and one.call is call
+            for one in program.values(move.func.value)
+        )
         and moves_to_gpu(program, move)
     ]
     found += [

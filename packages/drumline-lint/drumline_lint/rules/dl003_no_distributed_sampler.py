@@ -26,7 +26,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     calls = list(program.calls(source, LOADER))
     trained = training_loops(program) if calls else {}
     for call in calls:
-        if call in trained and _gives_all(program, call) and _is_for_all(program, call, trained[call]):
+        if (
+            call in trained
+            and _gives_all(program, call)
+            and _is_for_all(program, call, trained[call])
+        ):
             dataset = given(call, "dataset")
             said = "the dataset" if dataset is None else source.code(dataset)
             yield RULE.at(source, call, f"every rank trains on all of {said}: no sampler splits it")
@@ -67,7 +71,10 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
         return False
     if is_single_process(program, call) or is_on_some_only(program, call):
         return False
-    return any(not is_single_process(program, loop) and not is_on_some_only(program, loop) for loop in loops)
+    return any(
+        not is_single_process(program, loop) and not is_on_some_only(program, loop)
+        for loop in loops
+    )
 
 
 # Of these it is known that they are indexed, and know nothing of ranks.
@@ -81,17 +88,26 @@ def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
     """Whether it is known to be a dataset that a sampler chooses from."""
     values = program.values(dataset)
     if any(isinstance(value, Instance) for value in values):
-        return all(_has_indexes(program, value.of) for value in values if isinstance(value, Instance))
+        return all(
+            _has_indexes(program, value.of) for value in values if isinstance(value, Instance)
+        )
     if any(isinstance(value, Items) for value in values):
         return True
     names = [value.name for value in values if isinstance(value, CallResult)]
-    names += [program.name_of(one.func) for one in written_values(program, dataset) if isinstance(one, ast.Call)]
+    names += [
+        program.name_of(one.func)
+        for one in written_values(program, dataset)
+        if isinstance(one, ast.Call)
+    ]
     return bool(names) and all(name.startswith(_INDEXED) for name in names)
 
 
 def _has_indexes(program: Program, node: ast.ClassDef) -> bool:
     ancestry = program.ancestry(node)
-    if any(isinstance(place, str) and place.rpartition(".")[2] == "IterableDataset" for place in ancestry):
+    if any(
+        isinstance(place, str) and place.rpartition(".")[2] == "IterableDataset"
+        for place in ancestry
+    ):
         return False
     if program.method(node, "__getitem__") is not None:
         return True

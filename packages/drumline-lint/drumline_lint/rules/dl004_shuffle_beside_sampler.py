@@ -26,13 +26,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             sampler = given(call, name)
             if sampler is not None and _is_there(program, sampler):
                 said = f"{name}={source.code(sampler)}"
-                yield RULE.at(source, call, f"shuffle=True beside {said}: DataLoader raises a ValueError")
+                yield RULE.at(
+                    source, call, f"shuffle=True beside {said}: DataLoader raises a ValueError"
+                )
                 break
 
 
 def _is_true(program: Program, shuffle: ast.expr | None) -> bool:
     origins = written_values(program, shuffle)
-    return bool(origins) and all(isinstance(one, ast.Constant) and one.value is True for one in origins)
+    return bool(origins) and all(
+        isinstance(one, ast.Constant) and one.value is True for one in origins
+    )
 
 
 def _is_there(program: Program, sampler: ast.expr) -> bool:

@@ -32,7 +32,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             dataset = argument(call, 0, "dataset")
             of = "" if dataset is None else f" of {source.code(dataset)}"
             message = (
-                f"the DistributedSampler{of} shuffles, but set_epoch is never called: every epoch has the same order"
+                f"the DistributedSampler{of} shuffles, but set_epoch is never called: "
+                "every epoch has the same order"
             )
             yield RULE.at(source, call, message)
 
@@ -42,14 +43,18 @@ def _shuffles(program: Program, call: ast.Call) -> bool:
         return False
     shuffle = argument(call, 3, "shuffle")
     origins = written_values(program, shuffle)
-    return shuffle is None or any(isinstance(one, ast.Constant) and one.value is True for one in origins)
+    return shuffle is None or any(
+        isinstance(one, ast.Constant) and one.value is True for one in origins
+    )
 
 
 def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
     """The loaders with this sampler that training iterates over several times."""
     found = []
     for loader, loops in training_loops(program).items():
-        samplers = [made.call for made in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)]
+        samplers = [
+            made.call for made in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
+        ]
         is_again = any(True for loop in loops for _ in outer_loops(program, loop))
         if sampler in samplers and is_again:
             found.append(loader)
@@ -84,15 +89,32 @@ def _is_handed_on(program: Program, sampler: ast.Call, loaders: list[ast.Call]) 
         for call in program.index(source).every(ast.Call):
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
             named = [one for one in arguments if isinstance(one, ast.Name | ast.Attribute)]
-            is_given = any(any(_is_one_of(program.values(one), [sampler, *loaders])) for one in named)
+            is_given = any(
+                any(_is_one_of(program.values(one), [sampler, *loaders])) for one in named
+            )
             if is_given and _is_unseen(program, call):
                 return True
     return False
 
 
-_HARMLESS = {"enumerate", "len", "tqdm", "iter", "next", "zip", "islice", "print", "isinstance", "hasattr"}
+_HARMLESS = {
+    "enumerate",
+    "len",
+    "tqdm",
+    "iter",
+    "next",
+    "zip",
+    "islice",
+    "print",
+    "isinstance",
+    "hasattr",
+}
 
 
 def _is_unseen(program: Program, call: ast.Call) -> bool:
     name = program.name_of(call.func)
-    return name != LOADER and name.rpartition(".")[2] not in _HARMLESS and not called_definitions(program, call)
+    return (
+        name != LOADER
+        and name.rpartition(".")[2] not in _HARMLESS
+        and not called_definitions(program, call)
+    )

@@ -35,11 +35,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     }
     for node in sorted(found, key=position):
         if _is_for_all(program, node) and not _is_chosen_elsewhere(program, source, node):
-            yield RULE.at(source, node, f"{source.code(node)} is the same GPU for all ranks of a host")
+            yield RULE.at(
+                source, node, f"{source.code(node)} is the same GPU for all ranks of a host"
+            )
 
 
 def _masking(program: Program) -> set[Source]:
-    return program.cached("masking", lambda: {source for source in program.sources if _MASK in source.text})
+    return program.cached(
+        "masking", lambda: {source for source in program.sources if _MASK in source.text}
+    )
 
 
 def _fixed(program: Program, device: ast.expr) -> list[ast.expr]:
@@ -72,7 +76,11 @@ def _is_number(expression: ast.expr) -> bool:
 
 
 def _is_for_all(program: Program, node: ast.AST) -> bool:
-    return not is_on_some_only(program, node) and not is_single_process(program, node) and is_in_run(program, node)
+    return (
+        not is_on_some_only(program, node)
+        and not is_single_process(program, node)
+        and is_in_run(program, node)
+    )
 
 
 def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bool:
@@ -89,14 +97,20 @@ def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bo
             written_so = ast.dump(target.value)
             same = program.index(source).attributes[target.attr]
             every += [binding for other, binding in same if ast.dump(other.value) == written_so]
-    origins = [one for binding in every if not binding.path for one in written_values(program, binding.value)]
+    origins = [
+        one
+        for binding in every
+        if not binding.path
+        for one in written_values(program, binding.value)
+    ]
     return not all(_is_settled(program, one) for one in origins)
 
 
 def _is_or_makes(program: Program, value: ast.expr, node: ast.expr) -> bool:
     """Whether a value is this device, and not something that is put on it."""
     return any(
-        one is node or (_is_device_call(program, one) and any(part is node for part in ast.walk(one)))
+        one is node
+        or (_is_device_call(program, one) and any(part is node for part in ast.walk(one)))
         for one in written_values(program, value)
     )
 

@@ -21,7 +21,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if framework(program, source) or not wraps_any(program):
         return
     for call in found_in_runs(program, source, _unseeded):
-        yield RULE.at(source, call, f"{source.code(call)} wraps a model whose weights are drawn without a seed")
+        yield RULE.at(
+            source,
+            call,
+            f"{source.code(call)} wraps a model whose weights are drawn without a seed",
+        )
 
 
 def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:

@@ -27,7 +27,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     for place, drawn in found_in_runs(program, source, _same_in).items():
         yield RULE.at(
-            source, place, f"{source.code(place)} is the same on every rank, and so is all that {drawn} draws"
+            source,
+            place,
+            f"{source.code(place)} is the same on every rank, and so is all that {drawn} draws",
         )
 
 
@@ -81,7 +83,9 @@ def _same_seed(program: Program, run: Run, kind: str) -> ast.AST | None:
     return where_given(program, *seeds[-1]) if seeds else None
 
 
-def _seeds_of_workers(program: Program, loaders: list[ast.Call]) -> tuple[list[tuple[ast.Call, str]], bool]:
+def _seeds_of_workers(
+    program: Program, loaders: list[ast.Call]
+) -> tuple[list[tuple[ast.Call, str]], bool]:
     """The seeds that `worker_init_fn` sets, with the name of its worker; and whether all such are
     known."""
     found = []
@@ -113,10 +117,33 @@ def _has_workers(program: Program, loader: ast.Call) -> bool:
 
 
 TRANSFORMS = ("torchvision.transforms.", "torchvision.transforms.v2.")
-_RANDOM_TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix")
-_ALBUMENTATIONS = tuple("Random HorizontalFlip VerticalFlip Rotate ShiftScaleRotate Flip ColorJitter".split())
-_TORCH_DRAWS = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial", "rand_like")
-_OWN_GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "numpy.random.Generator", "random.Random")
+_RANDOM_TRANSFORMS = (
+    "Random",
+    "ColorJitter",
+    "AutoAugment",
+    "RandAugment",
+    "TrivialAugment",
+    "AugMix",
+)
+_ALBUMENTATIONS = tuple(
+    "Random HorizontalFlip VerticalFlip Rotate ShiftScaleRotate Flip ColorJitter".split()
+)
+_TORCH_DRAWS = (
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "bernoulli",
+    "normal",
+    "multinomial",
+    "rand_like",
+)
+_OWN_GENERATORS = (
+    "numpy.random.default_rng",
+    "numpy.random.RandomState",
+    "numpy.random.Generator",
+    "random.Random",
+)
 
 
 def augmentations(program: Program, run: Run) -> dict[str, str]:
@@ -165,4 +192,6 @@ def _generator_of(name: str, call: ast.Call) -> str:
         return "numpy"
     if name.startswith("random."):
         return "random"
-    return "torch" if name.startswith("torch.") and name.removeprefix("torch.") in _TORCH_DRAWS else ""
+    return (
+        "torch" if name.startswith("torch.") and name.removeprefix("torch.") in _TORCH_DRAWS else ""
+    )

@@ -24,7 +24,12 @@ from drumline_lint.training.steps import (
 )
 
 RULE = rule("DL012")
-SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "set_is_last_backward"}
+SWITCHES = {
+    "no_sync",
+    "require_backward_grad_sync",
+    "set_requires_gradient_sync",
+    "set_is_last_backward",
+}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -44,7 +49,8 @@ def _unswitched(program: Program) -> list[tuple[ast.Call, ast.Call]]:
     return [
         (call, found.step)
         for found in accumulations(program)
-        if not framework(program, program.source_of(found.loop)) and not _is_switched(program, found)
+        if not framework(program, program.source_of(found.loop))
+        and not _is_switched(program, found)
         if wrapped_calls(program, found.loop)
         for call in every_round(program, found, "backward")
         if program.function_of(call) is None
@@ -56,7 +62,11 @@ def _is_switched(program: Program, found: Accumulation) -> bool:
     around = enclosing_function(found.loop) or program.source_of(found.loop).tree
     for root in (around, *found.roots):
         for node in nodes_in(root, ast.Attribute, ast.Name, ast.Constant):
-            word = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "value", None)
+            word = (
+                getattr(node, "attr", None)
+                or getattr(node, "id", None)
+                or getattr(node, "value", None)
+            )
             if isinstance(word, str) and (word in SWITCHES or "no_sync" in word):
                 return True
     return False
@@ -98,7 +108,9 @@ def _step_after(program: Program, loop: Loop) -> ast.Call | None:
         return None
     for root, rare in round_functions(program, outer).items():
         for call in optimizer_steps(program, root):
-            is_other = root is outer and (loop_around(call) is not outer or position(call) < end_position(loop))
+            is_other = root is outer and (
+                loop_around(call) is not outer or position(call) < end_position(loop)
+            )
             if not rare and not is_other and not is_now_and_then(program, call, root):
                 return call
     return None

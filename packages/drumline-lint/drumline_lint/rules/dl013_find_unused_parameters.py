@@ -21,5 +21,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         given = argument(call, POSITION, "find_unused_parameters")
         if given is not None and program.values(given) == {ConstantValue(True)}:
             yield RULE.at(
-                source, call, f"{source.code(call.func)} searches the graph for unused parameters at every step"
+                source,
+                call,
+                f"{source.code(call.func)} searches the graph for unused parameters at every step",
             )

@@ -23,7 +23,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if is_on_every_rank(program, save.call) and not is_own(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
             how = how_every_rank_gets_there(program, save.call)
-            runs = f"{source.code(save.call.func)} runs on every rank" + (f", {how}," if how else "")
+            runs = f"{source.code(save.call.func)} runs on every rank" + (
+                f", {how}," if how else ""
+            )
             yield RULE.at(source, save.call, f"{runs} and writes {to}")
 
 
@@ -53,7 +55,9 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
     seen: set[ast.AST] = set()
     while (function := enclosing_function(node)) is not None and function not in seen:
         seen.add(function)
-        calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
+        calls = [
+            call for call in program.callers(function) if enclosing_function(call) is not function
+        ]
         calls = [call for call in calls if function not in program.started_functions(call)]
         calls = [call for call in calls if _leads_to(program, call, function, node)]
         letting_all = [call for call in calls if is_on_every_rank(program, call)]
@@ -68,4 +72,6 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
 def _leads_to(program: Program, call: ast.Call, function: FunctionNode, node: ast.AST) -> bool:
     """Whether what it gives does not switch off a place of the function that it runs."""
     place = CallFrame(function, call, None, ())
-    return all(truth(program, test, place) is not (not holds) for test, holds in conditions(program, node))
+    return all(
+        truth(program, test, place) is not (not holds) for test, holds in conditions(program, node)
+    )

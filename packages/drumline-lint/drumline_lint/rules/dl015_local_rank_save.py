@@ -19,11 +19,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         reached = [way.guards for way in call_paths(program, save.call) if way.begins != "parent"]
         if any(map(_is_once_a_node, reached)) and not is_own_of_node(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
-            said = f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
+            said = (
+                f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
+            )
             yield RULE.at(source, save.call, said)
 
 
 def _is_once_a_node(tests: Guards) -> bool:
     """Whether the local rank is what lets one through, and nothing says of which node."""
     is_local = any(test.kind == "local" and test.is_main and test.is_needed for test in tests)
-    return is_local and not is_main_only(tests) and all(test.kind in ("local", "group") for test in tests)
+    return (
+        is_local
+        and not is_main_only(tests)
+        and all(test.kind in ("local", "group") for test in tests)
+    )

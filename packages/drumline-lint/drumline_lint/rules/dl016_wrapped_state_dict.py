@@ -27,7 +27,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model = call.func.value if isinstance(call.func, ast.Attribute) else None
         if model is not None and _is_wrapped(program, model) and call in _saved(program):
             written = source.code(model)
-            as_well = ", and load it without the wrapper as well" if _is_loaded_wrapped(program) else ""
+            as_well = (
+                ", and load it without the wrapper as well" if _is_loaded_wrapped(program) else ""
+            )
             yield RULE.at(
                 source,
                 call,
@@ -100,7 +102,9 @@ def is_unwrapped(program: Program, model: ast.expr) -> bool:
     """Whether a condition on the model, or on there being several processes, says so at this
     place."""
     known = held_conditions(program, model)
-    return any(_says_unwrapped(program, test, holds, model) for test, holds in known) or _is_instead(model)
+    return any(
+        _says_unwrapped(program, test, holds, model) for test, holds in known
+    ) or _is_instead(model)
 
 
 def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.expr) -> bool:
@@ -111,7 +115,9 @@ def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.ex
     if holds or not isinstance(test, ast.Call) or len(test.args) != 2 or not dotted(model):
         return False
     name = program.name_of(test.func)
-    is_asked = name == "isinstance" or (name == "hasattr" and ConstantValue(_MODULE) in program.values(test.args[1]))
+    is_asked = name == "isinstance" or (
+        name == "hasattr" and ConstantValue(_MODULE) in program.values(test.args[1])
+    )
     return is_asked and dotted(test.args[0]) == dotted(model)
 
 

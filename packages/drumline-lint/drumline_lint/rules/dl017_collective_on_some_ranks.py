@@ -53,7 +53,9 @@ def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
     return () if kept is None or kept.by_exit else kept.tests
 
 
-def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tuple[ast.Call, ...]]]:
+def _collectives_of_call(
+    program: Program, call: ast.Call
+) -> list[tuple[str, tuple[ast.Call, ...]]]:
     """The collectives of a call, directly or not, given its arguments; calls in arguments are
     checked separately."""
     if not any(chain[0] is call for _, chain in collectives_in(program, call)):
@@ -61,11 +63,15 @@ def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tu
     return reached_by(program, call, _certain(program, call))
 
 
-def _message(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
+def _message(
+    source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]
+) -> str:
     who = who_calls(tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} {first}, which blocks until every rank calls it"
     through = " and ".join(ast.unparse(call.func) for call in chain[1:-1])
     by = f" through {through}" if through else ""
-    return f"{who} {first}, which calls {short_name(name)}{by}: that blocks until every rank calls it"
+    return (
+        f"{who} {first}, which calls {short_name(name)}{by}: that blocks until every rank calls it"
+    )

@@ -19,7 +19,15 @@ from drumline_lint.flow.loops import loop_around
 from drumline_lint.flow.some_ranks import has_backward
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import negated
-from drumline_lint.program.tree import LOOPS, ancestors, block_of, enclosing_function, parent_of, position, statement_of
+from drumline_lint.program.tree import (
+    LOOPS,
+    ancestors,
+    block_of,
+    enclosing_function,
+    parent_of,
+    position,
+    statement_of,
+)
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import wraps_any
@@ -35,12 +43,18 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         needed = [test for test in tests if test.is_needed]
         missed = _missed(program, exit_, tests) if needed else ""
         if missed:
-            yield RULE.at(source, exit_, f"{_who(needed[0])} here, and the other ranks block in {missed}")
+            yield RULE.at(
+                source, exit_, f"{_who(needed[0])} here, and the other ranks block in {missed}"
+            )
 
 
 def _exits(program: Program, source: Source) -> Iterator[Exit]:
     index = program.index(source)
-    every: list[Exit] = [*index.every(ast.Return), *index.every(ast.Break), *index.every(ast.Continue)]
+    every: list[Exit] = [
+        *index.every(ast.Return),
+        *index.every(ast.Break),
+        *index.every(ast.Continue),
+    ]
     for last in ("exit", "_exit", "quit"):
         for call in index.calls.get(last, ()):
             statement = parent_of(call)
@@ -62,12 +76,16 @@ def _tests(program: Program, exit_: Exit) -> list[RankTest]:
 def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
     """What the others block in; empty if they do not."""
     done = {name for node in block_of(exit_) for name, _ in collectives_in(program, node)}
-    others = [test for test in negated(frozenset(tests)) if isinstance(test, RankTest) and test.is_needed]
+    others = [
+        test for test in negated(frozenset(tests)) if isinstance(test, RankTest) and test.is_needed
+    ]
     for node in _what_others_do(program, exit_):
         for name, chain in reached_in(program, node, others):
             is_other_run = are_exclusive(program, exit_, chain[0], with_exits=False)
             # A collective for some ranks is a mistake of its own.
-            is_for_some = any(test.is_needed for test in rank_tests_at(program, chain[0], with_exits=False))
+            is_for_some = any(
+                test.is_needed for test in rank_tests_at(program, chain[0], with_exits=False)
+            )
             if name not in done and not is_for_some and not is_other_run:
                 return f"{short_name(name)} (line {chain[0].lineno})"
         if wraps_any(program) and has_backward(program, [node]):

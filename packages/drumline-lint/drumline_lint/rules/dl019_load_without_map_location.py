@@ -23,10 +23,18 @@ RULE = rule("DL019")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loads of a file that more than one process makes."""
     for call in program.calls(source, "torch.load"):
-        if _has_map_location(program, call) or _is_of_sample(program, call) or is_on_main_only(program, call):
+        if (
+            _has_map_location(program, call)
+            or _is_of_sample(program, call)
+            or is_on_main_only(program, call)
+        ):
             continue
         path = argument(call, 0, "f")
-        if not (is_in_memory(program, path) or is_own(program, path) or _is_saved_from_cpu(program, path)):
+        if not (
+            is_in_memory(program, path)
+            or is_own(program, path)
+            or _is_saved_from_cpu(program, path)
+        ):
             what = "a file" if path is None else source.code(path)
             said = f"every rank loads {what} onto the GPU that it was saved from"
             yield RULE.at(source, call, said)
@@ -38,13 +46,21 @@ def _has_map_location(program: Program, call: ast.Call) -> bool:
     if given is not None:
         return not isinstance(given, ast.Constant) or given.value is not None
     mapped = argument(call, None, "mmap")
-    return has_unknown_arguments(call) or (mapped is not None and program.values(mapped) != {ConstantValue(False)})
+    return has_unknown_arguments(call) or (
+        mapped is not None and program.values(mapped) != {ConstantValue(False)}
+    )
 
 
 def _is_saved_from_cpu(program: Program, path: ast.expr | None) -> bool:
     """Whether something was moved to the CPU before every save to a file of that name."""
-    found = [save for name in _file_names(program, path) for save in _saves_by_file_name(program).get(name, ())]
-    return bool(found) and all(isinstance(one.what, ast.Call) and last_name(one.what.func) == "cpu" for one in found)
+    found = [
+        save
+        for name in _file_names(program, path)
+        for save in _saves_by_file_name(program).get(name, ())
+    ]
+    return bool(found) and all(
+        isinstance(one.what, ast.Call) and last_name(one.what.func) == "cpu" for one in found
+    )
 
 
 @cached_query

@@ -23,7 +23,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if framework(program, source):
         return
     for call in program.calls(source, INIT):
-        runs = [run for run in runs_through(program, source) if any(step.call is call for step in run)]
+        runs = [
+            run for run in runs_through(program, source) if any(step.call is call for step in run)
+        ]
         if runs and not all(_may_be_destroyed(program, run) for run in runs):
             message = f"{source.code(call.func)} is called, and nothing in this run calls destroy_process_group"
             yield RULE.at(source, call, message)
@@ -38,13 +40,23 @@ def _may_be_destroyed(program: Program, run: Run) -> bool:
         last_name(node) == "destroy_process_group" and _may_be_called(program, node)
         for source in {program.source_of(step.call) for step in run}
         if "destroy_process_group" in source.text
-        for node in (*program.index(source).every(ast.Attribute), *program.index(source).every(ast.Name))
+        for node in (
+            *program.index(source).every(ast.Attribute),
+            *program.index(source).every(ast.Name),
+        )
     )
 
 
 def _may_be_called(program: Program, node: ast.expr) -> bool:
     function = enclosing_function(node)
-    if function is None or not is_called(node) or function.name.startswith("__") or function.decorator_list:
+    if (
+        function is None
+        or not is_called(node)
+        or function.name.startswith("__")
+        or function.decorator_list
+    ):
         return True
-    mentions = sum(len(re.findall(rf"\b{function.name}\b", source.text)) for source in program.sources)
+    mentions = sum(
+        len(re.findall(rf"\b{function.name}\b", source.text)) for source in program.sources
+    )
     return mentions > 1

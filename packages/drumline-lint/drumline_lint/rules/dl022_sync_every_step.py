@@ -11,7 +11,14 @@ from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import SCOPES, ancestors, last_name, nodes_in, position, statement_of
+from drumline_lint.program.tree import (
+    SCOPES,
+    ancestors,
+    last_name,
+    nodes_in,
+    position,
+    statement_of,
+)
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, round_functions, training_loops
 from drumline_lint.training.tensors import is_given_cpu, is_of_step
@@ -19,7 +26,16 @@ from drumline_lint.training.tensors import is_given_cpu, is_of_step
 RULE = rule("DL022", in_tests=False)
 READING = ("item", "tolist", "numpy", "cpu")
 NUMBERS = ("float", "int", "bool")
-SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description", "info", "debug", "warning")
+SHOWING = (
+    "print",
+    "write",
+    "set_postfix",
+    "set_postfix_str",
+    "set_description",
+    "info",
+    "debug",
+    "warning",
+)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -45,7 +61,11 @@ def _waiting_statements(program: Program) -> list[dict[ast.stmt, tuple[ast.expr,
             for node in _written(root) if not rare else ():
                 value = _read(program, node)
                 statement = statement_of(node)
-                if value is not None and statement not in seen and not _is_rare(program, node, root):
+                if (
+                    value is not None
+                    and statement not in seen
+                    and not _is_rare(program, node, root)
+                ):
                     whole = value if isinstance(node, ast.FormattedValue) else node
                     found.setdefault(statement, (whole, value))
         seen.update(found)
@@ -94,7 +114,9 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
             return True
         if isinstance(outer, ast.If) and inner is not outer.test:
             block = outer.body if inner in outer.body else outer.orelse
-            if always_exits(program, block) and not isinstance(block[-1], ast.Continue | ast.Return):
+            if always_exits(program, block) and not isinstance(
+                block[-1], ast.Continue | ast.Return
+            ):
                 return True
             if _is_one_step(program, outer.test) or (shown and _is_on_value(program, outer.test)):
                 return True

@@ -17,10 +17,15 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL023")
 _TQDM = [
-    f"tqdm.{module}{name}" for module in ("", "auto.", "std.", "notebook.", "rich.") for name in ("tqdm", "trange")
+    f"tqdm.{module}{name}"
+    for module in ("", "auto.", "std.", "notebook.", "rich.")
+    for name in ("tqdm", "trange")
 ]
 KINDS = {
-    **dict.fromkeys(("print", "rich.print", "rich.console.Console.print", "pprint.pprint", "click.echo"), "print"),
+    **dict.fromkeys(
+        ("print", "rich.print", "rich.console.Console.print", "pprint.pprint", "click.echo"),
+        "print",
+    ),
     **dict.fromkeys(("logging.info", "logging.getLogger.info", "loguru.logger.info"), "log"),
     **dict.fromkeys((*_TQDM, "rich.progress.track"), "bar"),
     **dict.fromkeys(("wandb.init", "wandb.log", "wandb.init.log"), "wandb"),
@@ -39,7 +44,15 @@ _FIXES = {
     "log": "log under `if dist.get_rank() == 0:`, or set the level of the other ranks to WARNING",
     "bar": "give it `disable=dist.get_rank() != 0`",
 }
-_CONFIGURING = ("basicConfig", "dictConfig", "fileConfig", "setLevel", "addHandler", "addFilter", "disable")
+_CONFIGURING = (
+    "basicConfig",
+    "dictConfig",
+    "fileConfig",
+    "setLevel",
+    "addHandler",
+    "addFilter",
+    "disable",
+)
 _PARTS = (ast.Name, ast.Attribute, ast.Call, ast.Constant)
 # DETR's helper replaces `print` on all ranks but the first; it is copied from project to project.
 _REPLACING = ("setup_for_distributed", "init_distributed_mode")
@@ -59,7 +72,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_intended(program: Program, call: ast.Call, kind: str) -> bool:
     """It names the rank, is about a failure, goes to a file or to stderr, or is a bar that may be
     off."""
-    if has_unknown_arguments(call) or _names_rank(program, call) or _is_about_failure(program, call):
+    if (
+        has_unknown_arguments(call)
+        or _names_rank(program, call)
+        or _is_about_failure(program, call)
+    ):
         return True
     if kind == "bar":
         return any(keyword.arg in ("disable", "position") for keyword in call.keywords)
@@ -74,19 +91,28 @@ def _is_about_failure(program: Program, call: ast.Call) -> bool:
         return True
     following = rest_of_block(statement_of(call))
     ends = 0 < len(following) <= 2 and always_exits(program, following)
-    return ends and not any(isinstance(one, ast.Return | ast.Continue | ast.Break) for one in following)
+    return ends and not any(
+        isinstance(one, ast.Return | ast.Continue | ast.Break) for one in following
+    )
 
 
 def _names_rank(program: Program, call: ast.Call) -> bool:
     """Whether an argument depends on the rank, or its text has the word."""
     parts = [part for one in (*call.args, *call.keywords) for part in nodes_in(one, *_PARTS)]
-    texts = [text for part in parts if isinstance(part, ast.Name) for text in program.assigned(part)]
+    texts = [
+        text for part in parts if isinstance(part, ast.Name) for text in program.assigned(part)
+    ]
     parts += [part for text in texts if _is_text(text) for part in nodes_in(text, *_PARTS)]
     return any(_is_of_rank(program, part) for part in parts)
 
 
 def _is_text(value: ast.expr) -> bool:
-    is_formatted = isinstance(value, ast.Call) and last_name(value.func) in ("format", "str", "replace", "join")
+    is_formatted = isinstance(value, ast.Call) and last_name(value.func) in (
+        "format",
+        "str",
+        "replace",
+        "join",
+    )
     return is_formatted or isinstance(value, ast.JoinedStr | ast.BinOp | ast.IfExp)
 
 
@@ -107,7 +133,10 @@ def _is_quiet(program: Program, source: Source, kind: str) -> bool:
         return not configured or any(configured) or bool(framework(program, source))
     if kind == "wandb":
         begun = list(program.all_calls("wandb.init"))
-        return any(argument(call, None, "group") is not None or _names_rank(program, call) for call in begun)
+        return any(
+            argument(call, None, "group") is not None or _names_rank(program, call)
+            for call in begun
+        )
     return False
 
 

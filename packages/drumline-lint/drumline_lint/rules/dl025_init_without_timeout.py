@@ -20,13 +20,21 @@ LONGER = "30 minutes"
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Every call without it; MPI has no such timeout."""
     for call in program.calls(source, INIT):
-        backends = {one.value for one in program.values(argument(call, 0, "backend")) if isinstance(one, ConstantValue)}
+        backends = {
+            one.value
+            for one in program.values(argument(call, 0, "backend"))
+            if isinstance(one, ConstantValue)
+        }
         timeout = argument(call, 2, "timeout")
         is_given = timeout is not None and program.values(timeout) != {ConstantValue(None)}
         if has_unknown_arguments(call) or is_given or backends == {"mpi"}:
             continue
         waits = " or ".join(_waits(call, {str(name).lower() for name in backends}))
-        yield RULE.at(source, call, f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {waits}")
+        yield RULE.at(
+            source,
+            call,
+            f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {waits}",
+        )
 
 
 def _waits(call: ast.Call, backends: set[str]) -> list[str]:
@@ -35,4 +43,6 @@ def _waits(call: ast.Call, backends: set[str]) -> list[str]:
         return [LONGER]
     if backends and not backends & DEFAULTS.keys():
         return [LONGER]
-    return [words for name, words in DEFAULTS.items() if name in backends] or list(DEFAULTS.values())
+    return [words for name, words in DEFAULTS.items() if name in backends] or list(
+        DEFAULTS.values()
+    )

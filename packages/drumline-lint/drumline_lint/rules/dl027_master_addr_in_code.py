@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.hosts import is_left_to_launcher, is_loopback, is_right_on_one_host, settings, written_text
+from drumline_lint.flow.hosts import (
+    is_left_to_launcher,
+    is_loopback,
+    is_right_on_one_host,
+    settings,
+    written_text,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
@@ -15,7 +21,9 @@ RULE = rule("DL027")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding for each statement; a port beside an address that is computed belongs to that."""
     every = settings(program, source)
-    address_is_computed = any(one.name == "MASTER_ADDR" and not written_text(program, one.value) for one in every)
+    address_is_computed = any(
+        one.name == "MASTER_ADDR" and not written_text(program, one.value) for one in every
+    )
     seen = set()
     for one in every:
         value = written_text(program, one.value) or ""
@@ -26,4 +34,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, one.node):
             seen.add(one.node)
-            yield RULE.at(source, one.node, f"{one.name} is set to {value}, which overwrites the launcher's value")
+            yield RULE.at(
+                source,
+                one.node,
+                f"{one.name} is set to {value}, which overwrites the launcher's value",
+            )

@@ -70,4 +70,6 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
 
 def _is_known_scaler(program: Program, expression: ast.expr) -> bool:
     made = [value for value in program.values(expression) if isinstance(value, CallResult)]
-    return is_scaler(program, expression) and (not made or all(value.name in SCALERS for value in made))
+    return is_scaler(program, expression) and (
+        not made or all(value.name in SCALERS for value in made)
+    )

@@ -30,11 +30,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         for content in _contents(program, save.what):
             is_short = _has_optimizer(program, content) and not _has_scaler(program, content)
             if is_short and not program.source_of(content).is_test:
-                if content not in found or enclosing_function(content) is enclosing_function(save.call):
+                if content not in found or enclosing_function(content) is enclosing_function(
+                    save.call
+                ):
                     found[content] = _where(program, save.call, content)
                 break
     for where in dict.fromkeys(found.values()):
-        yield RULE.at(source, where, f"what is saved has the optimizer's state, and not that of {scaler}")
+        yield RULE.at(
+            source, where, f"what is saved has the optimizer's state, and not that of {scaler}"
+        )
 
 
 def _where(program: Program, save: ast.Call, content: ast.expr) -> ast.expr:
@@ -74,7 +78,9 @@ def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> 
         name = last_name(expression.func)
         if name in COPIES and expression.args:
             yield from _contents(program, expression.args[0], depth + 1)
-        elif name == "dict" or any(isinstance(value, Class) for value in program.values(expression.func)):
+        elif name == "dict" or any(
+            isinstance(value, Class) for value in program.values(expression.func)
+        ):
             yield expression
         else:
             function = program.function_of(expression)
@@ -104,7 +110,8 @@ def _parts(content: ast.expr) -> list[tuple[str, ast.expr]] | None:
         if any(key is None for key in content.keys):
             return None
         return [
-            (str(getattr(key, "value", "")), value) for key, value in zip(content.keys, content.values, strict=True)
+            (str(getattr(key, "value", "")), value)
+            for key, value in zip(content.keys, content.values, strict=True)
         ]
     assert isinstance(content, ast.Call)
     if any(keyword.arg is None for keyword in content.keywords) or content.args:
@@ -114,7 +121,9 @@ def _parts(content: ast.expr) -> list[tuple[str, ast.expr]] | None:
 
 def _has_optimizer(program: Program, content: ast.expr) -> bool:
     values = [value for _, value in _parts(content) or ()]
-    behind = [one for value in values if isinstance(value, ast.Name) for one in program.assigned(value)]
+    behind = [
+        one for value in values if isinstance(value, ast.Name) for one in program.assigned(value)
+    ]
     return any(
         is_method(call, "state_dict")
         and isinstance(call.func, ast.Attribute)

@@ -24,7 +24,9 @@ from drumline_lint.training.steps import is_method, round_functions, training_lo
 RULE = rule("DL033")
 ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")
 # Who names one of these knows of the padding.
-HANDLING = set("total_size gather_for_metrics num_samples Subset unpad padding is_padding valid_mask".split())
+HANDLING = set(
+    "total_size gather_for_metrics num_samples Subset unpad padding is_padding valid_mask".split()
+)
 # What brings the parts of ranks together; `compute` of a metric does.
 _JOINING = re.compile(r"reduce|gather|broadcast|(?<!no_)sync|across|collect|^compute$")
 # Under whatever name a file has them.
@@ -51,13 +53,21 @@ def _padding_samplers(program: Program) -> dict[ast.Call, None]:
     distributed = distributed_sources(program)
     trained = {one for loop in training_loops(program) for one in _samplers(program, loop)}
     for source in program.sources:
-        if source not in distributed or framework(program, source) or not _is_joined(program, source):
+        if (
+            source not in distributed
+            or framework(program, source)
+            or not _is_joined(program, source)
+        ):
             continue
         for loop in evaluation_loops(program, source):
             every = [one for one in _samplers(program, loop) if one not in trained]
-            samplers = [one for one in every if _pads(program, one) and not _is_for_training(program, one)]
+            samplers = [
+                one for one in every if _pads(program, one) and not _is_for_training(program, one)
+            ]
             if samplers and _counts(program, loop) and not is_on_main_only(program, loop):
-                found |= dict.fromkeys(one for one in samplers if not _is_handled(program, loop, one))
+                found |= dict.fromkeys(
+                    one for one in samplers if not _is_handled(program, loop, one)
+                )
     return found
 
 
@@ -122,7 +132,9 @@ def _says_training(test: ast.expr) -> bool:
 
 def _counts(program: Program, loop: Loop) -> bool:
     if any(
-        isinstance(one.op, ast.Add) for root in round_functions(program, loop) for one in nodes_in(root, ast.AugAssign)
+        isinstance(one.op, ast.Add)
+        for root in round_functions(program, loop)
+        for one in nodes_in(root, ast.AugAssign)
     ):
         return True
     return any(is_method(call, *ADDING) for call in calls_made_in(program, loop))
@@ -138,7 +150,9 @@ def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
                 if isinstance(part.op, ast.Mod) and _names_ranks(part.right):
                     return True
             elif isinstance(part, ast.Slice):
-                if part.upper is not None and any(last_name(c.func) == "len" for c in nodes_in(part.upper, ast.Call)):
+                if part.upper is not None and any(
+                    last_name(c.func) == "len" for c in nodes_in(part.upper, ast.Call)
+                ):
                     return True
             elif last_name(part) in HANDLING:
                 return True

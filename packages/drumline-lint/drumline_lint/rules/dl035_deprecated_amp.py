@@ -16,7 +16,10 @@ from drumline_lint.reading.source import Source
 RULE = rule("DL035")
 OLD = tuple(
     f"torch.{device}.amp.{name}"
-    for device, every in (("cuda", "autocast GradScaler custom_fwd custom_bwd"), ("cpu", "autocast GradScaler"))
+    for device, every in (
+        ("cuda", "autocast GradScaler custom_fwd custom_bwd"),
+        ("cpu", "autocast GradScaler"),
+    )
     for name in every.split()
 )
 _LONGER = {".amp.autocast_mode.": ".amp.", ".amp.grad_scaler.": ".amp."}
@@ -68,7 +71,9 @@ def _is_for_old_torch(program: Program, node: ast.expr) -> bool:
     if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
         return True
     tests = [ast.unparse(test).lower() for test, _ in conditions(program, node)]
-    return any(("version" in test and _NEW.search(test)) or "hasattr(torch" in test for test in tests)
+    return any(
+        ("version" in test and _NEW.search(test)) or "hasattr(torch" in test for test in tests
+    )
 
 
 def _instead(name: str) -> str:
@@ -76,11 +81,16 @@ def _instead(name: str) -> str:
     return f'torch.amp.{last}({"device_type=" if "custom" in last else ""}"{device}", ...)'
 
 
-def _edits(program: Program, source: Source, node: ast.Attribute | ast.Name, mended: set[ast.AST]) -> list[Edit]:
+def _edits(
+    program: Program, source: Source, node: ast.Attribute | ast.Name, mended: set[ast.AST]
+) -> list[Edit]:
     if isinstance(node, ast.Attribute):
         if _says_torch(program, source, node) and (given := _device_given(program, source, node)):
             last = node.attr
-            return [Edit(start=position(node), end=end_position(node), text=f"torch.amp.{last}"), *given]
+            return [
+                Edit(start=position(node), end=end_position(node), text=f"torch.amp.{last}"),
+                *given,
+            ]
         return []
     bindings = program.index(source).scopes[source.tree].names.get(node.id, [])
     statement = bindings[0].node if len(bindings) == 1 else None
@@ -103,10 +113,9 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
     be mended."""
     written = f"from {statement.module} import"
     line, column = position(statement)
-    if statement.module not in ("torch.cuda.amp", "torch.cpu.amp") or {alias.name for alias in statement.names} - {
-        "autocast",
-        "GradScaler",
-    }:
+    if statement.module not in ("torch.cuda.amp", "torch.cpu.amp") or {
+        alias.name for alias in statement.names
+    } - {"autocast", "GradScaler"}:
         return []
     if not source.lines[line - 1].encode()[column:].startswith(written.encode()):
         return []
@@ -121,7 +130,9 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
                 return []
             edits += given
     scopes = program.index(source).scopes.values()
-    is_bound_once = all(sum(len(scope.names.get(name, ())) for scope in scopes) == 1 for name in names)
+    is_bound_once = all(
+        sum(len(scope.names.get(name, ())) for scope in scopes) == 1 for name in names
+    )
     return edits if is_bound_once else []
 
 

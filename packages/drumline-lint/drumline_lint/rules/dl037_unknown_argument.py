@@ -29,7 +29,9 @@ ACCEPTED = {
     names.DISTRIBUTED_SAMPLER: "dataset num_replicas rank shuffle seed drop_last",
     "torch.amp.GradScaler": "device init_scale growth_factor backoff_factor growth_interval enabled",
     "torch.cuda.amp.GradScaler": "init_scale growth_factor backoff_factor growth_interval enabled",
-    names.INIT: ("backend init_method timeout world_size rank store group_name pg_options device_id _ranks"),
+    names.INIT: (
+        "backend init_method timeout world_size rank store group_name pg_options device_id _ranks"
+    ),
     names.DESTROY: "group",
     "torch.distributed.new_group": (
         "ranks timeout backend pg_options use_local_synchronization group_desc device_id sort_ranks"
@@ -46,7 +48,9 @@ ACCEPTED = {
     "torch.distributed.reduce_scatter": f"output input_list op {_COLLECTIVE}",
     "torch.distributed.reduce_scatter_tensor": f"output input op {_COLLECTIVE}",
     "torch.distributed.all_to_all": f"output_tensor_list input_tensor_list {_COLLECTIVE}",
-    "torch.distributed.all_to_all_single": (f"output input output_split_sizes input_split_sizes {_COLLECTIVE}"),
+    "torch.distributed.all_to_all_single": (
+        f"output input output_split_sizes input_split_sizes {_COLLECTIVE}"
+    ),
     "torch.distributed.all_gather_object": "object_list obj group",
     "torch.distributed.gather_object": "obj object_gather_list dst group group_dst",
     "torch.distributed.broadcast_object_list": "object_list src group device group_src",
@@ -63,12 +67,24 @@ ACCEPTED = {
 # Where what was meant has another name, or another place.
 MEANT = {
     (names.DDP, "timeout"): "give the timeout to init_process_group",
-    (names.DDP, "device"): "move the model with .to(device) first, and give device_ids=[local_rank]",
+    (
+        names.DDP,
+        "device",
+    ): "move the model with .to(device) first, and give device_ids=[local_rank]",
     (names.DDP, "devices"): "give device_ids=[local_rank]",
     (names.DDP, "bucket_size_mb"): "write bucket_cap_mb",
-    (names.INIT, "addr"): "give init_method='tcp://HOST:PORT', or set MASTER_ADDR and use init_method='env://'",
-    (names.INIT, "port"): "give init_method='tcp://HOST:PORT', or set MASTER_PORT and use init_method='env://'",
-    ("torch.distributed.all_reduce", "timeout"): "give the timeout to init_process_group or new_group",
+    (
+        names.INIT,
+        "addr",
+    ): "give init_method='tcp://HOST:PORT', or set MASTER_ADDR and use init_method='env://'",
+    (
+        names.INIT,
+        "port",
+    ): "give init_method='tcp://HOST:PORT', or set MASTER_PORT and use init_method='env://'",
+    (
+        "torch.distributed.all_reduce",
+        "timeout",
+    ): "give the timeout to init_process_group or new_group",
     (names.DISTRIBUTED_SAMPLER, "world_size"): "write num_replicas",
     (names.DISTRIBUTED_SAMPLER, "batch_size"): "give batch_size to the DataLoader",
     (names.LOADER, "seed"): "give a generator, or the seed to the sampler",
@@ -78,7 +94,9 @@ MEANT = {
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Every keyword of known calls; code that tests for an argument by its quoted name has a torch
     with it."""
-    asked = {one.value for one in program.index(source).every(ast.Constant) if isinstance(one.value, str)}
+    asked = {
+        one.value for one in program.index(source).every(ast.Constant) if isinstance(one.value, str)
+    }
     for call in program.calls(source, *ACCEPTED):
         name = program.name_of(call.func)
         accepted = ACCEPTED[name].split()
@@ -87,8 +105,14 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 yield _finding(source, call, keyword, name, accepted)
 
 
-def _finding(source: Source, call: ast.Call, keyword: ast.keyword, name: str, accepted: list[str]) -> Finding:
+def _finding(
+    source: Source, call: ast.Call, keyword: ast.keyword, name: str, accepted: list[str]
+) -> Finding:
     assert keyword.arg is not None
-    meant = MEANT.get((name, keyword.arg), "") or did_you_mean(keyword.arg, accepted, known_as="it has")
-    message = f"{source.code(call.func)} has no argument {keyword.arg!r}: the call raises a TypeError"
+    meant = MEANT.get((name, keyword.arg), "") or did_you_mean(
+        keyword.arg, accepted, known_as="it has"
+    )
+    message = (
+        f"{source.code(call.func)} has no argument {keyword.arg!r}: the call raises a TypeError"
+    )
     return RULE.at(source, keyword, message, fix=meant)

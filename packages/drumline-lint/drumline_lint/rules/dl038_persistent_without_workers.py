@@ -25,13 +25,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         ahead = given(call, "prefetch_factor")
         if persistent is not None and _constants(program, persistent) == [True]:
             yield RULE.at(source, call, f"persistent_workers=True with {_message(source, call)}")
-        elif ahead is not None and all(_is_number(one) for one in _constants(program, ahead) or [None]):
-            yield RULE.at(source, call, f"prefetch_factor={source.code(ahead)} with {_message(source, call)}")
+        elif ahead is not None and all(
+            _is_number(one) for one in _constants(program, ahead) or [None]
+        ):
+            yield RULE.at(
+                source, call, f"prefetch_factor={source.code(ahead)} with {_message(source, call)}"
+            )
 
 
 def _has_no_workers(program: Program, call: ast.Call) -> bool:
     workers = given(call, "num_workers")
-    return workers is None or all(_is_number(one) and one == 0 for one in _constants(program, workers) or [None])
+    return workers is None or all(
+        _is_number(one) and one == 0 for one in _constants(program, workers) or [None]
+    )
 
 
 def _constants(program: Program, expression: ast.expr) -> list[object]:

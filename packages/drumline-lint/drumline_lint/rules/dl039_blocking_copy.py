@@ -21,7 +21,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Copies of what a loader yields, where the loader pins."""
     calls = program.index(source).calls
     for call in sorted([*calls.get("to", ()), *calls.get("cuda", ())], key=lambda one: one.lineno):
-        if not isinstance(call.func, ast.Attribute) or not _waits(call) or not moves_to_gpu(program, call):
+        if (
+            not isinstance(call.func, ast.Attribute)
+            or not _waits(call)
+            or not moves_to_gpu(program, call)
+        ):
             continue
         copied = call.func.value
         if _is_of_one_batch(program, call):
@@ -37,7 +41,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _waits(call: ast.Call) -> bool:
     """Whether non_blocking is certainly not given, by name or by position."""
-    return argument(call, None, "non_blocking") is None and len(call.args) < 2 and not has_unknown_arguments(call)
+    return (
+        argument(call, None, "non_blocking") is None
+        and len(call.args) < 2
+        and not has_unknown_arguments(call)
+    )
 
 
 def _is_of_one_batch(program: Program, call: ast.Call) -> bool:
@@ -71,7 +79,11 @@ def _fixed_file(program: Program, source: Source, call: ast.Call) -> list[Edit]:
     behind = source.between(place, end)
     if behind.replace(",", "").split() != [")"]:
         return []  # a bracket around the last argument, or a comment behind it
-    return [Edit(start=place, end=place, text=", non_blocking=True" if arguments else "non_blocking=True")]
+    return [
+        Edit(
+            start=place, end=place, text=", non_blocking=True" if arguments else "non_blocking=True"
+        )
+    ]
 
 
 def _is_part(program: Program, copied: ast.expr) -> bool:
@@ -80,14 +92,20 @@ def _is_part(program: Program, copied: ast.expr) -> bool:
     if isinstance(copied, ast.Subscript):
         return True
     bindings = program.bindings(copied) if isinstance(copied, ast.Name) else []
-    return bool(bindings) and all(one.kind == "each" and len(one.path) > _counted(one) for one in bindings)
+    return bool(bindings) and all(
+        one.kind == "each" and len(one.path) > _counted(one) for one in bindings
+    )
 
 
 def _counted(binding: Binding) -> int:
     """How deep the whole batch is: one deeper by `enumerate`."""
     over = binding.value
     depth = 0
-    while isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip", "tqdm") and over.args:
+    while (
+        isinstance(over, ast.Call)
+        and last_name(over.func) in ("enumerate", "zip", "tqdm")
+        and over.args
+    ):
         depth += last_name(over.func) != "tqdm"
         over = over.args[0]
     return depth

@@ -12,7 +12,13 @@ from drumline_lint.flow.collectives import has_counterpart, has_group, who_calls
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import has_gradients_off
-from drumline_lint.flow.some_ranks import RankFilter, calls_under_rank_tests, has_backward, is_within, rank_filter
+from drumline_lint.flow.some_ranks import (
+    RankFilter,
+    calls_under_rank_tests,
+    has_backward,
+    is_within,
+    rank_filter,
+)
 from drumline_lint.program.bindings import bound
 from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
 from drumline_lint.program.functions import function_with
@@ -30,7 +36,16 @@ from drumline_lint.program.tree import (
     parent_of,
     position,
 )
-from drumline_lint.program.value import CallResult, Class, ConstantValue, Function, Instance, Library, Method, Value
+from drumline_lint.program.value import (
+    CallResult,
+    Class,
+    ConstantValue,
+    Function,
+    Instance,
+    Library,
+    Method,
+    Value,
+)
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import WRAPPERS, built_of, wrapped, wraps_any
 
@@ -59,7 +74,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 break
             effect = _effect(program, chain, kept) if _is_open(program, chain) else ""
             if effect and not has_counterpart(program, call, _FORWARD, kept.tests, find):
-                yield RULE.at(source, call, _message(source, kept, chain, effect), fix=_fix(source, chain, effect))
+                yield RULE.at(
+                    source,
+                    call,
+                    _message(source, kept, chain, effect),
+                    fix=_fix(source, chain, effect),
+                )
                 break
 
 
@@ -92,7 +112,10 @@ def _effect(program: Program, chain: Chain, kept: RankFilter) -> str:
 
 def _is_wrapped_there(program: Program, wrapping: CallResult, kept: RankFilter) -> bool:
     """Whether the same ranks alone wrap it: then the others have nothing to run."""
-    return bool({test.is_main for test in guards(program, wrapping.call)} & {test.is_main for test in kept.tests})
+    return bool(
+        {test.is_main for test in guards(program, wrapping.call)}
+        & {test.is_main for test in kept.tests}
+    )
 
 
 def _sends_buffers(program: Program, wrapping: CallResult) -> bool:
@@ -152,7 +175,9 @@ def forwards_by(program: Program, call: ast.Call) -> Iterator[Chain]:
 def run_by(call: ast.Call) -> ast.expr:
     """The model that a call runs, if it runs one: `model(x)`, `model.forward(x)`."""
     called = call.func
-    return called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
+    return (
+        called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
+    )
 
 
 @recursive_query((), MOST_CALLS)
@@ -178,7 +203,11 @@ def wrappings_by(program: Program, chain: Chain) -> list[CallResult]:
         function = function_with(behind) if isinstance(behind, ast.arg) else None
         if isinstance(behind, ast.Name):
             model = behind
-        elif isinstance(behind, ast.arg) and function and function is program.function_of(callers[-1]):
+        elif (
+            isinstance(behind, ast.arg)
+            and function
+            and function is program.function_of(callers[-1])
+        ):
             model = argument(callers.pop(), number_of(function, behind), behind.arg)
         else:
             break
@@ -199,7 +228,11 @@ def wrappings(program: Program, model: ast.expr, depth: int = 0) -> list[CallRes
     That it is bare in a run with one process does not matter: there are no other ranks in that.
     """
     made = program.made(model, *WRAPPERS)
-    if not made or depth > DEEPEST or any(_is_other(program, part) for part in parts(program, model)):
+    if (
+        not made
+        or depth > DEEPEST
+        or any(_is_other(program, part) for part in parts(program, model))
+    ):
         return []
     return made if _is_given_wrapped(program, model, depth) else []
 
@@ -221,7 +254,9 @@ def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
 def _binds_wrapped(program: Program, binding: Binding, depth: int) -> bool:
     if binding.kind == "parameter" or (binding.kind == "assign" and not binding.path):
         return all(_is_wrapped(program, one, depth) for one in program.expressions_of(binding))
-    return any(isinstance(one, CallResult) and one.name in WRAPPERS for one in bound(program, binding))
+    return any(
+        isinstance(one, CallResult) and one.name in WRAPPERS for one in bound(program, binding)
+    )
 
 
 def _is_wrapped(program: Program, model: ast.expr | None, depth: int) -> bool:
@@ -265,7 +300,9 @@ def _is_seen(program: Program, value: Value) -> bool:
     """A module of the given files that comes from nothing else than torch, or one of torch.nn."""
     if isinstance(value, Instance):
         bases = [place for place in program.ancestry(value.of) if isinstance(place, str)]
-        return bool(bases) and all(base.startswith("torch.nn.") or base == "object" for base in bases)
+        return bool(bases) and all(
+            base.startswith("torch.nn.") or base == "object" for base in bases
+        )
     return isinstance(value, CallResult) and value.name.startswith("torch.nn.")
 
 
@@ -284,7 +321,10 @@ def _may_bring(program: Program, node: ast.AST) -> bool:
 
 def _brings_by_name(name: str) -> bool:
     norms = [word for word, keeps in _KEEPING_MEANS.items() if keeps]
-    return any(word in name for word in (*_WITH_BUFFERS, *norms)) and "convert_sync_batchnorm" not in name
+    return (
+        any(word in name for word in (*_WITH_BUFFERS, *norms))
+        and "convert_sync_batchnorm" not in name
+    )
 
 
 def _keeps_means(program: Program, call: ast.Call, unless_given: bool) -> bool:

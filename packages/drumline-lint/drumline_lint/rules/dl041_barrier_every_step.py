@@ -24,7 +24,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     calls."""
     for call in _barriers(program):
         if program.source_of(call) is source:
-            yield RULE.at(source, call, f"{source.code(call)} makes all ranks wait for the slowest at every step")
+            yield RULE.at(
+                source,
+                call,
+                f"{source.code(call)} makes all ranks wait for the slowest at every step",
+            )
 
 
 @cached_query
@@ -32,9 +36,15 @@ def _barriers(program: Program) -> dict[ast.Call, None]:
     found: dict[ast.Call, None] = {}
     for loop in training_loops(program):
         for root, rare in round_functions(program, loop, _is_rare).items():
-            parts = [part for part in repeated(root) if not isinstance(part, SCOPES)] if not rare else []
+            parts = (
+                [part for part in repeated(root) if not isinstance(part, SCOPES)]
+                if not rare
+                else []
+            )
             for call in (one for part in parts for one in nodes_in(part, ast.Call)):
-                if program.name_of(call.func) == "torch.distributed.barrier" and not _is_rare(program, call, root):
+                if program.name_of(call.func) == "torch.distributed.barrier" and not _is_rare(
+                    program, call, root
+                ):
                     found[call] = None
     return found
 
@@ -50,7 +60,9 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
             return False
         if isinstance(outer, ast.If) and inner is not outer.test:
             tests = held_conditions(program, outer.body[0]) if inner in outer.body else []
-            if always_exits(program, outer.body) or not all(is_about_being_distributed(test) for test, _ in tests):
+            if always_exits(program, outer.body) or not all(
+                is_about_being_distributed(test) for test, _ in tests
+            ):
                 return True
         if isinstance(outer, ast.For | ast.While | ast.Try):
             return True

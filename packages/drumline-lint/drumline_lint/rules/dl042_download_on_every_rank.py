@@ -22,7 +22,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in _downloads(program, source):
         if is_on_every_rank(program, call) and not _is_made_before(program, call):
             message = (
-                f"{source.code(call.func)} downloads on every rank: all ranks write the same files at the same time"
+                f"{source.code(call.func)} downloads on every rank: "
+                "all ranks write the same files at the same time"
             )
             yield RULE.at(source, call, message)
 
@@ -37,5 +38,9 @@ def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
 
 def _is_made_before(program: Program, call: ast.Call) -> bool:
     name = program.name_of(call.func)
-    others = [one for source in program.sources for one in _downloads(program, source) if one is not call]
-    return any(program.name_of(one.func) == name and not is_on_every_rank(program, one) for one in others)
+    others = [
+        one for source in program.sources for one in _downloads(program, source) if one is not call
+    ]
+    return any(
+        program.name_of(one.func) == name and not is_on_every_rank(program, one) for one in others
+    )

@@ -25,7 +25,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in found_in_runs(program, source, _unseeded):
         if is_on_every_rank(program, call):
             message = (
-                f"{source.code(call)} draws another split on every rank: what one rank tests on, another trains on"
+                f"{source.code(call)} draws another split on every rank: "
+                "what one rank tests on, another trains on"
             )
             yield RULE.at(source, call, message)
 
@@ -35,6 +36,10 @@ def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
     for number, step in enumerate(run):
         call = step.call
         if program.name_of(call.func) in _SPLIT and argument(call, 2, "generator") is None:
-            own = [one for one in run[:number] if process_of(program, one) == process_of(program, step)]
-            if not has_unknown_arguments(call) and not any(seeds_torch(program, one.call) for one in own):
+            own = [
+                one for one in run[:number] if process_of(program, one) == process_of(program, step)
+            ]
+            if not has_unknown_arguments(call) and not any(
+                seeds_torch(program, one.call) for one in own
+            ):
                 yield call, None

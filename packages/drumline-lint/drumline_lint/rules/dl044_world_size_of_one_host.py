@@ -21,8 +21,13 @@ RULE = rule("DL044")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Groups and samplers with the GPUs of a host as their size, and the rank among all hosts as
     their rank."""
-    pairs = [(call, argument(call, 3, "world_size"), argument(call, 4, "rank")) for call in program.calls(source, INIT)]
-    if meets_on_one_host(program, source) and not any(_is_global(program, rank) for _, _, rank in pairs):
+    pairs = [
+        (call, argument(call, 3, "world_size"), argument(call, 4, "rank"))
+        for call in program.calls(source, INIT)
+    ]
+    if meets_on_one_host(program, source) and not any(
+        _is_global(program, rank) for _, _, rank in pairs
+    ):
         return
     for call in program.calls(source, DISTRIBUTED_SAMPLER):
         pairs.append((call, argument(call, 1, "num_replicas"), argument(call, 2, "rank")))
@@ -30,7 +35,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if size is not None and _is_of_host(program, size) and _is_global(program, rank):
             assert rank is not None
             said = (
-                f"{source.code(size)} counts the GPUs of this host, and {source.code(rank)} the processes of all hosts"
+                f"{source.code(size)} counts the GPUs of this host, "
+                f"and {source.code(rank)} the processes of all hosts"
             )
             yield RULE.at(source, call, said)
 

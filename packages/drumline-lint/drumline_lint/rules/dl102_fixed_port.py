@@ -13,7 +13,9 @@ from drumline_lint.reading.shell_parser import Kind, Word
 RULE = rule("DL102")
 DEFAULTS = {"static": "29500", "c10d": "29400"}
 LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}  # noqa: S104
-ON_SLURM = "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
+ON_SLURM = (
+    "for every job{same}, and Slurm may put two on one host: the second fails, or joins the first"
+)
 FROM_JOB = "from the job's number: $((20000 + SLURM_JOB_ID % 20000)); or ask for whole nodes with #SBATCH --exclusive"
 _DEEPEST = 8
 
@@ -29,7 +31,12 @@ class Port:
 
     @property
     def is_fixed(self) -> bool:
-        return self.value is not None and self.value.isascii() and self.value.isdigit() and int(self.value) > 0
+        return (
+            self.value is not None
+            and self.value.isascii()
+            and self.value.isdigit()
+            and int(self.value) > 0
+        )
 
 
 def check_shell(script: Script) -> Iterator[Finding]:
@@ -52,8 +59,16 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
                 yield _on_slurm(script, port), port.source.start
             elif port is None and _takes_default(script, launch, how):
                 said = f"no port is given, so torchrun takes {DEFAULTS[how]} {ON_SLURM.format(same='')}"
-                yield RULE.at(script, launch.name[-1], said, fix=f"give a port {FROM_JOB}"), launch.name[0].start
-        elif not script.on_slurm and port is not None and port.is_fixed and _is_on_one_node(script, launch):
+                yield (
+                    RULE.at(script, launch.name[-1], said, fix=f"give a port {FROM_JOB}"),
+                    launch.name[0].start,
+                )
+        elif (
+            not script.on_slurm
+            and port is not None
+            and port.is_fixed
+            and _is_on_one_node(script, launch)
+        ):
             said = (
                 f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "
                 "joins the first, though neither needs a known port"
@@ -64,13 +79,20 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
 
 def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
     """torchrun sets MASTER_PORT and does not read it; a script that srun starts does."""
-    ranks = [launch for launch in launches(script) if launch.kind == PYTHON and launch.srun is not None]
+    ranks = [
+        launch for launch in launches(script) if launch.kind == PYTHON and launch.srun is not None
+    ]
     if not any(_is_on_shared_slurm(script, launch) for launch in ranks):
         return
     for assignment in script.assignments:
         port = Port(script.constant(assignment.value), assignment)
         is_seen = assignment.is_exported or assignment.name in script.exported
-        if assignment.name == "MASTER_PORT" and is_seen and port.is_fixed and not assignment.command.is_conditional:
+        if (
+            assignment.name == "MASTER_PORT"
+            and is_seen
+            and port.is_fixed
+            and not assignment.command.is_conditional
+        ):
             yield _on_slurm(script, port), assignment.start
 
 
@@ -83,7 +105,11 @@ def _takes_default(script: Script, launch: Launch, how: str) -> bool:
     """Where several nodes meet and no port is named; one node gets a free one."""
     endpoint = launch.flags.get("rdzv-endpoint")
     # Each has an address of its own; static refuses an endpoint without a port.
-    is_met = endpoint is None and "master-addr" in launch.flags if how == "static" else endpoint is not None
+    is_met = (
+        endpoint is None and "master-addr" in launch.flags
+        if how == "static"
+        else endpoint is not None
+    )
     return is_met and launch.is_sure and _has_several_nodes(script, launch) is True
 
 
@@ -136,7 +162,11 @@ def _port(script: Script, launch: Launch) -> Port | None:
         is_named = port.value is not None or script.constant(endpoint.value) is None
         return port if is_named else None
     flag = launch.flags.get("master-port")
-    return Port(script.constant(flag.value), script.source_of(flag.value)) if flag and flag.value else None
+    return (
+        Port(script.constant(flag.value), script.source_of(flag.value))
+        if flag and flag.value
+        else None
+    )
 
 
 def _port_in(script: Script, word: Word, depth: int = 0) -> Port:

@@ -29,7 +29,11 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Imported, or started from Python."""
     if "launch" not in source.text:
         return
-    for node in [*_imports(program, source), *_in_lists(program, source), *_in_commands(program, source)]:
+    for node in [
+        *_imports(program, source),
+        *_in_lists(program, source),
+        *_in_commands(program, source),
+    ]:
         yield RULE.at(source, node, "torch.distributed.launch is deprecated in favour of torchrun")
 
 
@@ -54,11 +58,15 @@ def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
 
 def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
     for call in program.calls(source, *RUNNERS):
-        given = argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
+        given = (
+            argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
+        )
         if given is None:
             continue
         texts: list[object] = [part.value for part in nodes_in(given, ast.Constant)]
-        texts += [value.value for value in program.values(given) if isinstance(value, ConstantValue)]
+        texts += [
+            value.value for value in program.values(given) if isinstance(value, ConstantValue)
+        ]
         if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
             yield given
 
@@ -69,7 +77,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if launch.kind != OLD_LAUNCH:
             continue
         uses_env = "use-env" in launch.flags
-        adds = "" if uses_env else "; it adds --local-rank to the arguments of the script, which torchrun does not"
+        adds = (
+            ""
+            if uses_env
+            else "; it adds --local-rank to the arguments of the script, which torchrun does not"
+        )
         yield RULE.at(
             script,
             launch.name[-1],
@@ -83,14 +95,22 @@ def _edits(script: Script, launch: Launch) -> list[Edit]:
     flag = launch.flags["use-env"].word
     first = launch.name[0]
     last = launch.name[-1]
-    if not (first.start < last.start < flag.start <= launch.command.end) or first.start < launch.command.start:
+    if (
+        not (first.start < last.start < flag.start <= launch.command.end)
+        or first.start < launch.command.start
+    ):
         return []
-    is_usual = re.fullmatch(r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1]))
+    is_usual = re.fullmatch(
+        r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1])
+    )
     blanks = re.compile(r"[ \t]*").match(script.text, flag.end)
     assert blanks is not None
     removed = Word(flag.start, blanks.end(), ())
     if is_usual:
-        return [_edit(script, Word(first.start, last.end, ()), "torchrun"), _edit(script, removed, "")]
+        return [
+            _edit(script, Word(first.start, last.end, ()), "torchrun"),
+            _edit(script, removed, ""),
+        ]
     # Another Python than the first on the path: its own torchrun is reached by the module.
     return [_edit(script, last, "torch.distributed.run"), _edit(script, removed, "")]
 

@@ -14,7 +14,13 @@ from drumline_lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
 from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import Loop, ancestors, enclosing_class, enclosing_function, last_name
+from drumline_lint.program.tree import (
+    Loop,
+    ancestors,
+    enclosing_class,
+    enclosing_function,
+    last_name,
+)
 from drumline_lint.program.value import CallResult, Instance, LoopItem
 
 # The parameters of a DataLoader that can be given by position, in order.
@@ -51,7 +57,9 @@ def loaders_behind(program: Program, part: ast.expr, depth: int = 0) -> list[ast
     found = []
     for value in program.values(part) if depth < DEEPEST else ():
         if isinstance(value, LoopItem):
-            found += loaders(program, value.of) or loaders_behind(program, _viewed(value.of), depth + 1)
+            found += loaders(program, value.of) or loaders_behind(
+                program, _viewed(value.of), depth + 1
+            )
         elif isinstance(value, CallResult) and value.name == "next" and value.call.args:
             found += loaders(program, value.call.args[0])
     return found
@@ -95,11 +103,22 @@ def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Ca
     if owner is None or made is None or owner in ancestors(loop):
         return set()
     used = [one.func.value for one in calls_in(loop) if isinstance(one.func, ast.Attribute)]
-    own = [origin for one in used if Instance(owner) in program.values(one) for origin in written_values(program, one)]
+    own = [
+        origin
+        for one in used
+        if Instance(owner) in program.values(one)
+        for origin in written_values(program, one)
+    ]
     if not own or not all(isinstance(one, ast.Call) for one in own):
         return set()
-    arguments = {one: [*one.args, *(keyword.value for keyword in one.keywords)] for one in program.callers(made)}
-    given = {one: {loader for part in parts for loader in loaders(program, part)} for one, parts in arguments.items()}
+    arguments = {
+        one: [*one.args, *(keyword.value for keyword in one.keywords)]
+        for one in program.callers(made)
+    }
+    given = {
+        one: {loader for part in parts for loader in loaders(program, part)}
+        for one, parts in arguments.items()
+    }
     mine = set().union(*(loaders for one, loaders in given.items() if one in own))
     return set().union(*given.values()) - mine
 

@@ -11,7 +11,14 @@ from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DDP, FSDP, INIT
 from drumline_lint.program.origins import components, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, ancestors, enclosing_function, last_name, nodes_in, position
+from drumline_lint.program.tree import (
+    Binding,
+    ancestors,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    position,
+)
 from drumline_lint.program.value import CallResult, Class, ConstantValue, Instance, Rank, Value
 from drumline_lint.reading.source import Source
 
@@ -37,7 +44,9 @@ def may_be_gpu(program: Program, expression: ast.expr | None) -> bool:
 
 def _is_gpu(program: Program, expression: ast.expr) -> bool:
     if isinstance(expression, ast.JoinedStr):
-        return any(isinstance(one, ast.Constant) and "cuda" in str(one.value) for one in expression.values)
+        return any(
+            isinstance(one, ast.Constant) and "cuda" in str(one.value) for one in expression.values
+        )
     said = [_says_gpu(program, value) for value in program.values(expression)]
     if any(one is not None for one in said):
         return True in said
@@ -78,7 +87,9 @@ def is_on_cpu_only(program: Program, source: Source) -> bool:
     """Whether all process groups of a file and its program use gloo, and no code uses a GPU."""
     files = connected(program, source)
     calls = [call for one in files for call in program.calls(one, INIT)]
-    backends = [origin for call in calls for origin in written_values(program, argument(call, 0, "backend"))]
+    backends = [
+        origin for call in calls for origin in written_values(program, argument(call, 0, "backend"))
+    ]
     is_gloo = all(isinstance(one, ast.Constant) and one.value == "gloo" for one in backends)
     return bool(backends) and is_gloo and not any("cuda" in one.text for one in files)
 
@@ -105,7 +116,8 @@ def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
     """Whether all that makes it is seen, and nothing of that has to do with a device."""
     values = program.values(model)
     is_known = all(
-        isinstance(value, Instance) or (isinstance(value, CallResult) and value.name.startswith(_ON_CPU))
+        isinstance(value, Instance)
+        or (isinstance(value, CallResult) and value.name.startswith(_ON_CPU))
         for value in values
     )
     if not values or not is_known or _has_default(program, model):
@@ -177,7 +189,11 @@ def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
 
 
 def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
-    while isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute) and one.attr == other.attr:
+    while (
+        isinstance(one, ast.Attribute)
+        and isinstance(other, ast.Attribute)
+        and one.attr == other.attr
+    ):
         one = one.value
         other = other.value
     return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
@@ -191,16 +207,24 @@ def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool
     """Whether it is given to something whose name, or whose arguments, have to do with devices."""
     home = enclosing_function(model) or program.source_of(model).tree
     for call in nodes_in(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
-        is_given = position(call) < position(use) and any(_is_written_so(one, model) for one in call.args)
+        is_given = position(call) < position(use) and any(
+            _is_written_so(one, model) for one in call.args
+        )
         is_around = any(one is call for one in ancestors(use))
-        if is_given and not is_around and any(word in ast.unparse(call).lower() for word in _MOVING_WORDS):
+        if (
+            is_given
+            and not is_around
+            and any(word in ast.unparse(call).lower() for word in _MOVING_WORDS)
+        ):
             return True
     return False
 
 
 def _is_in_device_block(node: ast.AST) -> bool:
     """`with torch.device("cuda"):` puts all that is made in it there."""
-    items = [item for outer in ancestors(node) if isinstance(outer, ast.With) for item in outer.items]
+    items = [
+        item for outer in ancestors(node) if isinstance(outer, ast.With) for item in outer.items
+    ]
     return any("device" in ast.unparse(item.context_expr) for item in items)
 
 
@@ -220,7 +244,9 @@ def wraps_any(program: Program) -> bool:
 
 
 def wrapping_steps(program: Program, run: Run) -> list[int]:
-    return [number for number, step in enumerate(run) if program.name_of(step.call.func) in WRAPPERS]
+    return [
+        number for number, step in enumerate(run) if program.name_of(step.call.func) in WRAPPERS
+    ]
 
 
 def built_at(program: Program, run: Run, wrapping: int) -> int | None:
@@ -230,9 +256,13 @@ def built_at(program: Program, run: Run, wrapping: int) -> int | None:
     made: set[ast.AST] = {
         value.call
         for value in values
-        if isinstance(value, CallResult) and not _is_loaded(value.name) and value.name not in WRAPPERS
+        if isinstance(value, CallResult)
+        and not _is_loaded(value.name)
+        and value.name not in WRAPPERS
     }
-    made |= {value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)}
+    made |= {
+        value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)
+    }
     first = program.cached(("first made", id(run)), lambda: _first_made(program, run))
     numbers = [first[one] for one in made if first.get(one, wrapping) < wrapping]
     return min(numbers, default=None)
@@ -249,4 +279,6 @@ def _first_made(program: Program, run: Run) -> dict[ast.AST, int]:
 
 
 def _is_loaded(name: str) -> bool:
-    return name.rpartition(".")[2] in _LOADED or not name.startswith(("torch.nn.", "torchvision.", "timm."))
+    return name.rpartition(".")[2] in _LOADED or not name.startswith(
+        ("torch.nn.", "torchvision.", "timm.")
+    )

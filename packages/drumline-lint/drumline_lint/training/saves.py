@@ -60,14 +60,21 @@ def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
     for call in program.index(source).calls.get("save_pretrained", ()):
         given = {keyword.arg for keyword in call.keywords}
         is_own = program.function_of(call) is not None
-        if isinstance(call.func, ast.Attribute) and not is_own and not given & {"is_main_process", None}:
+        if (
+            isinstance(call.func, ast.Attribute)
+            and not is_own
+            and not given & {"is_main_process", None}
+        ):
             yield Save(call, call.func.value, argument(call, 0, "save_directory"))
 
 
 def is_in_memory(program: Program, path: ast.expr | None) -> bool:
     """Whether it is no path, but bytes that are held by this process."""
     for part in parts(program, path):
-        if any(isinstance(value, CallResult) and value.name in _IN_MEMORY for value in program.values(part)):
+        if any(
+            isinstance(value, CallResult) and value.name in _IN_MEMORY
+            for value in program.values(part)
+        ):
             return True
         if last_name(part).lower() in _MEMORY_WORDS:
             return True
@@ -100,7 +107,9 @@ def _kinds(program: Program, part: ast.expr) -> set[str]:
 
 
 def _is_unique(program: Program, part: ast.expr) -> bool:
-    return isinstance(part, ast.Call) and program.name_of(part.func).startswith((*_UNIQUE, DISTRIBUTED_SAMPLER))
+    return isinstance(part, ast.Call) and program.name_of(part.func).startswith(
+        (*_UNIQUE, DISTRIBUTED_SAMPLER)
+    )
 
 
 def _is_of_host(program: Program, part: ast.expr) -> bool:

@@ -16,9 +16,28 @@ TORCH_SEEDS = tuple(
 )
 OTHER_SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy"}
 # They ask for a seed, or seed a generator of their own.
-_NOT_SEEDS = ("initial_seed", "seed_worker", "get_seed", "default_rng", "Generator", "SeedSequence", "Random")
+_NOT_SEEDS = (
+    "initial_seed",
+    "seed_worker",
+    "get_seed",
+    "default_rng",
+    "Generator",
+    "SeedSequence",
+    "Random",
+)
 _SAME_AS_ARGUMENTS = ("int", "float", "str", "abs", "min", "max", "sum", "hash", "round")
-_WORDS_OF_RANKS = ("rank", "gpu", "proc", "pid", "device", "node", "host", "worker", "time", "random")
+_WORDS_OF_RANKS = (
+    "rank",
+    "gpu",
+    "proc",
+    "pid",
+    "device",
+    "node",
+    "host",
+    "worker",
+    "time",
+    "random",
+)
 DEEPEST = 8
 Seen: TypeAlias = frozenset[str]
 
@@ -49,7 +68,9 @@ def seeded_before(program: Program, run: Run, number: int) -> bool:
     return any(seeds_torch(program, step.call) for step in run[:number])
 
 
-def may_differ_by_rank(program: Program, expression: ast.expr | None, seen: Seen = frozenset()) -> bool:
+def may_differ_by_rank(
+    program: Program, expression: ast.expr | None, seen: Seen = frozenset()
+) -> bool:
     """Whether a seed has the rank in it, or something of which that is not known."""
     if expression is None or len(seen) > DEEPEST:
         return True
@@ -61,7 +82,9 @@ def may_differ_by_rank(program: Program, expression: ast.expr | None, seen: Seen
         name = last_name(expression)
         bindings = [] if name in seen else _bindings(program, expression)
         says_rank = any(word in name.lower() for word in _WORDS_OF_RANKS)
-        return says_rank or any(_binding_may_differ(program, one, seen | {name}) for one in bindings)
+        return says_rank or any(
+            _binding_may_differ(program, one, seen | {name}) for one in bindings
+        )
     return any(may_differ_by_rank(program, part, seen) for part in _parts(program, expression))
 
 
@@ -99,7 +122,9 @@ def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
     if binding.kind == "assign" and not binding.path:
         return may_differ_by_rank(program, binding.value, seen)
     if isinstance(binding.node, ast.arg):
-        return any(may_differ_by_rank(program, one, seen) for one in program.arguments_for(binding.node))
+        return any(
+            may_differ_by_rank(program, one, seen) for one in program.arguments_for(binding.node)
+        )
     return binding.kind != "import"
 
 

@@ -14,7 +14,15 @@ from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, GRAD_SCALERS
 from drumline_lint.program.program import Program
 from drumline_lint.program.queries import cached_query
-from drumline_lint.program.tree import FunctionNode, Loop, ancestors, dotted, last_name, nodes_in, parent_of
+from drumline_lint.program.tree import (
+    FunctionNode,
+    Loop,
+    ancestors,
+    dotted,
+    last_name,
+    nodes_in,
+    parent_of,
+)
 from drumline_lint.program.value import CallResult, ConstantValue
 
 IsRare = Callable[[Program, ast.AST, ast.AST], bool]
@@ -25,10 +33,17 @@ SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGra
 def training_loops(program: Program) -> list[Loop]:
     """The loops over batches of all files that train in several processes."""
     found = distributed_sources(program)
-    return [loop for source in program.sources if source in found for loop in batch_loops(program, source)]
+    return [
+        loop
+        for source in program.sources
+        if source in found
+        for loop in batch_loops(program, source)
+    ]
 
 
-def round_functions(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -> dict[ast.AST, bool]:
+def round_functions(
+    program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then
+) -> dict[ast.AST, bool]:
     """The loop and all functions that its rounds run; each with whether it is only in some of the
     rounds."""
     found: dict[ast.AST, bool] = {loop: False}
@@ -67,7 +82,9 @@ def _is_last(test: ast.expr) -> bool:
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ast.Eq)
         and any(
-            isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub) and isinstance(one.right, ast.Constant)
+            isinstance(one, ast.BinOp)
+            and isinstance(one.op, ast.Sub)
+            and isinstance(one.right, ast.Constant)
             for one in (test.left, *test.comparators)
         )
     )

@@ -19,7 +19,8 @@ def goes_backward(program: Program, expression: ast.Name | ast.Attribute) -> boo
     calls = program.index(program.source_of(expression)).calls.get("backward", ())
     scope = scope_of(expression)
     bindings = program.cached(
-        (goes_backward, scope, written), lambda: _differentiated_bindings(program, calls, scope, written)
+        (goes_backward, scope, written),
+        lambda: _differentiated_bindings(program, calls, scope, written),
     )
     return not bindings.isdisjoint(_bindings(program, expression))
 
@@ -28,8 +29,15 @@ def _differentiated_bindings(
     program: Program, calls: Iterable[ast.Call], scope: ast.AST, written: str
 ) -> frozenset[Binding]:
     """What `written` may be where one of these calls of `.backward()` is on it."""
-    losses = [loss for loss in map(_differentiated, calls) if loss is not None and scope_of(loss) is scope]
-    return frozenset(binding for loss in losses if dotted(loss) == written for binding in _bindings(program, loss))
+    losses = [
+        loss for loss in map(_differentiated, calls) if loss is not None and scope_of(loss) is scope
+    ]
+    return frozenset(
+        binding
+        for loss in losses
+        if dotted(loss) == written
+        for binding in _bindings(program, loss)
+    )
 
 
 def _differentiated(call: ast.Call) -> ast.expr | None:
@@ -58,7 +66,11 @@ def before_changes(program: Program, name: ast.Name) -> dict[ast.Name, ast.AugAs
         for binding in program.bindings(pending.pop()):
             change = binding.node
             target = change.target if isinstance(change, ast.AugAssign) else None
-            if isinstance(change, ast.AugAssign) and isinstance(target, ast.Name) and target not in found:
+            if (
+                isinstance(change, ast.AugAssign)
+                and isinstance(target, ast.Name)
+                and target not in found
+            ):
                 found[target] = change
                 pending.append(target)
     return found
@@ -71,9 +83,28 @@ OF_HOST = {
     "float", "int", "bool", "len", "str", "repr", "isinstance", "type", "id", "range", "hasattr", "getattr",
     "state_dict", "is_contiguous", "get_device", "isfinite_all", "time", "perf_counter",
 }  # fmt: skip
-HOST_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "names"}
+HOST_ATTRIBUTES = {
+    "shape",
+    "dtype",
+    "device",
+    "ndim",
+    "requires_grad",
+    "is_cuda",
+    "layout",
+    "names",
+}
 NAMED = ("named_parameters", "named_buffers", "named_modules", "named_children")
-MODELS = ("model", "net", "network", "ddp", "ddp_model", "criterion", "loss_fn", "loss_func", "classifier")
+MODELS = (
+    "model",
+    "net",
+    "network",
+    "ddp",
+    "ddp_model",
+    "criterion",
+    "loss_fn",
+    "loss_func",
+    "classifier",
+)
 
 
 def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) -> bool:
@@ -92,16 +123,22 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
     if isinstance(expression, ast.Call):
         return _is_call_of_step(program, expression, deeper)
     if isinstance(expression, ast.Attribute):
-        return expression.attr not in HOST_ATTRIBUTES and is_of_step(program, expression.value, deeper)
+        return expression.attr not in HOST_ATTRIBUTES and is_of_step(
+            program, expression.value, deeper
+        )
     if isinstance(expression, ast.Subscript | ast.Starred):
         return is_of_step(program, expression.value, deeper)
     if isinstance(expression, ast.BinOp):
         return any(is_of_step(program, one, deeper) for one in (expression.left, expression.right))
     if isinstance(expression, ast.Compare):
-        is_identity = any(isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in expression.ops)
+        is_identity = any(
+            isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in expression.ops
+        )
         return not is_identity and is_of_step(program, expression.left, deeper)
     if isinstance(expression, ast.UnaryOp):
-        return not isinstance(expression.op, ast.Not) and is_of_step(program, expression.operand, deeper)
+        return not isinstance(expression.op, ast.Not) and is_of_step(
+            program, expression.operand, deeper
+        )
     if isinstance(expression, ast.IfExp):
         return any(is_of_step(program, one, deeper) for one in (expression.body, expression.orelse))
     if isinstance(expression, ast.GeneratorExp | ast.ListComp):
@@ -114,7 +151,9 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
     if program.assigned(name):
         return []
     parameters = [
-        one.node for one in program.bindings(name) if one.kind == "parameter" and isinstance(one.node, ast.arg)
+        one.node
+        for one in program.bindings(name)
+        if one.kind == "parameter" and isinstance(one.node, ast.arg)
     ]
     given = [expression for one in parameters for expression in program.arguments_for(one)]
     return [one for one in given if one is not None]
@@ -122,7 +161,11 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
 
 def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
     sources = [*program.assigned(name), *passed(program, name)]
-    over = [value.of for value in program.values(name) if isinstance(value, LoopItem) and not is_key(program, name)]
+    over = [
+        value.of
+        for value in program.values(name)
+        if isinstance(value, LoopItem) and not is_key(program, name)
+    ]
     return any(is_of_step(program, one, depth) for one in (*sources, *over))
 
 
@@ -136,7 +179,12 @@ def is_key(program: Program, name: ast.Name) -> bool:
 def _gives_keys(binding: Binding, name: ast.Name) -> bool:
     over = binding.value
     path = binding.path
-    if isinstance(over, ast.Call) and last_name(over.func) == "enumerate" and over.args and path[:1] == (1,):
+    if (
+        isinstance(over, ast.Call)
+        and last_name(over.func) == "enumerate"
+        and over.args
+        and path[:1] == (1,)
+    ):
         over = over.args[0]
         path = path[1:]
     if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys", *NAMED):
@@ -177,7 +225,9 @@ def _is_cpu(device: ast.expr) -> bool:
 def is_forward(program: Program, call: ast.Call) -> bool:
     values = program.values(call.func)
     for value in values:
-        if isinstance(value, CallResult) and (value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")):
+        if isinstance(value, CallResult) and (
+            value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")
+        ):
             return True
         if isinstance(value, Instance) and program.is_module(value.of):
             return True
