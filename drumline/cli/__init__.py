@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DrumlineError as error:
-        what, *more = error.lines()
-        print_message(f"error: {what}", *more)
+        what, *details = error.lines()
+        print_message(f"error: {what}", *details)
         _hand_over(error.what, error.next_step, error.place)
         return error.exit_code
     except KeyboardInterrupt:
@@ -101,7 +101,7 @@ def _dispatch(arguments: list[str]) -> int:
         )
         show(HELP.format(verbs=verbs), end="")
         return ExitCode.SUCCESS if arguments else ExitCode.USAGE
-    verb, *rest = arguments
+    verb, *verb_arguments = arguments
     if verb == "--version":
         from importlib.metadata import version
 
@@ -111,5 +111,6 @@ def _dispatch(arguments: list[str]) -> int:
         print_message(f"error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
         return ExitCode.USAGE
     report_uncaught_errors()
-    run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}_command").run(rest)
-    return run
+    command = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}_command")
+    code: int = command.run(verb_arguments)
+    return code

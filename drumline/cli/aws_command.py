@@ -68,19 +68,19 @@ EXIT_CODES = (
 
 
 def run(argv: Sequence[str]) -> int:
-    verb, *rest = argv or ["--help"]
+    verb, *arguments = argv or ["--help"]
     if verb in ("-h", "--help"):
         show("usage: " + "\n       ".join(LINES.values()) + "\n" + ABOUT, end="")
         return ExitCode.SUCCESS if argv else ExitCode.USAGE
     if verb == "launch":
         from drumline.cli.aws_launch import launch
 
-        return launch(rest)
+        return launch(arguments)
     if verb not in GROUPS:
         what = f"there is no `drumline aws {verb}`; {did_you_mean(verb, [*GROUPS, 'launch'])}"
         raise UsageError(what, next_step="read drumline aws --help")
     table = {name: flag for group in GROUPS[verb].values() for name, flag in group.items()}
-    flags = read_flags(rest, table, no_settings="is a setting of a run; aws takes none")
+    flags = read_flags(arguments, table, no_settings="is a setting of a run; aws takes none")
     if flags.own.get("help"):
         show("\n".join([f"usage: {LINES[verb]}\n", render_flags(GROUPS[verb]), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
@@ -103,8 +103,8 @@ def _up(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> in
         bring_up(account, plan, show_step)
     except KeyboardInterrupt:
         name = settings.name
-        more = (f"follow it: the same command; remove it: drumline aws down --name {name}",)
-        print_message(f"interrupted: AWS continues to make {name}, and it costs money", *more)
+        next_steps = (f"follow it: the same command; remove it: drumline aws down --name {name}",)
+        print_message(f"interrupted: AWS continues to make {name}, and it costs money", *next_steps)
         raise
     show_step("")
     nodes = nodes_of(account, settings.name)
@@ -125,18 +125,18 @@ def _status(account: Account, _: ClusterSettings, __: Mapping[str, Any]) -> int:
 
 def _down(account: Account, settings: ClusterSettings, flags: Mapping[str, Any]) -> int:
     delete_data = bool(flags.get("delete-data"))
-    others = made_by_others(account, settings, delete_data=delete_data)
-    if others and not flags.get("any-owner"):
-        _ask_to_remove(others, settings.name)
+    other_owners = made_by_others(account, settings, delete_data=delete_data)
+    if other_owners and not flags.get("any-owner"):
+        _ask_to_remove(other_owners, settings.name)
     volumes = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
     show_lines(kept_lines(account, settings, volumes))
     return ExitCode.SUCCESS
 
 
-def _ask_to_remove(others: Sequence[str], name: str) -> None:
+def _ask_to_remove(other_owners: Sequence[str], name: str) -> None:
     """On a terminal; without one nobody can answer, so a flag has to."""
-    what = "; ".join(others)
+    what = "; ".join(other_owners)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         again = f"ask whoever made it; to remove it all the same: drumline aws down --name {name} --any-owner"
         raise UsageError(f"{what}; nothing was removed", next_step=again)

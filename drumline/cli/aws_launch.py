@@ -63,47 +63,49 @@ and runs `drumline launch` on them: one rank per GPU, rank 0 on the oldest node.
 
 
 def launch(argv: Sequence[str]) -> int:
-    own, target, arguments = launch_command.split_command(argv, {**LAUNCH_FLAGS, **OWN})
-    ours, others = _apart(own)
-    flags = read_flags(ours, OWN, no_settings="a setting of the task goes after its name")
+    flag_words, target, arguments = launch_command.split_command(argv, {**LAUNCH_FLAGS, **OWN})
+    aws_words, launch_words = _apart(flag_words)
+    flags = read_flags(aws_words, OWN, no_settings="a setting of the task goes after its name")
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags({"": OWN})]), end="")
         return ExitCode.SUCCESS
     problems = list(flags.layer.problems)
-    problems += [
-        f"--{name}: the cluster's nodes are the hosts"
-        for name in OF_CLUSTER
-        if f"--{name}" in others
-    ]
-    problems += [] if target else ["no TASK or SCRIPT.py was given"]
+    for name in OF_CLUSTER:
+        if f"--{name}" in launch_words:
+            problems.append(f"--{name}: the cluster's nodes are the hosts")
+    if not target:
+        problems.append("no TASK or SCRIPT.py was given")
     account, settings = account_and_settings(flags.own, problems, "launch")
     assert target is not None
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
         job = _CloudJob(account, settings, Path(folder), flags.own.get("identity"))
         if flags.own.get("doctor", True):
             job.check_pairs()
-        defaults = _defaults(others, target)
-        return job.run(
-            [*defaults, *others, target, *_with_volume(target, arguments, is_spot=job.is_spot)]
-        )
+        defaults = _defaults(launch_words, target)
+        task_words = _with_volume(target, arguments, is_spot=job.is_spot)
+        return job.run([*defaults, *launch_words, target, *task_words])
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our flags with their values, and those of `drumline launch`."""
-    ours: list[str] = []
-    others: list[str] = []
-    kept = others
+    aws_words: list[str] = []
+    launch_words: list[str] = []
+    side = launch_words
     for word in words:
         if word.startswith("-"):
             flag = word.partition("=")[0].removeprefix("--").removeprefix("no-")
-            kept = ours if flag in OWN or word == "-h" else others
-        kept.append(word)
-    return ours, others
+            side = aws_words if flag in OWN or word == "-h" else launch_words
+        side.append(word)
+    return aws_words, launch_words
 
 
-def _defaults(others: Sequence[str], target: str) -> list[str]:
-    words = [] if {"--sync", "--no-sync"} & set(others) else ["--sync"]
-    return words + (["--env", f"OUTPUT_DIR={SHARED / 'runs'}"] if is_script(target) else [])
+def _defaults(launch_words: Sequence[str], target: str) -> list[str]:
+    defaults = []
+    if not {"--sync", "--no-sync"} & set(launch_words):
+        defaults.append("--sync")
+    if is_script(target):
+        defaults += ["--env", f"OUTPUT_DIR={SHARED / 'runs'}"]
+    return defaults
 
 
 def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> list[str]:
@@ -111,13 +113,13 @@ def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> lis
     given."""
     if is_script(target):
         return list(arguments)
-    given = {word.partition("=")[0] for word in arguments}
-    added = [] if "--run" in given else ["--run", str(SHARED / "runs" / run_name(target))]
-    return [
-        *arguments,
-        *added,
-        *(["--watch.notice", NOTICE] if is_spot and "--watch.notice" not in given else []),
-    ]
+    given_names = {word.partition("=")[0] for word in arguments}
+    task_words = list(arguments)
+    if "--run" not in given_names:
+        task_words += ["--run", str(SHARED / "runs" / run_name(target))]
+    if is_spot and "--watch.notice" not in given_names:
+        task_words += ["--watch.notice", NOTICE]
+    return task_words
 
 
 class _CloudJob:
@@ -136,11 +138,11 @@ class _CloudJob:
                 f"the cluster {settings.name} {state} in {account.region}",
                 next_step="drumline aws up makes it, drumline aws status lists all",
             )
-        given = parameters_of(stack)
-        self._by_ssm = given["SessionManager"] == "true"
-        self._num_nodes = int(given["NodeCount"])
-        self.is_spot = given["Market"] == "spot"
-        if not given["KeyName"]:
+        parameters = parameters_of(stack)
+        self._by_ssm = parameters["SessionManager"] == "true"
+        self._num_nodes = int(parameters["NodeCount"])
+        self.is_spot = parameters["Market"] == "spot"
+        if not parameters["KeyName"]:
             raise UsageError(
                 f"the cluster {settings.name} was made without --key, and launch needs ssh",
                 next_step="remove it and make it with --key NAME and --ssh-from me, or --ssm",
@@ -150,7 +152,7 @@ class _CloudJob:
         self._config = folder / "ssh_config"
         self._wheels: Path | None = None
         self._wheels_hash = ""
-        if given.get("CopiesDrumline") == "true":
+        if parameters.get("CopiesDrumline") == "true":
             self._pack_wheels(folder / "wheels.tar")
         self._nodes = self._ready_nodes()
 
@@ -162,9 +164,10 @@ class _CloudJob:
         self._wheels_hash = hashlib.sha256(content).hexdigest()
 
     def check_pairs(self) -> None:
-        if code := doctor_command.run(
+        code = doctor_command.run(
             [*self._hosts(), "--code", "/opt/drumline/bin", "--run", str(SHARED)]
-        ):
+        )
+        if code:
             raise PreflightError(
                 f"doctor found something to fix on the nodes (exit code {code}); its report is above",
                 next_step="fix it, or launch all the same with --no-doctor",
@@ -179,11 +182,8 @@ class _CloudJob:
             except DrumlineError as error:
                 failure = error
                 code = error.exit_code
-            if code in (
-                ExitCode.SUCCESS,
-                ExitCode.USAGE,
-                ExitCode.INTERRUPTED,
-            ) or not self._was_replaced(code):
+            is_final = code in (ExitCode.SUCCESS, ExitCode.USAGE, ExitCode.INTERRUPTED)
+            if is_final or not self._was_replaced(code):
                 if failure is not None:
                     raise failure
                 return code
@@ -195,7 +195,10 @@ class _CloudJob:
         return ["--hosts", hosts, "--ssh", shlex.join(self._client()), "--python", PYTHON]
 
     def _client(self) -> list[str]:
-        return ["ssh", "-F", str(self._config), *(["-i", self._identity] if self._identity else [])]
+        client = ["ssh", "-F", str(self._config)]
+        if self._identity:
+            client += ["-i", self._identity]
+        return client
 
     def _was_replaced(self, code: int) -> bool:
         """Whether a node is no longer there. After a spot notice it is, for two more minutes."""
@@ -205,13 +208,13 @@ class _CloudJob:
                 f"waiting for AWS to take the node back, at most {REPLACED_S / 60:.0f} minutes"
             )
         deadline = time.monotonic() + REPLACED_S
-        while not (gone := self._ended()):
+        while not (ended := self._ended()):
             if time.monotonic() >= deadline or not (has_notice or self._report_lost()):
                 return False
             has_notice = True
             time.sleep(POLL_S)
         print_message(
-            f"AWS took back {join_names(gone)}; waiting for its replacement, then the run resumes"
+            f"AWS took back {join_names(ended)}; waiting for its replacement, then the run resumes"
         )
         return True
 
@@ -228,12 +231,12 @@ class _CloudJob:
             return False
         for node in lost:
             print_message(f"{node.address} ({node.id}) does not answer: asking AWS to replace it")
-            given = {
+            health = {
                 "InstanceId": node.id,
                 "HealthStatus": "Unhealthy",
                 "ShouldRespectGracePeriod": False,
             }
-            self._account.call("autoscaling", "set_instance_health", **given)
+            self._account.call("autoscaling", "set_instance_health", **health)
         return bool(lost)
 
     def _ready_nodes(self) -> list[CloudNode]:

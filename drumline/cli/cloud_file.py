@@ -60,44 +60,46 @@ OF_FILES: FlagTable = {
 }
 
 
-def wrong_for_file(given: Mapping[str, Any]) -> Iterator[str]:
+def wrong_for_file(verb_flags: Mapping[str, Any]) -> Iterator[str]:
     """Every mistake in the flags that can be found without the [aws] of a file."""
-    for other, names in _ONLY.items():
-        if other != given["print"]:
+    printed = verb_flags["print"]
+    for kind, names in _ONLY.items():
+        if kind != printed:
             yield from (
-                f"--{name}: is not for --print {given['print']}" for name in names if name in given
+                f"--{name}: is not for --print {printed}" for name in names if name in verb_flags
             )
-    if given["print"] == "skypilot":
-        wanted = given.get("accelerators")
-        if wanted and not ACCELERATORS.fullmatch(wanted):
-            yield f"--accelerators: {wanted!r} is not NAME or NAME:N, such as A100:8"
-        if wanted and "type" in given:
+    if printed == "skypilot":
+        accelerators = verb_flags.get("accelerators")
+        if accelerators and not ACCELERATORS.fullmatch(accelerators):
+            yield f"--accelerators: {accelerators!r} is not NAME or NAME:N, such as A100:8"
+        if accelerators and "type" in verb_flags:
             yield "--accelerators and --type exclude each other: each says which GPUs a node has"
 
 
 def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
     """`flags`: those that the launcher of each node gets as they are."""
-    given = request.given
+    verb_flags = request.flags
     problems = list[str]()
-    settings = settings_from(given, problems, copies_folder=True)
-    is_sky = given["print"] == "skypilot"
-    if is_sky and not (settings.type or "accelerators" in given):
+    settings = settings_from(verb_flags, problems, copies_folder=True)
+    is_sky = verb_flags["print"] == "skypilot"
+    if is_sky and not (settings.type or "accelerators" in verb_flags):
         problems.append("--print skypilot needs --accelerators or --type")
-    problems += [] if is_sky else missing_for_parallelcluster(settings)
+    if not is_sky:
+        problems += missing_for_parallelcluster(settings)
     if problems:
         raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")
-    least_nodes(given.get("nnodes"), settings.nodes, known_from="--nodes")
+    least_nodes(verb_flags.get("nnodes"), settings.nodes, known_from="--nodes")
     if settings.ssh_from == ME and not is_sky:
         settings = replace(settings, ssh_from=own_network())
     program = request.program(("--run", None if is_sky else f"{SHARED}/runs/{request.name}"))
-    gpus = ["--gpus", str(given["gpus"])] if "gpus" in given else []
+    gpus = ["--gpus", str(verb_flags["gpus"])] if "gpus" in verb_flags else []
     file = CloudFile(
-        name=given.get("name") or request.name,
+        name=verb_flags.get("name") or request.name,
         settings=settings,
         flags=[*flags, *gpus],
         words=program.words[1:] if program.is_task else program.words,
         requirements=_folder_requirements(settings),
-        accelerators=given.get("accelerators"),
+        accelerators=verb_flags.get("accelerators"),
     )
     return skypilot_text(file) if is_sky else parallelcluster_text(file)
 

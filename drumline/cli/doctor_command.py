@@ -144,43 +144,45 @@ def run(argv: Sequence[str]) -> int:
             OWN_FLAGS,
             no_settings="is a setting of a run; the doctor takes none without a TASK",
         )
-    given = flags.own
-    if given.get("help"):
+    verb_flags = flags.own
+    if verb_flags.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
     if problems := list(_wrong_flags(flags)):
         raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")
     if flags.positional:
         return _check_task(flags.positional[0], flags)
-    if "hosts" in given or "hostfile" in given:
-        return _check_hosts(given)
-    if any(name in given for name in OF_NODES):
-        return _check_nodes(given)
-    return _check_this_machine(given)
+    if "hosts" in verb_flags or "hostfile" in verb_flags:
+        return _show(verb_flags, check_hosts(verb_flags, _options(verb_flags)))
+    if any(name in verb_flags for name in OF_NODES):
+        return _check_nodes(verb_flags)
+    return _check_this_machine(verb_flags)
 
 
 def _wrong_flags(flags: Flags) -> Iterator[str]:
     yield from flags.layer.problems
-    given = flags.own
-    with_ssh = [name for name in ("hosts", "hostfile") if name in given]
-    without = [name for name in OF_NODES if name in given]
+    verb_flags = flags.own
+    with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
+    without = [name for name in OF_NODES if name in verb_flags]
     if flags.positional:
         yield from (
             f"--{name}: a TASK is checked on this machine" for name in [*with_ssh, *without]
         )
     else:
-        yield from (f"--{name}: belongs to a TASK" for name in OF_TASK if name in given)
+        yield from (f"--{name}: belongs to a TASK" for name in OF_TASK if name in verb_flags)
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if with_ssh and without:
         yield f"--{with_ssh[0]} uses ssh, and --{without[0]} does not: give one of them"
     if not with_ssh:
         yield from (
-            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given
+            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in verb_flags
         )
-    if not given.get("collectives", bool(with_ssh or without)):
+    if not verb_flags.get("collectives", bool(with_ssh or without)):
         yield from (
-            f"--{name}: belongs to --collectives" for name in ("procs", "backend") if name in given
+            f"--{name}: belongs to --collectives"
+            for name in ("procs", "backend")
+            if name in verb_flags
         )
 
 
@@ -198,86 +200,89 @@ def _check_task(task: str, flags: Flags) -> int:
     )
 
 
-def _check_hosts(given: Mapping[str, Any]) -> int:
-    return _show(given, check_hosts(given, _options(given)))
-
-
-def check_hosts(given: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
+def check_hosts(verb_flags: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
     """Those of `--hosts` or `--hostfile`."""
-    hosts = (
-        hosts_from_flag(given["hosts"])
-        if "hosts" in given
-        else hosts_from_file(Path(given["hostfile"]))
-    )
-    client = ssh_client(given.get("ssh"), os.environ)
-    python = given.get("python", sys.executable)
-    port = given.get("port", DEFAULT_PORT)
+    if "hosts" in verb_flags:
+        hosts = hosts_from_flag(verb_flags["hosts"])
+    else:
+        hosts = hosts_from_file(Path(verb_flags["hostfile"]))
+    client = ssh_client(verb_flags.get("ssh"), os.environ)
+    python = verb_flags.get("python", sys.executable)
+    port = verb_flags.get("port", DEFAULT_PORT)
     return asyncio.run(
         check_over_ssh(hosts, options, port=port, client=client, python=python, progress=show_step)
     )
 
 
-def _check_nodes(given: Mapping[str, Any]) -> int:
+def _check_nodes(verb_flags: Mapping[str, Any]) -> int:
     """Without ssh: node 0 runs the checks, the others join it."""
-    node = _node_options(given, os.environ)
-    options = _options(given)
+    node = _node_options(verb_flags, os.environ)
+    options = _options(verb_flags)
     if node.node == 0:
-        return _show(given, asyncio.run(check_as_node_zero(node, options, show_step)))
+        return _show(verb_flags, asyncio.run(check_as_node_zero(node, options, show_step)))
     show_step(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
     last = nodes.join(node, options.settings)
     show_step("")
     # Where srun merges the output of all nodes, stdout has only node 0's JSON.
-    stream = sys.stderr if given.get("json") else sys.stdout
+    stream = sys.stderr if verb_flags.get("json") else sys.stdout
     show_lines(
         [f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream
     )
     return int(last.get("code", ExitCode.PREFLIGHT_FAILED))
 
 
-def _node_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> nodes.NodeOptions:
+def _node_options(
+    verb_flags: Mapping[str, Any], environment: Mapping[str, str]
+) -> nodes.NodeOptions:
     """From the flags, or from what srun sets."""
     step_hosts = environment.get("SLURM_STEP_NODELIST")
-    known = {
-        "--nodes": given.get("nodes", whole_number(environment.get("SLURM_NNODES", ""))),
-        "--node-rank": given.get("node-rank", whole_number(environment.get("SLURM_NODEID", ""))),
-        "--master": given.get("master", first_host(step_hosts) if step_hosts else None),
+    place = {
+        "--nodes": verb_flags.get("nodes", whole_number(environment.get("SLURM_NNODES", ""))),
+        "--node-rank": verb_flags.get(
+            "node-rank", whole_number(environment.get("SLURM_NODEID", ""))
+        ),
+        "--master": verb_flags.get("master", first_host(step_hosts) if step_hosts else None),
     }
-    if missing := [name for name, value in known.items() if value is None]:
+    if missing := [name for name, value in place.items() if value is None]:
         raise UsageError(
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
             next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; under srun they are known",
         )
-    address, colon, port = known["--master"].partition(":")
+    address, colon, port = place["--master"].partition(":")
     is_port = not colon or 0 < (whole_number(port) or 0) < 65536
-    if wrong := wrong_name(address) or (None if is_port else f"{port!r} is not a port"):
+    wrong = wrong_name(address)
+    if not wrong and not is_port:
+        wrong = f"{port!r} is not a port"
+    if wrong:
         raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
     return nodes.NodeOptions(
-        node=known["--node-rank"],
-        nodes=known["--nodes"],
+        node=place["--node-rank"],
+        nodes=place["--nodes"],
         master=address,
         port=int(port) if colon else DEFAULT_PORT,
         secret=secret_from(environment),
-        wait_s=float(given.get("wait", WAIT_S)),
+        wait_s=float(verb_flags.get("wait", WAIT_S)),
     )
 
 
 def _check_this_machine(
-    given: Mapping[str, Any], of_task: tuple[list[Finding], str, Mapping[str, Any]] | None = None
+    verb_flags: Mapping[str, Any],
+    of_task: tuple[list[Finding], str, Mapping[str, Any]] | None = None,
 ) -> int:
-    settings = _options(given).settings
+    settings = _options(verb_flags).settings
     facts = host_facts(settings)
     found_in_task, row, task = of_task or ([], None, None)
     findings = [*machine_findings(facts), *found_in_task]
     numbers: Mapping[str, float] | None = None
-    if given.get("collectives"):
-        found, numbers = local_collectives(
-            given.get("procs"),
+    if verb_flags.get("collectives"):
+        collective_findings, numbers = local_collectives(
+            verb_flags.get("procs"),
             environment=settings.environment,
             num_gpus=num_visible_gpus(facts),
-            backend=given.get("backend", "auto"),
+            backend=verb_flags.get("backend", "auto"),
         )
-        findings += found
-    if given.get("json"):
+        findings += collective_findings
+    if verb_flags.get("json"):
         show(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers, task=task))
     else:
         rows = machine_rows(facts)
@@ -295,27 +300,32 @@ def _check_this_machine(
     return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
-def _options(given: Mapping[str, Any]) -> DoctorOptions:
+def _options(verb_flags: Mapping[str, Any]) -> DoctorOptions:
     here = Path.cwd()
+    code = verb_flags.get("code")
     # A home folder differs on every host, and is not a run's code.
-    code = given.get("code") or (None if here in (Path.home(), Path("/")) else ".")
-    data = given.get("data") or os.environ.get("DATASET_DIR")
+    if not code and here not in (Path.home(), Path("/")):
+        code = "."
+    data = verb_flags.get("data") or os.environ.get("DATASET_DIR")
     settings = HostSettings(
         environment=dict(os.environ),
-        run_folder=str(Path(given.get("run", ".")).absolute()),
-        code=None if code is None else str(Path(code).absolute()),
-        data=None if not data else str(Path(data).absolute()),
+        run_folder=str(Path(verb_flags.get("run", ".")).absolute()),
+        code=str(Path(code).absolute()) if code else None,
+        data=str(Path(data).absolute()) if data else None,
     )
     return DoctorOptions(
-        settings, given.get("collectives", True), given.get("procs"), given.get("backend", "auto")
+        settings,
+        verb_flags.get("collectives", True),
+        verb_flags.get("procs"),
+        verb_flags.get("backend", "auto"),
     )
 
 
-def _show(given: Mapping[str, Any], result: DoctorResult) -> int:
+def _show(verb_flags: Mapping[str, Any], result: DoctorResult) -> int:
     show_step("")
     survey = result.survey
     differences = result.differences
-    if given.get("json"):
+    if verb_flags.get("json"):
         facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
         collectives = result.collectives
         show(

@@ -34,10 +34,10 @@ s3://bucket/prefix.
 
 
 def run(argv: Sequence[str]) -> int:
-    given = read_flags(
+    read = read_flags(
         argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none"
     )
-    if (flags := flags_for_run("export", given, OWN_FLAGS, HELP)) is None:
+    if (flags := flags_for_run("export", read, OWN_FLAGS, HELP)) is None:
         return ExitCode.SUCCESS
     if "to" not in flags.own:
         raise UsageError(

@@ -33,7 +33,7 @@ WIDTH = 40
 FASTER = 1.05
 
 
-def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> int:
+def run_rank(verb: str, task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
 
     def prepare() -> tuple[DDPManager, Callable[[], None]]:
@@ -42,87 +42,85 @@ def run_rank(verb: str, task: str, layers: Layers, own: Mapping[str, Any]) -> in
         ddp = make_manager(config, task)
         find = _find_lr if verb == "find-lr" else _find_batch
         return ddp, lambda: find(
-            settle_mode(with_local_data(config, ddp), task_class, ddp), task_class, ddp, own
+            settle_mode(with_local_data(config, ddp), task_class, ddp), task_class, ddp, verb_flags
         )
 
     return as_rank(prepare)
 
 
 def _find_lr(
-    config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]
+    config: Config, task_class: type[Task], ddp: DDPManager, verb_flags: Mapping[str, Any]
 ) -> None:
-    options = RangeOptions(own.get("low", LOW), own.get("high", HIGH), own.get("steps", STEPS))
+    options = RangeOptions(
+        verb_flags.get("low", LOW), verb_flags.get("high", HIGH), verb_flags.get("steps", STEPS)
+    )
     is_main = ddp.is_main_process()
     progress, note = _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
         progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
 
-    found = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
+    result_of_test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
     progress("")
-    if is_main and not own.get("json"):
-        show_lines(range_table(found))
-    rate = found.suggestion()  # raises on every rank if there is none
-    if is_main and own.get("json"):
+    if is_main and not verb_flags.get("json"):
+        show_lines(range_table(result_of_test))
+    rate = result_of_test.suggestion()  # raises on every rank if there is none
+    if is_main and verb_flags.get("json"):
         result = {
-            "lr": None if found.own_optimizer else lr_setting(found, rate),
+            "lr": None if result_of_test.own_optimizer else lr_setting(result_of_test, rate),
             "rate": rate,
-            "has_diverged": found.has_diverged,
+            "has_diverged": result_of_test.has_diverged,
         }
-        _show_json({**result, "rates": found.rates, "losses": found.losses})
+        _show_json({**result, "rates": result_of_test.rates, "losses": result_of_test.losses})
     elif is_main:
-        show_lines([describe_rate(found, rate)])
+        show_lines([describe_rate(result_of_test, rate)])
 
 
-def lr_setting(found: RangeTest, rate: float) -> float:
+def lr_setting(test: RangeTest, rate: float) -> float:
     """The value of `--optim.lr` for this rate."""
-    return float(f"{rate * found.setting:.2g}")
+    return float(f"{rate * test.setting:.2g}")
 
 
-def range_table(found: RangeTest) -> Iterator[str]:
+def range_table(test: RangeTest) -> Iterator[str]:
     """The rates and losses of some steps, as a plot: the smoothed loss from left to right."""
-    smooth = found.smooth
-    lowest = found.lowest
-    last = len(found.losses) - 1
+    smooth = test.smooth
+    lowest = test.lowest
+    last = len(test.losses) - 1
     # what has diverged is at the edge
     low = smooth[lowest]
     high = smooth[0] + (smooth[0] - smooth[lowest]) / 4
     every = -(-len(smooth) // ROWS)
     yield f"{'rate':>9}  {'loss':>9}"
     for step in sorted({*range(0, len(smooth), every), lowest, last}):
-        share = (
-            (smooth[step] - low) / (high - low)
-            if math.isfinite(smooth[step]) and high > low
-            else 1.0
-        )
+        share = 1.0
+        if math.isfinite(smooth[step]) and high > low:
+            share = (smooth[step] - low) / (high - low)
         plot = f"|{' ' * round(WIDTH * min(1.0, share))}*"
-        mark = (
-            "  lowest"
-            if step == lowest
-            else "  diverged"
-            if step == last and found.has_diverged
-            else ""
-        )
-        yield f"{found.rates[step]:>9.2e}  {found.losses[step]:>9.4g}  {plot}{mark}"
+        mark = ""
+        if step == lowest:
+            mark = "  lowest"
+        elif step == last and test.has_diverged:
+            mark = "  diverged"
+        yield f"{test.rates[step]:>9.2e}  {test.losses[step]:>9.4g}  {plot}{mark}"
 
 
-def describe_rate(found: RangeTest, rate: float) -> str:
-    reason = f"1/{SAFETY} of {found.rates[found.lowest]:.2g}, the rate with the lowest loss"
-    if found.own_optimizer is None:
-        return f"--optim.lr {lr_setting(found, rate):g}: {reason}"
-    return f"{found.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
+def describe_rate(test: RangeTest, rate: float) -> str:
+    reason = f"1/{SAFETY} of {test.rates[test.lowest]:.2g}, the rate with the lowest loss"
+    if test.own_optimizer is None:
+        return f"--optim.lr {lr_setting(test, rate):g}: {reason}"
+    return f"{test.own_optimizer}: {rate:g} as the highest lr of its groups, {reason}; the others in proportion"
 
 
 def _find_batch(
-    config: Config, task_class: type[Task], ddp: DDPManager, own: Mapping[str, Any]
+    config: Config, task_class: type[Task], ddp: DDPManager, verb_flags: Mapping[str, Any]
 ) -> None:
-    margin = own.get("margin", MARGIN)
+    margin = verb_flags.get("margin", MARGIN)
     progress, note = _outputs(ddp)
     if config.train.step not in (None, "eager"):
         note(
             f"sizes are tried with eager steps; those of --train.step {config.train.step} may need more memory"
         )
-    found = search_batch(
+    search = search_batch(
         config,
         task_class,
         ddp,
@@ -132,36 +130,34 @@ def _find_batch(
     progress("")
     if not ddp.is_main_process():
         return
-    if own.get("json"):
-        _show_json({"micro_batch_size": found.chosen.size, **asdict(found)})
+    if verb_flags.get("json"):
+        _show_json({"micro_batch_size": search.chosen.size, **asdict(search)})
         return
-    show_lines([*batch_table(found), *describe_batch(found, margin, ddp.world_size)])
+    show_lines([*batch_table(search), *describe_batch(search, margin, ddp.world_size)])
 
 
-def batch_table(found: BatchSearch) -> Iterator[str]:
-    yield f"{'micro-batch':>11}  {'samples/s':>10}{'  memory' if found.measures_memory else ''}"
-    for trial in sorted(found.trials, key=lambda trial: trial.size):
+def batch_table(search: BatchSearch) -> Iterator[str]:
+    yield f"{'micro-batch':>11}  {'samples/s':>10}{'  memory' if search.measures_memory else ''}"
+    for trial in sorted(search.trials, key=lambda trial: trial.size):
         speed = f"{trial.samples_per_s:>10,.0f}" if trial.fits else f"{'-':>10}"
         memory = f"  {memory_size(trial.memory) if trial.fits else 'out of memory'}"
-        yield f"{trial.size:>11}  {speed}{memory if found.measures_memory or not trial.fits else ''}"
+        yield f"{trial.size:>11}  {speed}{memory if search.measures_memory or not trial.fits else ''}"
 
 
-def describe_batch(found: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
-    chosen = found.chosen
-    fastest = found.fastest
-    count = -(-found.limit // chosen.size)
-    stays = f"the global batch stays {found.batch_size}: {count} micro-batch{'' if count == 1 else 'es'} a step"
+def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Iterator[str]:
+    chosen = search.chosen
+    fastest = search.fastest
+    count = -(-search.limit // chosen.size)
+    stays = f"the global batch stays {search.batch_size}: {count} micro-batch{'' if count == 1 else 'es'} a step"
     where = f"on each of {world_size} ranks" if world_size > 1 else "on 1 rank"
-    if found.measures_memory:
-        why = (
-            f"the largest that fits with {margin:.0%} of the memory free"
-            if count > 1
-            else "all of a step fits"
-        )
-    else:
+    if not search.measures_memory:
         why = "the fastest"
+    elif count > 1:
+        why = f"the largest that fits with {margin:.0%} of the memory free"
+    else:
+        why = "all of a step fits"
     yield f"--train.micro_batch_size {chosen.size}: {why}; {stays} {where}"
-    if not found.measures_memory:
+    if not search.measures_memory:
         yield (
             "on the CPU only speed is measured, not what fits: a process that needs too much memory is killed by the "
             "kernel, it gets no error"
@@ -178,9 +174,8 @@ def _outputs(ddp: DDPManager) -> tuple[Callable[[str], None], Callable[[str], No
     """Where progress is shown, and notes are printed: on rank 0, progress only on a terminal."""
     if not ddp.is_main_process():
         return _ignore, _ignore
-    return show_progress if sys.stderr.isatty() else _ignore, lambda message: print_message(
-        f"note: {message}"
-    )
+    progress = show_progress if sys.stderr.isatty() else _ignore
+    return progress, lambda message: print_message(f"note: {message}")
 
 
 def _ignore(text: str) -> None: ...

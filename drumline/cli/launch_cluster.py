@@ -45,30 +45,30 @@ cancel   scancel {job}
 
 def submit_to_slurm(request: LaunchRequest) -> int:
     """Write the batch file and submit it with sbatch; with --print only show it."""
-    given = request.given
+    verb_flags = request.flags
     # Mistakes are reported now, not after hours in a queue.
     request.program()
-    least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
-    name = given.get("job-name") or request.name
+    least_nodes(verb_flags.get("nnodes"), verb_flags.get("nodes", 1), known_from="--nodes")
+    name = verb_flags.get("job-name") or request.name
     command = [sys.executable, "-m", "drumline", "launch", "--srun", *_passed_on(request), "--"]
     job = BatchJob(
         name=name,
         command=[*command, request.target, *request.arguments],
-        num_nodes=given.get("nodes", 1),
-        num_gpus=given.get("gpus"),
-        num_cpus=given.get("cpus"),
-        options={name: given[name] for name in OF_SBATCH if name in given},
-        further_flags=shlex.split(given.get("sbatch", "")),
-        signal_before_s=given.get("signal-before", SIGNAL_BEFORE_S),
-        max_requeues=given.get("max-requeues", MAX_REQUEUES),
-        may_shrink="nnodes" in given,
+        num_nodes=verb_flags.get("nodes", 1),
+        num_gpus=verb_flags.get("gpus"),
+        num_cpus=verb_flags.get("cpus"),
+        options={name: verb_flags[name] for name in OF_SBATCH if name in verb_flags},
+        further_flags=shlex.split(verb_flags.get("sbatch", "")),
+        signal_before_s=verb_flags.get("signal-before", SIGNAL_BEFORE_S),
+        max_requeues=verb_flags.get("max-requeues", MAX_REQUEUES),
+        may_shrink="nnodes" in verb_flags,
     )
     text = batch_text(job)
-    if given.get("print"):
+    if verb_flags.get("print"):
         show(text, end="", is_data=True)
         return ExitCode.SUCCESS
     sbatch = check_sbatch(os.environ.get("PATH"))
-    path = Path(given.get("out") or f"{name}.sbatch")
+    path = Path(verb_flags.get("out") or f"{name}.sbatch")
     write_batch_file(path, text)
     number = submit(sbatch, path)
     log = job.log.replace("%j", number)
@@ -79,64 +79,61 @@ def submit_to_slurm(request: LaunchRequest) -> int:
 
 
 def _passed_on(request: LaunchRequest) -> list[str]:
-    return [f"--{name}={request.given[name]}" for name in _PASSED_ON if name in request.given]
+    return [f"--{name}={request.flags[name]}" for name in _PASSED_ON if name in request.flags]
 
 
 def run_as_node(request: LaunchRequest) -> int:
     """This process is the task of one node of an srun step."""
-    given = request.given
+    verb_flags = request.flags
     if not is_script(request.target) and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0:
         # The command is the same after a requeue, where --fresh must not start over.
         request = replace(
             request, arguments=[word for word in request.arguments if word != "--fresh"]
         )
     program = request.program()
-    node = node_of_step(os.environ, num_procs=given.get("procs"))
-    least = least_nodes(given.get("nnodes"), node.num_nodes, known_from="the step")
+    node = node_of_step(os.environ, num_procs=verb_flags.get("procs"))
+    least = least_nodes(verb_flags.get("nnodes"), node.num_nodes, known_from="the step")
     return request.run_node(request.completed(node, least), program)
 
 
 def write_manifest(request: LaunchRequest) -> int:
     """A Kubernetes manifest: to the screen, to a file, or with --apply to the cluster."""
-    given = request.given
-    name = given.get("name") or request.name
+    verb_flags = request.flags
+    name = verb_flags.get("name") or request.name
     if wrong := wrong_object_name(
         f"no --name, and the job would be named after {request.target}", name
     ):
         raise UsageError(wrong, next_step="give it a --name")
-    claim = given.get("claim")
-    procs = given.get("procs", 1)
-    least = least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
+    claim = verb_flags.get("claim")
+    procs = verb_flags.get("procs", 1)
+    least = least_nodes(verb_flags.get("nnodes"), verb_flags.get("nodes", 1), known_from="--nodes")
     manifest = KubernetesJob(
         name=name,
-        image=given["image"],
+        image=verb_flags["image"],
         program=request.program(("--run", f"/runs/{name}" if claim else None)),
-        namespace=given.get("namespace"),
-        num_nodes=given.get("nodes", 1),
+        namespace=verb_flags.get("namespace"),
+        num_nodes=verb_flags.get("nodes", 1),
         num_procs=procs,
-        num_gpus=given.get("gpus", procs),
+        num_gpus=verb_flags.get("gpus", procs),
         claim=claim,
         max_restarts=request.restarts(least),
         min_nodes=least,
     )
-    text = manifest_text(manifest, given.get("api", "v2"))
-    out = given.get("out")
-    if out or not given.get("apply"):
-        _write(
-            text,
-            out,
-            ""
-            if given.get("apply")
-            else f"apply it with: kubectl apply -f {shlex.quote(out or '')}",
-        )
-    return _apply(text) if given.get("apply") else ExitCode.SUCCESS
+    text = manifest_text(manifest, verb_flags.get("api", "v2"))
+    out = verb_flags.get("out")
+    if not verb_flags.get("apply"):
+        _write(text, out, f"apply it with: kubectl apply -f {shlex.quote(out or '')}")
+        return ExitCode.SUCCESS
+    if out:
+        _write(text, out, "")
+    return _apply(text)
 
 
 def write_cloud_file(request: LaunchRequest) -> int:
     """A file for SkyPilot or AWS ParallelCluster: to the screen, or to a file."""
     _write(
         cloud_file_text(request, _passed_on(request)),
-        request.given.get("out"),
+        request.flags.get("out"),
         "its first lines show how to start it",
     )
     return ExitCode.SUCCESS

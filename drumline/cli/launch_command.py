@@ -75,8 +75,10 @@ exit codes: 0 success, 2 wrong usage, 3 a host is unreachable or the rendezvous
 
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
-    own, target, arguments = split_command(argv)
-    flags = read_flags(own, OWN_FLAGS, no_settings="a setting of the task goes after its name")
+    flag_words, target, arguments = split_command(argv)
+    flags = read_flags(
+        flag_words, OWN_FLAGS, no_settings="a setting of the task goes after its name"
+    )
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
@@ -99,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _with_profile(request: LaunchRequest, code: int) -> int:
     """After the ranks have ended: show the profile of a script, unless the caller does."""
-    if request.profile and code == ExitCode.SUCCESS and not request.given.get("profile-only"):
+    if request.profile and code == ExitCode.SUCCESS and not request.flags.get("profile-only"):
         from drumline.cli.profile_report import report_profile
 
         report_profile(Path(request.profile[1]))
@@ -114,33 +116,30 @@ def split_command(
     while position < len(argv) and argv[position].startswith("-") and argv[position] != "--":
         flag, equals, _ = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else "-"
-        kind = (
-            bool
-            if flag == "-h"
-            else table.get(flag.removeprefix("--").removeprefix("no-"), (str,))[0]
-        )
-        takes_next = (
-            is_switch(kind, following) if is_switch(kind) else not following.startswith("-")
-        )
+        name = flag.removeprefix("--").removeprefix("no-")
+        kind = bool if flag == "-h" else table.get(name, (str,))[0]
+        takes_next = not following.startswith("-")
+        if is_switch(kind):
+            takes_next = is_switch(kind, following)
         position += 2 if takes_next and not equals else 1
-    own = list(argv[:position])
-    rest = list(
-        argv[position + 1 :] if argv[position : position + 1] == ["--"] else argv[position:]
-    )
-    return own, rest[0] if rest else None, rest[1:]
+    flag_words = list(argv[:position])
+    command = list(argv[position:])
+    if command[:1] == ["--"]:
+        del command[0]
+    return flag_words, command[0] if command else None, command[1:]
 
 
 def _launch_here(request: LaunchRequest) -> int:
     """Launch the whole job, or one node of it, described by an --env-file or by flags."""
-    given = request.given
-    file = read_env_file(Path(given["env-file"])) if "env-file" in given else None
+    verb_flags = request.flags
+    file = read_env_file(Path(verb_flags["env-file"])) if "env-file" in verb_flags else None
     node = _node(request, file)
     program = request.program(*(file.task_defaults(run_name(request.target)) if file else ()))
-    if given.get("print"):
+    if verb_flags.get("print"):
         _print_nodes(node, program, file.other_names if file else [])
         return ExitCode.SUCCESS
     # A Kubernetes operator sets RANK in every pod; --node-rank overrides that.
-    if "node-rank" not in given and topology_from(os.environ) is not None:
+    if "node-rank" not in verb_flags and topology_from(os.environ) is not None:
         raise UsageError(
             "drumline launch starts ranks itself, but a launcher has started this process as a rank",
             next_step="run it without torchrun or srun",
@@ -152,27 +151,26 @@ def _launch_here(request: LaunchRequest) -> int:
 
 def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
     """This node, from the file or the flags; without either it is the whole job."""
-    given = request.given
-    num_nodes = given.get("nodes", 1)
-    node_rank = given.get("node-rank")
+    verb_flags = request.flags
+    num_nodes = verb_flags.get("nodes", 1)
+    node_rank = verb_flags.get("node-rank")
     if file is not None:
         node = file.node
     elif node_rank is None or num_nodes == 1:
-        return request.completed(NodePlan(num_procs=given.get("procs")), None)
+        return request.completed(NodePlan(num_procs=verb_flags.get("procs")), None)
     else:
-        host, _, port = given.get("master", "").partition(":")
+        host, _, port = verb_flags.get("master", "").partition(":")
         endpoint = f"{host}:{port or DEFAULT_PORT}"
         node = NodePlan(
             num_nodes=num_nodes,
             node_rank=node_rank,
-            num_procs=given.get("procs"),
+            num_procs=verb_flags.get("procs"),
             endpoint=endpoint,
         )
-    known_from = given.get("env-file", "--nodes")
-    least = (
-        least_nodes(given.get("nnodes"), node.num_nodes, known_from=known_from) or node.min_nodes
-    )
-    return request.completed(replace(node, address=given.get("address")), least)
+    known_from = verb_flags.get("env-file", "--nodes")
+    least = least_nodes(verb_flags.get("nnodes"), node.num_nodes, known_from=known_from)
+    node = replace(node, address=verb_flags.get("address"))
+    return request.completed(node, least or node.min_nodes)
 
 
 def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> None:
@@ -186,54 +184,56 @@ def _print_nodes(node: NodePlan, program: Program, variables: Sequence[str]) -> 
         return
     show("# plain torchrun numbers nodes by their addresses; give each its own number of ranks")
     for rank in range(node.num_nodes):
-        one = node if rank == node.node_rank else replace(node, node_rank=rank, address=None)
-        show(f"# node {rank} of {node.num_nodes}{', this one' if one is node else ''}")
-        show(shlex.join(torchrun_command(one, program)), is_data=True)
+        planned = node if rank == node.node_rank else replace(node, node_rank=rank, address=None)
+        show(f"# node {rank} of {node.num_nodes}{', this one' if planned is node else ''}")
+        show(shlex.join(torchrun_command(planned, program)), is_data=True)
 
 
 def _launch_on_hosts(request: LaunchRequest) -> int:
     """Start the job over ssh and wait for it; with --print show the line to run on each host."""
-    given = request.given
-    listed = given.get("hosts")
-    hosts = hosts_from_file(Path(given["hostfile"])) if listed is None else hosts_from_flag(listed)
-    spares = spares_from_flag(given["spare"], hosts) if "spare" in given else []
+    verb_flags = request.flags
+    listed = verb_flags.get("hosts")
+    hosts = (
+        hosts_from_file(Path(verb_flags["hostfile"])) if listed is None else hosts_from_flag(listed)
+    )
+    spares = spares_from_flag(verb_flags["spare"], hosts) if "spare" in verb_flags else []
     program = request.program()
-    least = least_nodes(given.get("nnodes"), len(hosts), known_from="the list of hosts")
-    node = request.completed(NodePlan(num_procs=given.get("procs"), job=new_job()), least)
-    nodes = nodes_of_hosts(hosts, given.get("port", DEFAULT_PORT), [node] * len(hosts))
-    if given.get("print"):
+    least = least_nodes(verb_flags.get("nnodes"), len(hosts), known_from="the list of hosts")
+    node = request.completed(NodePlan(num_procs=verb_flags.get("procs"), job=new_job()), least)
+    nodes = nodes_of_hosts(hosts, verb_flags.get("port", DEFAULT_PORT), [node] * len(hosts))
+    if verb_flags.get("print"):
         for host, planned in zip(hosts, nodes, strict=True):
             show(f"# {host.name}")
             show(shlex.join(torchrun_command(planned, program)), is_data=True)
         return ExitCode.SUCCESS
-    if problems := list(wrong_variables(given.get("env", []), os.environ)):
+    if problems := list(wrong_variables(verb_flags.get("env", []), os.environ)):
         raise ConfigError(problems)
-    logs = Path(given.get("logs") or launch_folder(node.job))
+    logs = Path(verb_flags.get("logs") or launch_folder(node.job))
     job = HostsJob(
         job=node.job,
         hosts=hosts,
         nodes=nodes,
         program=program,
-        client=ssh_client(given.get("ssh"), os.environ),
-        python=given.get("python", sys.executable),
+        client=ssh_client(verb_flags.get("ssh"), os.environ),
+        python=verb_flags.get("python", sys.executable),
         python_path=os.environ.get("PYTHONPATH"),
         cwd=Path.cwd(),
         logs=logs,
         task_logs=None if program.run is None else Path(program.run) / "logs",
-        environment=variables_for_ranks(given.get("env", []), os.environ),
-        grace_s=given.get("grace", DEFAULT_GRACE_S),
+        environment=variables_for_ranks(verb_flags.get("env", []), os.environ),
+        grace_s=verb_flags.get("grace", DEFAULT_GRACE_S),
         min_nodes=least,
         script_watch=request.script_watch(logs),
         spares=spares,
-        standby=given.get("standby", True),
-        keep_going=bool(given.get("keep-going")),
+        standby=verb_flags.get("standby", True),
+        keep_going=bool(verb_flags.get("keep-going")),
     )
-    if given.get("sync"):
+    if verb_flags.get("sync"):
         all_hosts = [*hosts, *spares]
         print_message(
             f"copying {job.cwd} to {plural(len(all_hosts), 'host')} with rsync", stream=sys.stdout
         )
         sync = Sync(job.cwd, job.client, job.python, job.python_path)
-        digest = sync.run(all_hosts, given.get("exclude", []))
+        digest = sync.run(all_hosts, verb_flags.get("exclude", []))
         print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)
     return _with_profile(request, run_on_hosts(job))

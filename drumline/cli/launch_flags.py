@@ -268,137 +268,138 @@ WHERE = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "s
 def wrong_flags(flags: Flags) -> Iterator[str]:
     """Every mistake, as a message."""
     yield from flags.layer.problems
-    given = flags.own
-    where = {name for name in WHERE if name in given and given[name] is not False}
-    is_file = isinstance(given.get("print"), str)
+    verb_flags = flags.own
+    where = {name for name in WHERE if name in verb_flags and verb_flags[name] is not False}
+    is_file = isinstance(verb_flags.get("print"), str)
 
     def misplaced(names: Iterable[str], reason: str) -> Iterator[str]:
-        return (f"--{name}: {reason}" for name in names if name in given and name not in WHERE)
+        return (f"--{name}: {reason}" for name in names if name in verb_flags and name not in WHERE)
 
     if len(where) + is_file > 1:
         named = [f"--{name}" for name in WHERE if name in where]
-        named += [f"--print {given['print']}"] if is_file else []
+        named += [f"--print {verb_flags['print']}"] if is_file else []
         yield f"{' and '.join(named)} exclude each other: each says where the job runs"
     if "env-file" in where:
         yield from misplaced(
             ["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
         )
     if "kubernetes" in where:
-        yield from _wrong_for_kubernetes(given)
+        yield from _wrong_for_kubernetes(verb_flags)
     else:
         yield from misplaced(
             [name for name in OF_KUBERNETES if name != "name" or not is_file], "needs --kubernetes"
         )
     if is_file:
-        yield from wrong_for_file(given)
+        yield from wrong_for_file(verb_flags)
     else:
         yield from misplaced(OF_FILES, "needs --print skypilot or --print parallelcluster")
     if "slurm" in where:
-        yield from _wrong_for_slurm(given)
+        yield from _wrong_for_slurm(verb_flags)
     else:
         yield from misplaced(OF_SLURM, "needs --slurm")
     if not where & {"slurm", "kubernetes"} and not is_file:
-        others = [name for name in OF_CLUSTERS if name != "nodes" or "node-rank" not in where]
-        yield from misplaced(others, "needs --kubernetes or --slurm")
+        of_clusters = [name for name in OF_CLUSTERS if name != "nodes" or "node-rank" not in where]
+        yield from misplaced(of_clusters, "needs --kubernetes or --slurm")
     if "node-rank" in where:
-        yield from _wrong_by_hand(given)
+        yield from _wrong_by_hand(verb_flags)
     else:
         yield from misplaced(BY_HAND, "needs --node-rank")
-    if "srun" in where and given.get("print"):
+    if "srun" in where and verb_flags.get("print"):
         yield "--print: cannot be combined with --srun, which srun runs"
     if not where and not is_file:
         yield from misplaced(OF_NODES, "is for a job on several nodes")
-    elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
+    elif "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags["nnodes"])):
         yield wrong
     if not where & {"hosts", "hostfile"}:
         yield from misplaced(OF_HOSTS, "needs --hosts or --hostfile")
-    elif "exclude" in given and not given.get("sync"):
+    elif "exclude" in verb_flags and not verb_flags.get("sync"):
         yield "--exclude: needs --sync"
 
 
-def _wrong_by_hand(given: Mapping[str, Any]) -> Iterator[str]:
-    num_nodes = given.get("nodes", 1)
-    if given["node-rank"] >= num_nodes:
-        yield f"--node-rank: {given['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
-    host, _, port = given.get("master", "").partition(":")
+def _wrong_by_hand(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+    num_nodes = verb_flags.get("nodes", 1)
+    if verb_flags["node-rank"] >= num_nodes:
+        yield f"--node-rank: {verb_flags['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
+    host, _, port = verb_flags.get("master", "").partition(":")
     if num_nodes > 1 and (wrong := wrong_host(host)):
         yield f"--master: {wrong}"
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         yield f"--master: {port!r} is not a port"
 
 
-def _wrong_for_slurm(given: Mapping[str, Any]) -> Iterator[str]:
-    options = {name: given[name] for name in (*OF_SBATCH, "job-name") if name in given}
-    others: list[str] = []
+def _wrong_for_slurm(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+    options = {name: verb_flags[name] for name in (*OF_SBATCH, "job-name") if name in verb_flags}
+    sbatch_flags: list[str] = []
     try:
-        others = shlex.split(given.get("sbatch", ""))
+        sbatch_flags = shlex.split(verb_flags.get("sbatch", ""))
     except ValueError as error:
-        yield f"--sbatch: {given['sbatch']!r} cannot be parsed: {error}"
-    yield from wrong_values(options, others, given.get("signal-before", SIGNAL_BEFORE_S))
+        yield f"--sbatch: {verb_flags['sbatch']!r} cannot be parsed: {error}"
+    yield from wrong_values(options, sbatch_flags, verb_flags.get("signal-before", SIGNAL_BEFORE_S))
 
 
-def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
-    if "image" not in given:
+def _wrong_for_kubernetes(verb_flags: Mapping[str, Any]) -> Iterator[str]:
+    if "image" not in verb_flags:
         yield "--image: is missing; a pod needs a container image that contains the code"
-    if "grace" in given:
+    if "grace" in verb_flags:
         yield "--grace: is not for --kubernetes; set the pod's terminationGracePeriodSeconds"
     timeouts = ("join-timeout", "last-call", "lost-after")
-    yield from (f"--{name}: is not for --kubernetes" for name in timeouts if name in given)
-    if given.get("print"):
+    yield from (f"--{name}: is not for --kubernetes" for name in timeouts if name in verb_flags)
+    if verb_flags.get("print"):
         yield "--print: is not needed, --kubernetes starts nothing without --apply"
-    for name in (name for name in ("name", "namespace", "claim") if name in given):
-        if wrong := wrong_object_name(f"--{name}", given[name]):
+    for name in (name for name in ("name", "namespace", "claim") if name in verb_flags):
+        if wrong := wrong_object_name(f"--{name}", verb_flags[name]):
             yield wrong
 
 
 def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
     """Every mistake in the TASK or SCRIPT.py that can be found before it is started."""
-    given = flags.own
+    verb_flags = flags.own
     if target is None:
         if not flags.layer.problems:  # an unknown flag may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"
         return
-    yield from _wrong_watch(given, target)
-    yield from _wrong_keep_going(given, target)
-    yield from _wrong_profile(given, target)
-    starts_here = not given.get("kubernetes") and not given.get("print")
+    yield from _wrong_watch(verb_flags, target)
+    yield from _wrong_keep_going(verb_flags, target)
+    yield from _wrong_profile(verb_flags, target)
+    starts_here = not verb_flags.get("kubernetes") and not verb_flags.get("print")
     if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"
 
 
-def _wrong_keep_going(given: Mapping[str, Any], target: str) -> Iterator[str]:
-    if not given.get("keep-going"):
+def _wrong_keep_going(verb_flags: Mapping[str, Any], target: str) -> Iterator[str]:
+    if not verb_flags.get("keep-going"):
         return
     if is_script(target):
         yield "--keep-going: is for tasks, which resume; a script may start from the beginning"
     for name in ("slurm", "srun", "kubernetes", "env-file", "node-rank"):
-        if name in given and given[name] is not False:
+        if name in verb_flags and verb_flags[name] is not False:
             yield f"--keep-going: is not for --{name}; it is for this machine, --hosts and --hostfile"
 
 
-def _wrong_watch(given: Mapping[str, Any], target: str) -> Iterator[str]:
-    named = [name for name in OF_WATCH if name in given]
+def _wrong_watch(verb_flags: Mapping[str, Any], target: str) -> Iterator[str]:
+    named = [name for name in OF_WATCH if name in verb_flags]
     if not is_script(target):
         settings = {"watch": "on_hang", "on-hang": "on_hang", "hang-after": "hang_s"}
         for name in named:
             yield f"--{name}: is for scripts; a task is always watched, give --watch.{settings[name]} after its name"
-    elif not given.get("watch"):
+    elif not verb_flags.get("watch"):
         yield from (f"--{name}: needs --watch" for name in named if name != "watch")
-    elif given.get("kubernetes"):
+    elif verb_flags.get("kubernetes"):
         yield "--watch: is not for --kubernetes"
-    elif given.get("print") is True and not given.get("slurm"):
+    elif verb_flags.get("print") is True and not verb_flags.get("slurm"):
         yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
 
 
-def _wrong_profile(given: Mapping[str, Any], target: str) -> Iterator[str]:
-    named = [name for name in OF_PROFILE if name in given]
+def _wrong_profile(verb_flags: Mapping[str, Any], target: str) -> Iterator[str]:
+    named = [name for name in OF_PROFILE if name in verb_flags]
     if not named:
         return
     if not is_script(target):
         yield f"--{named[0]}: is for scripts; give --log.profile FIRST:LAST after the name of the task"
-    elif "profile" not in given:
+    elif "profile" not in verb_flags:
         yield from (f"--{name}: needs --profile" for name in named)
-    elif profiled_steps(given["profile"]) is None:
-        yield f"--profile: {given['profile']!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
-    for launcher in (name for name in ("kubernetes", "slurm", "print") if given.get(name)):
+    elif profiled_steps(verb_flags["profile"]) is None:
+        steps = verb_flags["profile"]
+        yield f"--profile: {steps!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
+    for launcher in (name for name in ("kubernetes", "slurm", "print") if verb_flags.get(name)):
         yield f"--profile: is not for --{launcher}"

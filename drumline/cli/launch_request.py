@@ -52,7 +52,7 @@ class NodeOutcome:
 class LaunchRequest:
     """The flags of the launch, the task or script, and the arguments that belong to that."""
 
-    given: Mapping[str, Any]
+    flags: Mapping[str, Any]
     target: str
     arguments: Sequence[str]
 
@@ -68,9 +68,9 @@ class LaunchRequest:
         rank."""
         if is_script(self.target):
             words = (self.target, *self.arguments)
-            is_watched = bool(self.given.get("watch"))
+            is_watched = bool(self.flags.get("watch"))
             return Program(words, is_watched=is_watched, profile=self.profile)
-        lost_after = self.given.get("lost-after")
+        lost_after = self.flags.get("lost-after")
         lost_s = ("--watch.lost_s", None if lost_after is None else str(lost_after))
         program = task_program(self.target, self.arguments, *defaults, lost_s)
         flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
@@ -89,22 +89,22 @@ class LaunchRequest:
     @cached_property
     def profile(self) -> tuple[str, ...]:
         """Which steps of a script are profiled, where, and how it continues; empty: none."""
-        if "profile" not in self.given:
+        if "profile" not in self.flags:
             return ()
-        folder = self.given.get("profile-to") or Path(
+        folder = self.flags.get("profile-to") or Path(
             "runs", "profile", f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         )
         return (
-            self.given["profile"],
+            self.flags["profile"],
             str(Path(folder).absolute()),
-            "only" if self.given.get("profile-only") else "all",
+            "only" if self.flags.get("profile-only") else "all",
         )
 
     def restarts(self, min_nodes: int | None = None) -> int:
         default = default_restarts(
             is_task=not is_script(self.target), may_shrink=min_nodes is not None
         )
-        max_restarts: int = self.given.get("max-restarts", default)
+        max_restarts: int = self.flags.get("max-restarts", default)
         return max_restarts
 
     def completed(self, node: NodePlan, min_nodes: int | None) -> NodePlan:
@@ -114,19 +114,19 @@ class LaunchRequest:
             "last-call": "last_call_s",
             "lost-after": "lost_after_s",
         }
-        timeouts = {field: self.given[name] for name, field in fields.items() if name in self.given}
+        timeouts = {field: self.flags[name] for name, field in fields.items() if name in self.flags}
         return replace(node, min_nodes=min_nodes, max_restarts=self.restarts(min_nodes), **timeouts)
 
     def script_watch(self, folder: Path) -> ScriptWatch | None:
         """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is
         off."""
-        if not self.given.get("watch"):
+        if not self.flags.get("watch"):
             return None
         return ScriptWatch(
             run=str(folder.absolute()),
-            on_hang=self.given.get("on-hang", DEFAULT_ON_HANG),
-            hang_s=self.given.get("hang-after"),
-            lost_s=float(self.given.get("lost-after", LOST_AFTER_S)),
+            on_hang=self.flags.get("on-hang", DEFAULT_ON_HANG),
+            hang_s=self.flags.get("hang-after"),
+            lost_s=float(self.flags.get("lost-after", LOST_AFTER_S)),
         )
 
     def run_node(self, node: NodePlan, program: Program) -> int:
@@ -140,7 +140,7 @@ class LaunchRequest:
             )
         code, outcome = self._run_once(node, program)
         pause_s = 0.0
-        while self.given.get("keep-going") and not outcome.was_signalled:
+        while self.flags.get("keep-going") and not outcome.was_signalled:
             exit_between_starts()
             if outcome.full_disk:
                 run = None if program.run is None else Path(program.run)
@@ -166,7 +166,7 @@ class LaunchRequest:
         supervision = Supervision(
             job=job,
             secret=secret_from(os.environ),
-            grace_s=self.given.get("grace", DEFAULT_GRACE_S),
+            grace_s=self.flags.get("grace", DEFAULT_GRACE_S),
             script_watch=self.script_watch(launch_folder(job)),
             report=outcome.note,
         )

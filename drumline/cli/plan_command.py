@@ -83,7 +83,7 @@ def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
     chosen = {name: dict(cheapest_modes(plan, memory)) for name, memory in gpus.items()}
     return {
         "num_parameters": plan.num_parameters,
-        "ranks": [{**asdict(one), "total": one.total} for one in plan.ranks],
+        "ranks": [{**asdict(rank), "total": rank.total} for rank in plan.ranks],
         "gpus": [
             {"name": name, "memory": gpus[name], "modes": modes} for name, modes in chosen.items()
         ],
@@ -93,18 +93,18 @@ def as_document(plan: MemoryPlan, gpus: Mapping[str, int]) -> dict[str, object]:
 
 
 def cheapest_modes(plan: MemoryPlan, memory: int) -> Iterator[tuple[int, str | None]]:
-    for world_size in dict.fromkeys(one.world_size for one in plan.ranks):
-        found = plan.cheapest(world_size, memory)
-        yield world_size, None if found is None else found.mode
+    for world_size in dict.fromkeys(rank.world_size for rank in plan.ranks):
+        cheapest = plan.cheapest(world_size, memory)
+        yield world_size, None if cheapest is None else cheapest.mode
 
 
 def plan_table(plan: MemoryPlan) -> Iterator[str]:
     """A row for each number of ranks and mode."""
     yield f"memory of a rank at the peak of a step, {plan.num_parameters:,} parameters"
     yield f"ranks  micro-batch  mode   {'  '.join(f'{part:>13}' for part in PARTS)}"
-    for one in plan.ranks:
-        sizes = "  ".join(f"{memory_size(getattr(one, part)):>13}" for part in PARTS)
-        yield f"{one.world_size:>5}  {one.micro_batch_size:>11}  {one.mode:<5}  {sizes}"
+    for rank in plan.ranks:
+        sizes = "  ".join(f"{memory_size(getattr(rank, part)):>13}" for part in PARTS)
+        yield f"{rank.world_size:>5}  {rank.micro_batch_size:>11}  {rank.mode:<5}  {sizes}"
     for world_size, reason in plan.impossible.items():
         yield f"{world_size:>5}  {reason}"
 
@@ -128,7 +128,7 @@ def recompute_lines(plan: MemoryPlan) -> Iterator[str]:
 
 def gpu_rows(plan: MemoryPlan, gpus: Mapping[str, int]) -> Iterator[str]:
     """The cheapest mode for each GPU and number of ranks."""
-    worlds = dict.fromkeys(one.world_size for one in plan.ranks)
+    worlds = dict.fromkeys(rank.world_size for rank in plan.ranks)
     yield f"{'cheapest mode that fits':<25}" + "".join(
         f"  {plural(world_size, 'rank'):>8}" for world_size in worlds
     )

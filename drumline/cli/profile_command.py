@@ -77,13 +77,16 @@ OF_FOLDER = "is a setting of a run; the profile of a run folder takes none"
 
 def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
-    own, target, arguments = split_command(argv, OWN_FLAGS)
+    flag_words, target, arguments = split_command(argv, OWN_FLAGS)
     of_script = target is not None and is_script(target)
     of_folder = target is not None and not of_script and _is_run(target)
-    no_settings = OF_SCRIPT if of_script else OF_FOLDER if of_folder else None
-    flags = read_flags(
-        own if of_script else argv, OWN_FLAGS, max_positional=1, no_settings=no_settings
-    )
+    no_settings = None
+    if of_script:
+        no_settings = OF_SCRIPT
+    elif of_folder:
+        no_settings = OF_FOLDER
+    read_words = flag_words if of_script else argv
+    flags = read_flags(read_words, OWN_FLAGS, max_positional=1, no_settings=no_settings)
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
         return ExitCode.SUCCESS
@@ -138,7 +141,7 @@ def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
     return [
         *flags.positional,
         *file,
-        *(f"--{path}={flag_text(one)}" for path, one in {**settings, **changed}.items()),
+        *(f"--{path}={flag_text(value)}" for path, value in {**settings, **changed}.items()),
     ]
 
 
@@ -177,12 +180,12 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
 
 def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
     """Print the profile, the advice and, with --try, what the changes brought."""
-    found = advise(result)
+    advice = advise(result)
     trials = list[AdviceTrial]()
     is_json = bool(flags.own.get("json"))
     tries = bool(flags.own.get("try"))
     if not is_json:
-        show_profile(result, found, folder)
+        show_profile(result, advice, folder)
     if tries:
         runs = ShortRuns(
             arguments=partial(task_words, flags),
@@ -191,11 +194,11 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
             step_s=result.step_s,
             batch_size=result.batch_size or 1,
         )
-        trials = try_advice(found, runs, note=print_message)
+        trials = try_advice(advice, runs, note=print_message)
     if is_json:
-        tried = {"trials": [one.document() for one in trials]} if tries else {}
+        tried = {"trials": [trial.document() for trial in trials]} if tries else {}
         show(
-            json.dumps({**asdict(result), "advice": [asdict(one) for one in found], **tried}),
+            json.dumps({**asdict(result), "advice": [asdict(item) for item in advice], **tried}),
             is_data=True,
         )
     elif trials:

@@ -16,17 +16,19 @@ from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, ProfileRe
 
 def profile_of(folder: Path, *, network_bytes_per_s: float | None = None) -> ProfileResult:
     """The profile; it is made again if bandwidths are to be compared, or there are only traces."""
-    own = folder / PROFILE_FOLDER
-    if not own.is_dir() or (network_bytes_per_s is None and (own / PROFILE_FILE).exists()):
+    traces = folder / PROFILE_FOLDER
+    if not traces.is_dir() or (network_bytes_per_s is None and (traces / PROFILE_FILE).exists()):
         return read_profile(folder)
     from drumline.tools.profile.profile_analysis import analyse  # not before: it needs numpy
 
     return analyse(folder, network_bytes_per_s=network_bytes_per_s)
 
 
-def show_profile(result: ProfileResult, found: Sequence[Advice], folder: Path) -> None:
-    advice = ["", "what to change", *(f"  {line}" for line in advice_lines(found))] if found else []
-    show_lines([*words_of(result), *advice, "", where_to_look(folder, len(result.ranks))])
+def show_profile(result: ProfileResult, advice: Sequence[Advice], folder: Path) -> None:
+    lines = list(words_of(result))
+    if advice:
+        lines += ["", "what to change", *(f"  {line}" for line in advice_lines(advice))]
+    show_lines([*lines, "", where_to_look(folder, len(result.ranks))])
 
 
 def report_profile(folder: Path, *, shows: bool = True) -> None:

@@ -90,8 +90,8 @@ exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was 
 
 
 def run(argv: Sequence[str]) -> int:
-    own = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
-    flags = read_flags(argv, own, max_positional=1)
+    accepted = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
+    flags = read_flags(argv, accepted, max_positional=1)
     if flags.own.get("help"):
         show("\n".join([USAGE, render_flags({"": OWN_FLAGS}), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
@@ -117,9 +117,8 @@ def run(argv: Sequence[str]) -> int:
             )
         is_proved = Proof(options, arguments, folder, print_line).run()
         if is_proved and keep is None:
-            shutil.rmtree(
-                folder, ignore_errors=True
-            )  # a sidecar of the last leg may still write its last status
+            # A sidecar of the last leg may still write its last status.
+            shutil.rmtree(folder, ignore_errors=True)
         else:
             print_line(f"  folder: {folder}")
     return ExitCode.SUCCESS if is_proved else ExitCode.TRAINING_FAILED
@@ -136,20 +135,20 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     task = flags.positional[0] if flags.positional else None
     file = flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
-    given = flags.own
+    verb_flags = flags.own
     seed = flags.own.get("seed")
-    modes = given.get("modes") or ()
-    moment = given.get("kill-in")
-    world = given.get("world") or ((2,) if modes else (1,))
+    modes = verb_flags.get("modes") or ()
+    moment = verb_flags.get("kill-in")
+    world = verb_flags.get("world") or ((2,) if modes else (1,))
     options = ProofOptions(
         # One number means one kill, with as many ranks after it, or as many legs as modes.
         worlds=world * max(2, len(modes)) if len(world) == 1 else world,
         modes=modes,
-        steps=given.get("steps", DEFAULT_STEPS),
+        steps=verb_flags.get("steps", DEFAULT_STEPS),
         seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
-        kill_steps=given.get("kill-at"),
+        kill_steps=verb_flags.get("kill-at"),
         moment=None if moment == "any" else moment,
-        rank=given.get("kill-rank"),
+        rank=verb_flags.get("kill-rank"),
     )
     problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
     problems += _wrong_command(task, flags)
@@ -194,8 +193,8 @@ def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
         from drumline.training.tasks.built_in import load_task
 
     try:
-        found = load_task(task)
-        return found.defaults, task_fields(found, Task)
+        task_class = load_task(task)
+        return task_class.defaults, task_fields(task_class, Task)
     except DrumlineError:
         raise
     except Exception as error:
@@ -208,11 +207,7 @@ def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
 @contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
     """The folder of the runs. A temporary one is removed after a usage error or an interrupt."""
-    folder = (
-        Path(tempfile.mkdtemp(prefix="drumline-prove-"))
-        if keep is None
-        else _new_folder(Path(keep))
-    )
+    folder = _temporary_folder() if keep is None else _new_folder(Path(keep))
     try:
         yield folder
     except (UsageError, KeyboardInterrupt, SystemExit) as error:
@@ -223,6 +218,10 @@ def _folder(keep: str | None) -> Iterator[Path]:
             with suppress(OSError):  # the terminal may be closed
                 print_message(f"interrupted; {left}")
         raise
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="drumline-prove-"))
 
 
 def _new_folder(folder: Path) -> Path:

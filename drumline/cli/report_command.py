@@ -40,9 +40,9 @@ def run(argv: Sequence[str]) -> int:
         max_positional=len(argv),
         no_settings="is a setting of a run; report takes none",
     )
-    given = flags.own
+    verb_flags = flags.own
     names = flags.positional
-    if given.get("help"):
+    if verb_flags.get("help"):
         show(HELP, end="")
         return ExitCode.SUCCESS
     if flags.layer.problems:
@@ -52,8 +52,8 @@ def run(argv: Sequence[str]) -> int:
             "no RUN was given", next_step="give a run folder, as in: drumline report runs/digits"
         )
     is_local = not any(map(is_store_url, names))
-    if given.get("live"):
-        if len(names) > 1 or given.get("to") or not is_local:
+    if verb_flags.get("live"):
+        if len(names) > 1 or verb_flags.get("to") or not is_local:
             what = "--live serves one run folder, and writes no file"
             raise UsageError(what, next_step="give one RUN of this machine, and no --to")
         return _serve(find_run(Path(names[0])))
@@ -63,10 +63,11 @@ def run(argv: Sequence[str]) -> int:
         folders = [
             _fetched(name, stack) if is_store_url(name) else find_run(Path(name)) for name in names
         ]
-        to = Path(
-            given.get("to")
-            or (folders[0] / REPORT_FILE if len(names) == 1 and is_local else REPORT_FILE)
-        )
+        to = Path(REPORT_FILE)
+        if verb_flags.get("to"):
+            to = Path(verb_flags["to"])
+        elif len(names) == 1 and is_local:
+            to = folders[0] / REPORT_FILE
         try:
             write_report(folders, to)
         except OSError as error:
@@ -96,8 +97,8 @@ def _serve(folder: Path) -> int:
         )
 
     def render() -> str:
-        found = read_run(folder)
-        return render_page([found], refresh_s=REFRESH_S if found.state == "running" else None)
+        run = read_run(folder)
+        return render_page([run], refresh_s=REFRESH_S if run.state == "running" else None)
 
     server = LiveServer(render)
     show_lines([f"live report: {server.url} (until the run ends, or Ctrl-C)"])

@@ -50,30 +50,30 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             f"there is no folder {folder}", next_step="give the folder that the run folders are in"
         )
-    found = list_runs(folder)
+    runs = list_runs(folder)
     if flags.own.get("json"):
-        show(json.dumps([{**asdict(one), "run": str(one.run)} for one in found], indent=1))
-    elif found:
-        show_lines(columns([HEADINGS, *map(_cells, found)]))
+        show(json.dumps([{**asdict(listed), "run": str(listed.run)} for listed in runs], indent=1))
+    elif runs:
+        show_lines(columns([HEADINGS, *map(_cells, runs)]))
     else:
         show_lines([f"there are no runs in {folder}"])
     return ExitCode.SUCCESS
 
 
-def _cells(one: ListedRun) -> tuple[str, ...]:
-    steps = f"{one.step:,}" + (f"/{one.total_steps:,}" if one.total_steps else "")
-    if one.stopped is not None:
+def _cells(listed: ListedRun) -> tuple[str, ...]:
+    steps = f"{listed.step:,}" + (f"/{listed.total_steps:,}" if listed.total_steps else "")
+    if listed.stopped is not None:
         steps += " (ended early)"
     # The loss is there anyway; what the task measures says more.
-    names = sorted(one.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
-    result = ", ".join(f"{name} {metric_text(name, one.metrics[name])}" for name in names)
-    age = duration(max(0.0, time.time() - one.changed))
+    names = sorted(listed.metrics, key=lambda name: name == "loss")[:MAX_METRICS]
+    result = ", ".join(f"{name} {metric_text(name, listed.metrics[name])}" for name in names)
+    age = duration(max(0.0, time.time() - listed.changed))
     return (
-        str(one.run),
-        one.task or "-",
-        one.state,
+        str(listed.run),
+        listed.task or "-",
+        listed.state,
         steps,
         result or "-",
-        file_size(one.num_bytes),
+        file_size(listed.num_bytes),
         f"{age} ago",
     )

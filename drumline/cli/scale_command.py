@@ -145,20 +145,23 @@ def run(argv: Sequence[str]) -> int:
         "measure": (_measure, MEASURE_FLAGS, MEASURE_USAGE),
         "check": (_check, CHECK_FLAGS, CHECK_USAGE),
     }
-    verb, *rest = argv or ["--help"]
+    verb, *arguments = argv or ["--help"]
     if verb in ("-h", "--help"):
         show(USAGE, end="")
         return ExitCode.SUCCESS if argv else ExitCode.USAGE
     if verb not in verbs:
         what = f"there is no `drumline scale {verb}`; {did_you_mean(verb, verbs)}"
         raise UsageError(what, next_step="read drumline scale --help")
-    work, own, usage = verbs[verb]
+    work, verb_flags, usage = verbs[verb]
     no_settings = None if verb == "measure" else f"is a setting of a run; scale {verb} takes none"
     flags = read_flags(
-        rest, own, max_positional=len(rest) if verb == "check" else 1, no_settings=no_settings
+        arguments,
+        verb_flags,
+        max_positional=len(arguments) if verb == "check" else 1,
+        no_settings=no_settings,
     )
     if flags.own.get("help"):
-        show("\n".join([usage, render_flags({"": own})]), end="")
+        show("\n".join([usage, render_flags({"": verb_flags})]), end="")
         return ExitCode.SUCCESS
     return work(flags)
 
@@ -169,14 +172,14 @@ def _check_flags(flags: Flags, problems: Sequence[str], verb: str) -> None:
 
 
 def _keep(
-    folder: Path, found: Prediction | Measurement, lines: Iterable[str], *, is_json: bool
+    folder: Path, result: Prediction | Measurement, lines: Iterable[str], *, is_json: bool
 ) -> int:
     """Write the document and its plot, and print it."""
-    file = write_scaling(folder, found)
+    file = write_scaling(folder, result)
     plot = file.with_suffix(".svg")
-    replace_text(plot, efficiency_svg(f"{found.task}: efficiency", efficiency_lines(found)))
+    replace_text(plot, efficiency_svg(f"{result.task}: efficiency", efficiency_lines(result)))
     if is_json:
-        show(json.dumps({**asdict(found), "file": str(file), "plot": str(plot)}), is_data=True)
+        show(json.dumps({**asdict(result), "file": str(file), "plot": str(plot)}), is_data=True)
     else:
         show_lines([*lines, f"written: {file} and {plot.name}"])
     return ExitCode.SUCCESS
@@ -185,46 +188,44 @@ def _keep(
 def _predict(flags: Flags) -> int:
     _check_flags(flags, [] if flags.positional else ["no RUN or PROFILE was given"], "predict")
     path = Path(flags.positional[0])
-    given = flags.own
+    verb_flags = flags.own
     profile = read_profile(path)
     names = {field.name for field in fields(ScaleOptions)}
     values = {
         name.replace("-", "_"): value
-        for name, value in given.items()
+        for name, value in verb_flags.items()
         if name.replace("-", "_") in names
     }
     per_node = max(1, profile.world_size // max(1, profile.num_nodes))
     options = ScaleOptions(**{"nodes": (2, 4, 8), "gpus_per_node": per_node, **values})
-    if (ranks := max(options.nodes) * options.gpus_per_node) > MAX_RANKS:
+    ranks = max(options.nodes) * options.gpus_per_node
+    if ranks > MAX_RANKS:
         raise UsageError(
             f"--nodes: {ranks:,} ranks are more than {MAX_RANKS:,}", next_step="give fewer nodes"
         )
-    found = predict(profile, _network_of(profile, given), options, source=str(path))
-    folder = (
-        path
-        if path.is_dir()
-        else path.parent.parent
-        if path.parent.name == PROFILE_FOLDER
-        else path.parent
+    prediction = predict(profile, _network_of(profile, verb_flags), options, source=str(path))
+    folder = path
+    if not path.is_dir():
+        folder = path.parent
+        if folder.name == PROFILE_FOLDER:
+            folder = folder.parent
+    return _keep(
+        folder, prediction, prediction_lines(prediction), is_json=bool(verb_flags.get("json"))
     )
-    return _keep(folder, found, prediction_lines(found), is_json=bool(given.get("json")))
 
 
-def _network_of(profile: ProfileResult, given: Mapping[str, Any]) -> Network:
+def _network_of(profile: ProfileResult, verb_flags: Mapping[str, Any]) -> Network:
     """The links between and within nodes, by name, from a file, or from the profile."""
     backend = "gloo" if profile.backend == "gloo" else "nccl"
-    name = given.get("network", "measured")
-    inside = given.get("inside")
-    between = (
-        _measured_link(profile, backend)
-        if name == "measured"
-        else chosen_link("--network", name, NETWORKS, backend)
-    )
-    within = (
-        usual_inside(profile.device)
-        if inside is None
-        else chosen_link("--inside", inside, INSIDE, backend)
-    )
+    name = verb_flags.get("network", "measured")
+    inside = verb_flags.get("inside")
+    if name == "measured":
+        between = _measured_link(profile, backend)
+    else:
+        between = chosen_link("--network", name, NETWORKS, backend)
+    within = usual_inside(profile.device)
+    if inside is not None:
+        within = chosen_link("--inside", inside, INSIDE, backend)
     return Network(backend=backend, between=between, inside=within)
 
 
@@ -243,13 +244,13 @@ def _measured_link(profile: ProfileResult, backend: str) -> Link:
 
 
 def _measure(flags: Flags) -> int:
-    given = flags.own
+    verb_flags = flags.own
     scaling = flags.own.get("scaling", "both")
     options = MeasureOptions(
-        worlds=given.get("world", (1, 2)),
-        hosts=tuple(host for host in given.get("hosts", "").split(",") if host),
+        worlds=verb_flags.get("world", (1, 2)),
+        hosts=tuple(host for host in verb_flags.get("hosts", "").split(",") if host),
         scalings=("weak", "strong") if scaling == "both" else (scaling,),
-        steps=given.get("steps", 10),
+        steps=verb_flags.get("steps", 10),
     )
     problems = list(wrong_worlds(options))
     problems += [
@@ -260,16 +261,21 @@ def _measure(flags: Flags) -> int:
     try:
         settle_before_torch(flags.positional[0] if flags.positional else None, flags)
     except ConfigError as error:
-        problems += [one for one in error.problems if one not in flags.layer.problems]
+        problems += [problem for problem in error.problems if problem not in flags.layer.problems]
     _check_flags(flags, problems, "measure")
-    folder = Path(given.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
-    own = folder / time.strftime("%Y%m%d-%H%M%S")
+    folder = Path(verb_flags.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
+    measured_folder = folder / time.strftime("%Y%m%d-%H%M%S")
     runs = SizedRuns(
-        arguments=partial(task_words, flags), options=options, folder=own, note=print_message
+        arguments=partial(task_words, flags),
+        options=options,
+        folder=measured_folder,
+        note=print_message,
     )
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    found = measure(runs, cores=len(os.sched_getaffinity(0)), gpus=gpus)
-    return _keep(folder, found, measurement_lines(found), is_json=bool(given.get("json")))
+    measurement = measure(runs, cores=len(os.sched_getaffinity(0)), gpus=gpus)
+    return _keep(
+        folder, measurement, measurement_lines(measurement), is_json=bool(verb_flags.get("json"))
+    )
 
 
 def _check(flags: Flags) -> int:
@@ -277,14 +283,17 @@ def _check(flags: Flags) -> int:
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
-    found = check_predictions(runs, network=flags.own.get("network"))
+    checked = check_predictions(runs, network=flags.own.get("network"))
     if flags.own.get("json"):
         sizes = [
-            {**asdict(one), "error": one.error, "is_within": one.is_within} for one in found.sizes
+            {**asdict(size), "error": size.error, "is_within": size.is_within}
+            for size in checked.sizes
         ]
-        show(json.dumps({**asdict(found), "sizes": sizes}), is_data=True)
+        show(json.dumps({**asdict(checked), "sizes": sizes}), is_data=True)
     else:
-        show_lines(check_lines(found))
+        show_lines(check_lines(checked))
     return (
-        ExitCode.SUCCESS if all(one.is_within for one in found.sizes) else ExitCode.SOMETHING_WRONG
+        ExitCode.SUCCESS
+        if all(size.is_within for size in checked.sizes)
+        else ExitCode.SOMETHING_WRONG
     )

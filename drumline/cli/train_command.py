@@ -102,13 +102,14 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
     elif task not in PRESETS and not is_class_spec(task):
-        own = f"add the class, as in {task}:ClassName" if task.endswith(".py") else None
-        problem = f"{task!r}: there is no such task; {own or did_you_mean(task, PRESETS)}"
+        hint = f"add the class, as in {task}:ClassName" if task.endswith(".py") else None
+        problem = f"{task!r}: there is no such task; {hint or did_you_mean(task, PRESETS)}"
     else:
         # The defaults of the user's own task are not known yet: its file imports torch.
-        check_layers(layers) if is_class_spec(task) else resolve(
-            layers, PRESETS[task].defaults, task=task
-        )
+        if is_class_spec(task):
+            check_layers(layers)
+        else:
+            resolve(layers, PRESETS[task].defaults, task=task)
         return layers
     try:
         check_layers(layers)
@@ -169,5 +170,7 @@ def _help_of_own_task(spec: str) -> dict[str, Any]:
 
     task = load_task(spec)
     docs = task_docs(task)
-    own = {path: (field, docs.get(path, "")) for path, field in task_fields(task, Task).items()}
-    return {"task": task.__name__, "task_defaults": task.defaults, "own": own}
+    task_settings = {
+        path: (field, docs.get(path, "")) for path, field in task_fields(task, Task).items()
+    }
+    return {"task": task.__name__, "task_defaults": task.defaults, "own": task_settings}

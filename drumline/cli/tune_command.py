@@ -72,25 +72,25 @@ def run(argv: Sequence[str]) -> int:
         max_positional=len(argv),
         no_settings="is a setting of a run; tune takes none",
     )
-    given = flags.own
+    verb_flags = flags.own
     files = flags.positional
-    if given.get("help"):
+    if verb_flags.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
-    if problems := [*flags.layer.problems, *_wrong_flags(given, files)]:
+    if problems := [*flags.layer.problems, *_wrong_flags(verb_flags, files)]:
         raise ConfigError(problems, next_step="`drumline tune --help` lists the flags")
-    return _read_logs(files, given) if given.get("log") else _tune(given)
+    return _read_logs(files, verb_flags) if verb_flags.get("log") else _tune(verb_flags)
 
 
-def _wrong_flags(given: Mapping[str, Any], files: Sequence[str]) -> Iterator[str]:
-    with_ssh = [name for name in ("hosts", "hostfile") if name in given]
+def _wrong_flags(verb_flags: Mapping[str, Any], files: Sequence[str]) -> Iterator[str]:
+    with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
     if len(with_ssh) > 1:
         yield "--hosts and --hostfile exclude each other: each lists the hosts"
     if not with_ssh:
         yield from (
-            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given
+            f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in verb_flags
         )
-    if given.get("log"):
+    if verb_flags.get("log"):
         yield from (
             f"--{name}: does not go with --log, which only reads files" for name in with_ssh
         )
@@ -105,11 +105,11 @@ def _wrong_flags(given: Mapping[str, Any], files: Sequence[str]) -> Iterator[str
 # Variables
 
 
-def _tune(given: Mapping[str, Any]) -> int:
+def _tune(verb_flags: Mapping[str, Any]) -> int:
     # The code and the data of a run do not matter here.
     settings = HostSettings(environment=dict(os.environ), run_folder=str(Path.cwd()))
-    if "hosts" in given or "hostfile" in given:
-        result = check_hosts(given, DoctorOptions(settings, with_collectives=False))
+    if "hosts" in verb_flags or "hostfile" in verb_flags:
+        result = check_hosts(verb_flags, DoctorOptions(settings, with_collectives=False))
         show_step("")
         facts = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}
         findings = [*tuning_findings(facts, result.survey), *result.findings]
@@ -117,14 +117,16 @@ def _tune(given: Mapping[str, Any]) -> int:
         here = host_facts(settings)
         facts = {here["host"]: here}
         findings = [*tuning_findings(facts), *machine_findings(here)]
-    problems = [one for one in findings if one.level == "problem" and one.variable is None]
+    problems = [
+        finding for finding in findings if finding.level == "problem" and finding.variable is None
+    ]
     tuned = tuned_variables(findings, facts)
-    if given.get("json"):
+    if verb_flags.get("json"):
         show(
             json.dumps(
                 {
-                    "variables": [asdict(one) for one in tuned],
-                    "problems": [one.as_json() for one in problems],
+                    "variables": [asdict(variable) for variable in tuned],
+                    "problems": [problem.as_json() for problem in problems],
                 }
             )
         )
@@ -138,10 +140,10 @@ def _shell_lines(
 ) -> Iterator[str]:
     """Lines that a shell can source: comments, and a command for each variable."""
     yield f"# by drumline tune, for {join_names(hosts) or 'no host that answers'}"
-    yield from (one.line() for one in tuned)
+    yield from (variable.line() for variable in tuned)
     if not tuned:
         yield "# nothing to set: no finding of the doctor calls for a variable"
-    if any(one.hosts for one in tuned):
+    if any(variable.hosts for variable in tuned):
         yield "# some lines are for one host: source this on each"
     yield from (f"# {line}" for _, line in finding_lines(problems))
 
@@ -149,7 +151,7 @@ def _shell_lines(
 # Logs
 
 
-def _read_logs(files: Sequence[str], given: Mapping[str, Any]) -> int:
+def _read_logs(files: Sequence[str], verb_flags: Mapping[str, Any]) -> int:
     log = NcclLog()
     for name in files:
         try:
@@ -166,7 +168,7 @@ def _read_logs(files: Sequence[str], given: Mapping[str, Any]) -> int:
             f"no line of NCCL in {join_names(files)}",
             next_step="run the job with NCCL_DEBUG=INFO; NCCL_DEBUG_FILE=nccl.%h.%p.log writes a file for each process",
         )
-    if given.get("json"):
+    if verb_flags.get("json"):
         show(json.dumps(log_as_json(log)))
     else:
         show_lines(log_lines(log))

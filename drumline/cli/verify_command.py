@@ -106,7 +106,10 @@ def _as_json(report: RunReport) -> dict[str, Any]:
         "valid": not report.problems,
         "job_at_work": report.job_at_work,
         "last_valid_step": report.last_valid_step,
-        "parts": {one.name: {"summary": one.summary, **one.counts} for one in report.sections},
+        "parts": {
+            section.name: {"summary": section.summary, **section.counts}
+            for section in report.sections
+        },
         "problems": list(map(asdict, report.problems)),
         "notes": list(map(asdict, report.notes)),
     }

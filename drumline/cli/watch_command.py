@@ -75,9 +75,9 @@ def run(argv: Sequence[str]) -> int:
         max_positional=len(argv),
         no_settings="is a setting of a run; watch takes none",
     )
-    given = flags.own
+    verb_flags = flags.own
     runs = flags.positional
-    if given.get("help"):
+    if verb_flags.get("help"):
         show(HELP, end="")
         return ExitCode.SUCCESS
     if flags.layer.problems:
@@ -93,19 +93,17 @@ def run(argv: Sequence[str]) -> int:
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
     reader = RunStatusReader(folder)
-    as_json = given.get("json", False)
+    as_json = verb_flags.get("json", False)
     write = _write_json if as_json else _write_text
-    if given.get("once"):
+    if verb_flags.get("once"):
         status = reader.read()
         write(status, is_once=True)
+        if status.has_ended:
+            return _final_code(status)
         is_well = status.is_live and not any(row.level for row in all_rows(status.status or {}))
-        return (
-            ExitCode.SUCCESS
-            if is_well or (status.has_ended and not status.is_unknown)
-            else ExitCode.SOMETHING_WRONG
-        )
+        return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG
     is_screen = sys.stdout.isatty() and not as_json
-    every_s = given.get("every", 1.0 if is_screen else 10.0)
+    every_s = verb_flags.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
         return follow_on_screen(reader, every_s)
     return _follow(reader, every_s, write)
