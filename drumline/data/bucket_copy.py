@@ -75,20 +75,20 @@ class BucketCopy:
             ) from error
 
     def _update(self, store: ObjectStore) -> None:
-        wanted = self._wait(in_background(store.tags))
-        if not wanted:
+        objects = self._wait(in_background(store.tags))
+        if not objects:
             what = f"data.dir: there are no objects below {self.url}/"
             step = "name the folder that holds the data, as in s3://bucket/folder: a single object is not copied"
             raise DataError(what, next_step=step)
         record = self._record()
         record = {
             name: record[name]
-            for name in wanted
-            if name in record and self._is_here(name, record, wanted)
+            for name in objects
+            if name in record and self._is_here(name, record, objects)
         }
-        self._remove_others(wanted)
-        missing = [name for name in wanted if name not in record]
-        total = sum(wanted[name][0] for name in missing)
+        self._remove_others(objects)
+        missing = [name for name in objects if name not in record]
+        total = sum(objects[name][0] for name in missing)
         free = shutil.disk_usage(self._place).free
         amount = f"{file_size(total)} ({plural(len(missing), 'object')})"
         if total > free:
@@ -98,15 +98,15 @@ class BucketCopy:
             )
         if missing:
             self.report(f"copying {amount} from {self.url} to {self.folder}")
-            self._fetch(store, missing, wanted, record)
+            self._fetch(store, missing, objects, record)
 
     def _fetch(
-        self, store: ObjectStore, names: Sequence[str], wanted: Objects, record: Record
+        self, store: ObjectStore, names: Sequence[str], objects: Objects, record: Record
     ) -> None:
         def fetch(name: str) -> tuple[str, int]:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
-            return store.fetch(name, to, size=wanted[name][0]), to.stat().st_mtime_ns
+            return store.fetch(name, to, size=objects[name][0]), to.stat().st_mtime_ns
 
         pool = ThreadPoolExecutor(NUM_THREADS)
         written_at = time.monotonic()
@@ -116,7 +116,7 @@ class BucketCopy:
                     name: pool.submit(fetch, name) for name in names[start : start + NUM_SUBMITTED]
                 }
                 for name, future in futures.items():
-                    record[name] = [*wanted[name], *self._wait(future)]
+                    record[name] = [*objects[name], *self._wait(future)]
                     if time.monotonic() - written_at > RECORD_EVERY_S:
                         self._write(record)
                         written_at = time.monotonic()
@@ -130,22 +130,22 @@ class BucketCopy:
             self.alive()  # what hangs ends by its own time limits
         return future.result()
 
-    def _is_here(self, name: str, record: Record, wanted: Objects) -> bool:
+    def _is_here(self, name: str, record: Record, objects: Objects) -> bool:
         """Whether the file is the one that was fetched, and the object has not changed since."""
         size, tag, checksum, written_at = record[name]
         path = self.folder / name
-        if (size, tag) != wanted[name] or not path.is_file() or path.stat().st_size != size:
+        if (size, tag) != objects[name] or not path.is_file() or path.stat().st_size != size:
             return False
         if path.stat().st_mtime_ns == written_at:
             return True
         record[name] = [size, tag, checksum, path.stat().st_mtime_ns]
         return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == checksum
 
-    def _remove_others(self, wanted: Objects) -> None:
+    def _remove_others(self, objects: Objects) -> None:
         """What the store no longer has: a dataset may read every file of its folder."""
         for folder, _, names in os.walk(self.folder, topdown=False):
             for path in (Path(folder, name) for name in names):
-                if str(path.relative_to(self.folder)) not in wanted:
+                if str(path.relative_to(self.folder)) not in objects:
                     path.unlink()
             if not any(Path(folder).iterdir()):
                 Path(folder).rmdir()
@@ -153,12 +153,12 @@ class BucketCopy:
     def _record(self) -> Record:
         """Empty if there is none that can be read: then everything is fetched."""
         try:
-            found = parse_json(
+            content = parse_json(
                 read_regular(self._place / "record.json", most=MOST_RECORD_BYTES).decode()
             )
         except (OSError, ValueError):
             return {}
-        entries = found.items() if isinstance(found, dict) else ()
+        entries = content.items() if isinstance(content, dict) else ()
         return {
             name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 4
         }

@@ -36,19 +36,9 @@ _INTEGERS = ("BININT1", "BININT2", "BININT", "LONG1")
 _TEXTS = ("SHORT_BINSTRING", "BINSTRING")
 # Those that Python 2 wrote.
 _OPCODES = {
-    *(
-        "PROTO",
-        "STOP",
-        "MARK",
-        "GLOBAL",
-        "REDUCE",
-        "BUILD",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        *_INTEGERS,
-        *_TEXTS,
-    ),
+    *_INTEGERS,
+    *_TEXTS,
+    *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "NONE", "NEWTRUE", "NEWFALSE"),
     *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "EMPTY_LIST", "APPEND", "APPENDS"),
     *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
 }
@@ -137,9 +127,8 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
                 pixels = max(pixels, argument, key=len)
             elif opcode.name in _INTEGERS and name == "labels":
                 labels.append(argument)
-            elif (
-                opcode.name == "NEWTRUE"
-            ):  # the only one that an array has: it is in Fortran's order of memory
+            # The only one that an array has: it is in Fortran's order of memory.
+            elif opcode.name == "NEWTRUE":
                 is_fortran = True
         numbers = np.array(labels, dtype=np.int64)  # OverflowError for one of 255 bytes
     except DataError:
@@ -149,12 +138,11 @@ def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
             f"{path} is damaged or not a pickled batch of images ({type(error).__name__}: {error})",
             next_step="download the file again and compare its checksum",
         ) from error
-    count, rest = divmod(
-        len(pixels), _PIXELS
-    )  # pickletools gives bytes of Python 2 as text of the same length
-    if rest or not 0 < count == len(labels):
-        found = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
-        raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {found}")
+    # pickletools gives bytes of Python 2 as text of the same length.
+    count, remainder = divmod(len(pixels), _PIXELS)
+    if remainder or not 0 < count == len(labels):
+        sizes = f"{len(pixels):,} bytes of pixels and {len(labels):,} labels"
+        raise _malformed(path, f"images of {_PIXELS} bytes with a label each, found {sizes}")
     images = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
     return images.reshape(count, _PIXELS, order="F" if is_fortran else "C"), numbers
 

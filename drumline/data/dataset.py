@@ -36,6 +36,7 @@ from torch.utils.data import (
 
 from drumline.base.errors import DataError, UsageError
 from drumline.data.draws import Draws, permute
+from drumline.rank.torch_internals import shared_storage
 
 Split = Literal["train", "eval"]
 _SAMPLE_SEEDS = 0x5EED  # the stream of draws that the seeds of samples are taken from
@@ -175,11 +176,11 @@ def empty_rows(shape: tuple[int, ...], kind: torch.dtype, *, pinned: bool = Fals
     """Memory for a batch that is not copied again on the host before it is sent to the device. In a
     worker for a GPU it is shared memory, which the training process maps; `pinned`: page-locked
     memory."""
-    if not _sends_rows() or not (num_bytes := math.prod(shape) * kind.itemsize):
+    num_bytes = math.prod(shape) * kind.itemsize
+    if not _sends_rows() or not num_bytes:
         return torch.empty(shape, dtype=kind, pin_memory=pinned)
-    # As torch's default_collate does.
-    shared = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(shared).view(kind).view(shape)
+    memory = torch.empty(0, dtype=torch.uint8).set_(shared_storage(num_bytes))
+    return memory.view(kind).view(shape)
 
 
 def _sends_rows() -> bool:
@@ -195,9 +196,9 @@ def _sends_rows() -> bool:
 
 def _native(rows: NDArray[Any]) -> Tensor:
     """As a tensor, in this machine's byte order."""
-    return torch.from_numpy(
-        rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
-    )
+    if not rows.dtype.isnative:
+        rows = rows.astype(rows.dtype.newbyteorder("="))
+    return torch.from_numpy(rows)
 
 
 class BatchRequest(NamedTuple):
@@ -247,12 +248,8 @@ class BatchMaker(Dataset[Any]):
             return [tensor[torch.from_numpy(indices)] for tensor in self.dataset.tensors]
         with restored_generators():
             seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
-            return self._collate(
-                [
-                    self._sample(index, seed)
-                    for index, seed in zip(indices.tolist(), seeds, strict=True)
-                ]
-            )
+            pairs = zip(indices.tolist(), seeds, strict=True)
+            return self._collate([self._sample(index, seed) for index, seed in pairs])
 
     def finish(self, made: Any) -> Any:
         """The batch, from what `maker[request]` returned, on the device where that is now."""
@@ -277,13 +274,15 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def restored_generators() -> Iterator[None]:
     """Restores the global generators of torch, numpy and `random` afterwards."""
-    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     try:
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
+        torch.default_generator.set_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def fingerprint(dataset: Any) -> str:
@@ -294,9 +293,8 @@ def fingerprint(dataset: Any) -> str:
     only its type.
     """
     if is_stream(dataset):
-        return (
-            f"a {'resumable ' if is_resumable(dataset) else ''}stream, {type(dataset).__qualname__}"
-        )
+        kind = "resumable stream" if is_resumable(dataset) else "stream"
+        return f"a {kind}, {type(dataset).__qualname__}"
     maker = BatchMaker(dataset, seed=0, collate=lambda samples: samples)
     spread = np.linspace(0, maker.length - 1, num=min(_NUM_COMPARED, maker.length)).astype(np.int64)
     digest = hashlib.blake2b(digest_size=8)

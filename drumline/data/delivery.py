@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,12 @@ NUM_AHEAD = 2
 _FIRST = np.zeros(1, dtype=np.int64)
 _CHUNK_BYTES = 1 << 26
 MOST_OF_FREE = 0.9  # of the free memory: the model and its activations need room too
+
+
+class _SentBatch(NamedTuple):
+    batch: Any
+    arrival: torch.cuda.Event | None
+    """None: the batch stays on the host until the consuming stream copies it."""
 
 
 class Delivery:
@@ -52,27 +58,24 @@ class Delivery:
         """One batch, on the current stream."""
         return self._finish(to_device(batch, self._device))
 
-    def _send(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
-        """The batch, and the event of its arrival. None: it stays on the host until the consuming
-        stream copies it."""
+    def _send(self, batch: Any) -> _SentBatch:
         if self._stream is not None and can_change_streams(batch):
             with torch.cuda.stream(self._stream):
                 delivered = self.deliver(batch)
                 if can_change_streams(delivered):
-                    return delivered, self._stream.record_event()
-        return batch, None
+                    return _SentBatch(delivered, self._stream.record_event())
+        return _SentBatch(batch, None)
 
-    def _receive(self, sent: tuple[Any, torch.cuda.Event | None]) -> Any:
-        batch, arrived = sent
-        if arrived is None:
-            return self.deliver(batch)
+    def _receive(self, sent: _SentBatch) -> Any:
+        if sent.arrival is None:
+            return self.deliver(sent.batch)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(arrived)
+        current.wait_event(sent.arrival)
         # The memory belongs to the other stream, which must not reuse it while this one reads it.
-        for leaf in leaves(batch):
+        for leaf in leaves(sent.batch):
             if not isinstance(leaf, torch.Tensor) or leaf.is_cuda:
                 leaf.record_stream(current)
-        return batch
+        return sent.batch
 
 
 def prefetch(made: Iterator[Any], send: Callable[[Any], Any], *, count: int) -> Iterator[Any]:
@@ -120,9 +123,9 @@ def can_change_streams(batch: Any) -> bool:
 
 def leaves(batch: Any) -> list[Any]:
     """What can be moved: tensors, and objects that have `to`."""
-    found: list[Any] = []
-    map_leaves(batch, found.append, method="to")
-    return found
+    movable: list[Any] = []
+    map_leaves(batch, movable.append, method="to")
+    return movable
 
 
 def map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
@@ -174,18 +177,18 @@ class ResidentDataset(TwoPartDataset):
         self._dataset = dataset
         first = dataset.gather(_FIRST)
         length = len(dataset)
-        held = [
+        wholes = [
             torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
             for leaf in leaves(first)
         ]
-        step = max(
-            1, _CHUNK_BYTES // max(1, _num_bytes(first))
-        )  # the host holds a part of the rows at a time
-        for start in range(0, length, step):
-            part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
-            for whole, rows in zip(held, leaves(part), strict=True):
-                whole[start : start + step].copy_(rows)
-        in_order = iter(held)
+        # The host holds a part of the rows at a time.
+        chunk = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))
+        for start in range(0, length, chunk):
+            stop = min(start + chunk, length)
+            part = dataset.gather(np.arange(start, stop, dtype=np.int64))
+            for whole, rows in zip(wholes, leaves(part), strict=True):
+                whole[start:stop].copy_(rows)
+        in_order = iter(wholes)
         self._rows = map_leaves(first, lambda _: next(in_order), method="to")
 
     def __len__(self) -> int:

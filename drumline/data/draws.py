@@ -51,11 +51,10 @@ class Draws:
     def uniform(self, count: int, *, stream: int = 0) -> NDArray[np.float64]:
         """Numbers in [0, 1), `count` for each sample; a different `stream` gives independent
         ones."""
-        kept: NDArray[np.float64] = (self.bits(count, stream=stream) >> _DROPPED_BITS).astype(
-            np.float64
-        )
-        kept *= 2.0**-53
-        return kept
+        bits = self.bits(count, stream=stream) >> _DROPPED_BITS
+        numbers: NDArray[np.float64] = bits.astype(np.float64)
+        numbers *= 2.0**-53
+        return numbers
 
 
 def hash_integers(*numbers: int) -> int:

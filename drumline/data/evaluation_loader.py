@@ -120,10 +120,9 @@ class IndexedEvaluationLoader(EvaluationLoader):
             sizes = [*sizes, 0]
             numbers = [*numbers, -1]
         batches = self._delivery.batches(self._producer.batches(requests))
-        for batch in zip(
-            numbers, sizes, batches, strict=True
-        ):  # up to the end of `batches`, which ends its workers
-            yield EvaluationBatch(*batch)
+        # Up to the end of `batches`, which ends its workers.
+        for number, batch_size, data in zip(numbers, sizes, batches, strict=True):
+            yield EvaluationBatch(number, batch_size, data)
 
 
 def _has_fewer(sharding: Sharding, num_batches: int) -> bool:
@@ -147,7 +146,7 @@ class EvaluationReader(StreamReader):
         size = self._sharding.batch_size
         rank = self._sharding.rank
         world_size = self._sharding.world_size
-        own: list[Any] = []
+        samples: list[Any] = []
         count = 0
         digest = ""
         self._set_epoch(0)
@@ -156,17 +155,17 @@ class EvaluationReader(StreamReader):
                 digest = content_hash(sample).hex()
             number = (count - 1) // size
             if number % world_size == rank:
-                own.append(sample)
-            if len(own) == size:
-                yield EvaluationBatch(number, size, self._collate(own))
-                own = []
+                samples.append(sample)
+            if len(samples) == size:
+                yield EvaluationBatch(number, size, self._collate(samples))
+                samples = []
         if count == 0:
             raise DataError(
                 f"the stream {self._name} is empty",
                 next_step="check the path and the split it reads",
             )
-        if own:
-            yield EvaluationBatch((count - 1) // size, len(own), self._collate(own))
+        if samples:
+            yield EvaluationBatch((count - 1) // size, len(samples), self._collate(samples))
         if _has_fewer(self._sharding, -(-count // size)):
             yield EvaluationBatch(-1, 0, self._collate([sample]))
         while True:  # a worker may be asked for more

@@ -215,8 +215,9 @@ class ImageFolder(ImageDataset):
 
 def _split_folder(folder: Path, split: Split) -> Path:
     candidates = [folder / name for name in _SPLIT_FOLDERS[split]]
-    if found := next(filter(Path.is_dir, candidates), None):
-        return found
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
     expected = " or ".join(map(str, candidates))
     raise DataError(f"there is no folder {expected}", next_step=_FOLDER_NEXT_STEP)
 
@@ -242,16 +243,16 @@ def _list_images(folder: Path, classes: list[str]) -> tuple[list[Path], NDArray[
                 next_step="give it a folder in train/, or remove it",
             )
         # Sorted, because the order in which a file system lists a folder differs from node to node.
-        found = sorted(
+        images = sorted(
             path for path in (folder / name).rglob("*") if path.suffix.lower() in _IMAGE_ENDINGS
         )
-        if not found:
+        if not images:
             raise DataError(
                 f"{folder / name} holds no images: expected files that end in {', '.join(sorted(_IMAGE_ENDINGS))}",
                 next_step="put its images there, or remove the folder",
             )
-        paths += found
-        labels += [classes.index(name)] * len(found)
+        paths += images
+        labels += [classes.index(name)] * len(images)
     return paths, np.array(labels, dtype=np.int64)
 
 

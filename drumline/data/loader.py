@@ -192,9 +192,9 @@ class Loader(ABC):
         batches = self._batches_of(plan)
         left = len(plan.spans)
         for span in plan.spans:
-            asked = time.perf_counter()
+            started_at = time.perf_counter()
             data = next(batches)
-            self.waited_s += time.perf_counter() - asked
+            self.waited_s += time.perf_counter() - started_at
             left -= 1
             if self.count_tokens is not None and span.size:
                 self.num_tokens += self.count_tokens(data) or 0
@@ -276,9 +276,11 @@ class IndexedLoader(Loader):
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
         self._refuse_shards()
-        full_steps, rest = divmod(self.num_samples, self.sharding.batch_size)
+        full_steps, remainder = divmod(self.num_samples, self.sharding.batch_size)
         count = full_steps * len(self._plan(Cursor()).spans)
-        return count + (len(self._plan(Cursor(0, self.num_samples - rest)).spans) if rest else 0)
+        if remainder:
+            count += len(self._plan(Cursor(0, self.num_samples - remainder)).spans)
+        return count
 
     def preview(self, most: int | None = None) -> Any:
         """The next micro-batch, with at most `most` samples, without taking it. None: this rank has
@@ -328,9 +330,8 @@ class IndexedLoader(Loader):
                 cursor, length=self.num_samples, sharding=self.sharding, endless=endless
             )
             self._batches = self._delivery.batches(self._producer.batches(requests))
-        self._batches_at = (
-            None  # until the step is complete: if it is abandoned, its batches are made again
-        )
+        # Until the step is complete: if it is abandoned, its batches are made again.
+        self._batches_at = None
         return self._batches
 
     def _move_past(self, plan: StepPlan) -> None:

@@ -169,24 +169,25 @@ def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
     sizes = sharding.uneven_sizes(stop - start)
     if sizes is not None:
         low = start + sum(sizes[: sharding.rank])
-        own = [(sharding.rank, low, low + sizes[sharding.rank])]
+        own_shards = [_ShardRange(sharding.rank, low, low + sizes[sharding.rank])]
     else:
-        own = [
-            (shard, *_balanced(start, stop, part=shard, parts=count))
+        own_shards = [
+            _ShardRange(shard, *_balanced(start, stop, part=shard, parts=count))
             for shard in sharding.own_shards(stop - start)
         ]
     # With one shard per rank: what the rank with the most samples needs. The others do the same
     # number of forward passes, because some of these hold collectives (SyncBatchNorm, or a user's
     # loop without no_sync).
     largest = max(sizes) if sizes is not None else -(-(stop - start) // count)
+    spans: list[Span] = []
+    for shard_range in own_shards:
+        spans += _spans(start, stop, shard_range, largest, sharding)
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
         stop=stop,
-        local_range=(own[0][1], own[-1][2]) if own else (stop, stop),
-        spans=tuple(
-            span for shard in own for span in _spans(start, stop, *shard, largest, sharding)
-        ),
+        local_range=(own_shards[0].low, own_shards[-1].high) if own_shards else (stop, stop),
+        spans=tuple(spans),
         num_shards=count,
         next_cursor=Cursor(cursor.epoch, stop) if stop < length else Cursor(cursor.epoch + 1, 0),
     )
@@ -206,19 +207,26 @@ def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
     return range(*_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards)))
 
 
+class _ShardRange(NamedTuple):
+    """The positions [low, high) of the epoch's order that make one shard."""
+
+    shard: int
+    low: int
+    high: int
+
+
 def _spans(
-    start: int, stop: int, shard: int, low: int, high: int, largest: int, sharding: Sharding
+    start: int, stop: int, shard_range: _ShardRange, largest: int, sharding: Sharding
 ) -> Iterator[Span]:
-    """The micro-batches of the shard [low, high) of the global batch [start, stop), whose largest
-    shard has so many samples."""
+    """The micro-batches of a shard of the global batch [start, stop), whose largest shard has so
+    many samples."""
+    shard, low, high = shard_range
     size = high - low
     smallest = sharding.min_shard_size
     count = sharding.micro_batches(largest if sharding.shards is None else size)
-    used = (
-        max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest))
-        if size
-        else 0
-    )
+    used = 0
+    if size:
+        used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest))
     for number in range(count):
         ends_shard = number == count - 1
         if number < used:

@@ -162,18 +162,17 @@ class StreamLoader(Loader):
             self._answers = read_stream(
                 self._producer, self._position if self.is_resumable else self._cursor
             )
-        self._answers_at = (
-            None  # until there is an answer: after an error the stream is opened again
-        )
+        # Until there is an answer: after an error the stream is opened again.
+        self._answers_at = None
         read: StreamStep = next(self._answers)
         self._current = read
         self._answers_at = read.plan.next_cursor
         return read
 
     def _next_plan(self) -> StepPlan:
-        asked = time.perf_counter()
+        started_at = time.perf_counter()
         plan = self._read().plan
-        self.waited_s += time.perf_counter() - asked
+        self.waited_s += time.perf_counter() - started_at
         return plan
 
     def _batches_of(self, plan: StepPlan) -> Iterator[Any]:

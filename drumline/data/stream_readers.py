@@ -120,8 +120,9 @@ class StreamReader(Dataset[Any]):
 
     def _set_epoch(self, epoch: int) -> None:
         """Call the dataset's own `set_epoch`, if it has one."""
-        if callable(own := getattr(self._dataset, "set_epoch", None)):
-            own(epoch)
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
 
 class SharedStreamReader(StreamReader):
@@ -132,7 +133,7 @@ class SharedStreamReader(StreamReader):
     def _answers_from(self, start: Cursor) -> Iterator[StreamStep]:
         sharding = self._sharding
         smallest = self._sharding.min_shard_size
-        own = sharding.own_shards(sharding.batch_size)
+        own_shards = sharding.own_shards(sharding.batch_size)
         # With one more sample the batch has enough for all its shards. Placeholders are made from
         # the first samples.
         num_kept_by_all = max(smallest, sharding.num_shards * smallest - 1)
@@ -141,23 +142,24 @@ class SharedStreamReader(StreamReader):
             samples = self._samples_from(Cursor(epoch, position))
             ahead = next(samples, _END)  # read, and not yet assigned
             while ahead is not _END:
-                kept: dict[int, Any] = {}
+                kept_samples: dict[int, Any] = {}
                 size = 0
                 while size < sharding.batch_size and ahead is not _END:
-                    if size < num_kept_by_all or size % sharding.num_shards in own:
-                        kept[size] = ahead
+                    if size < num_kept_by_all or size % sharding.num_shards in own_shards:
+                        kept_samples[size] = ahead
                     ahead = next(samples, _END)
                     size += 1
-                length = (
-                    position + size + (ahead is not _END)
-                )  # of the epoch, as far as it is known
+                # Of the epoch, as far as it is known.
+                length = position + size + (ahead is not _END)
                 plan = plan_step(Cursor(epoch, position), length=length, sharding=sharding)
                 batches = [
-                    self._collate([kept[number] for number in numbers])
+                    self._collate([kept_samples[number] for number in numbers])
                     for numbers in _round_robin(plan)
                 ]
                 is_first = Cursor(epoch, position) == start
-                yield StreamStep(plan, batches, content_hash(kept[0]).hex() if is_first else "")
+                yield StreamStep(
+                    plan, batches, content_hash(kept_samples[0]).hex() if is_first else ""
+                )
                 position = plan.stop
 
     def _samples_from(self, cursor: Cursor) -> Iterator[Any]:
@@ -192,6 +194,15 @@ def _round_robin(plan: StepPlan) -> Iterator[range]:
             yield range(span.low - plan.start, span.high - plan.start)
 
 
+class _TakenSample(NamedTuple):
+    """A sample that this rank has taken from a stream that keeps its own position."""
+
+    sample: Any
+    round: int
+    number: int
+    """How many samples of the round were taken with it."""
+
+
 class RankStreamReader(StreamReader):
     """A rank takes as many samples in a step as its part of a global batch has; a stream that ends
     starts over. The answer contains the state after the step, so that a checkpoint holds the
@@ -221,23 +232,21 @@ class RankStreamReader(StreamReader):
             for span in plan.spans:
                 first = span.low - plan.local_range[0] if span.counts else 0
                 part = taken[first : first + span.high - span.low]
-                batches.append(self._collate([sample for sample, _, _ in part]))
-            sample, _, _ = taken[0]
-            _, round, number = taken[-1]
-            digest = content_hash(sample).hex() if position == start.position else ""
-            yield StreamStep(
-                plan, batches, digest, StreamPosition(plan.stop, round, number, self._state())
-            )
+                batches.append(self._collate([entry.sample for entry in part]))
+            digest = content_hash(taken[0].sample).hex() if position == start.position else ""
+            last = taken[-1]
+            state = StreamPosition(plan.stop, last.round, last.number, self._state())
+            yield StreamStep(plan, batches, digest, state)
 
-    def _samples_of_rounds(self, start: StreamPosition) -> Iterator[tuple[Any, int, int]]:
-        """Samples without end, each with its round and how many of the round were taken with it."""
+    def _samples_of_rounds(self, start: StreamPosition) -> Iterator[_TakenSample]:
+        """Samples without end."""
         taken = start.taken
         for round in count(start.round):
             for sample in self._samples(
                 self._seed, _RANK_SEEDS, self._sharding.rank, round, position=taken
             ):
                 taken += 1
-                yield sample, round, taken
+                yield _TakenSample(sample, round, taken)
             if taken == 0:
                 raise DataError(
                     f"the stream {self._name} is empty in round {round} on rank {self._sharding.rank}",

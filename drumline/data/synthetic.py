@@ -51,10 +51,10 @@ class SyntheticImages(ImageDataset):
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         # A sample is the same in every epoch; only augmentation uses the draws of the epoch.
-        own = Draws(self._seed, self._part, indices)
-        labels = (own.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(np.int64)
+        draws = Draws(self._seed, self._part, indices)
+        labels = (draws.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(np.int64)
         images = self._patterns[labels]
-        noise = _random_bytes(own, images[0].size, stream=_NOISE).reshape(images.shape)
+        noise = _random_bytes(draws, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
         return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
 
@@ -89,10 +89,10 @@ class SyntheticTokens(TwoPartDataset):
         return self._length
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
-        own = Draws(self._seed, self._part, indices)
-        first = (own.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
+        draws = Draws(self._seed, self._part, indices)
+        first = (draws.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
         rows = (first * self._factors + self._terms) % self.vocab_size
-        chance = own.uniform(self._context + 1, stream=_NOISE) * 10
+        chance = draws.uniform(self._context + 1, stream=_NOISE) * 10
         return torch.from_numpy(
             np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows)
         )

@@ -51,13 +51,13 @@ def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> T
     train, evaluation = find_tokens(dir, token_type=token_type)
     if evaluation is None:
         cut = len(train.values) - len(train.values) // _EVALUATION_PART
-        chosen = train._replace(
-            values=train.values[:cut] if split == "train" else train.values[cut:]
-        )
+        part = slice(cut) if split == "train" else slice(cut, None)
+        chosen = train._replace(values=train.values[part])
     else:
         # One vocabulary for both parts: the model is built from it.
         vocab_size = max(train.vocab_size, evaluation.vocab_size)
-        chosen = (train if split == "train" else evaluation)._replace(vocab_size=vocab_size)
+        tokens_of_split = train if split == "train" else evaluation
+        chosen = tokens_of_split._replace(vocab_size=vocab_size)
     if len(chosen.values) <= context:
         raise DataError(
             f"{chosen.name} is too short: its {split} part has {len(chosen.values)} tokens, one sample needs "
@@ -108,10 +108,9 @@ def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
     """All tokens of each window but the last, and all but the first, as int64."""
     count, window = rows.shape
     # A view of both, so that they are widened and laid out in one copy.
-    both = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
-    inputs, targets = both.to(
-        torch.int64, copy=True, memory_format=torch.contiguous_format
-    ).unbind()
+    pair = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
+    widened = pair.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
+    inputs, targets = widened.unbind()
     return inputs, targets
 
 
@@ -126,10 +125,10 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
         raise DataError(f"there is no file or folder {path}", next_step=_NEXT_STEP)
     train = _named(path, "train")
     evaluation = _named(path, "eval") or _named(path, "val")
+    if train is not None and evaluation is not None:
+        return _open(train, token_type), _open(evaluation, token_type)
     if train is not None:
-        return _open(train, token_type), None if evaluation is None else _open(
-            evaluation, token_type
-        )
+        return _open(train, token_type), None
     texts = sorted(
         file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file()
     )
@@ -146,12 +145,12 @@ def standard_library() -> Tokens:
     has. It differs between versions of Python; ranks compare what they have before the first
     step."""
     folder = Path(sysconfig.get_path("stdlib"))
-    found = []
+    files = []
     for path, subfolders, names in os.walk(folder):
         subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not walked: site-packages may be large
-        found += [Path(path, name) for name in names if name.endswith(".py")]
-    found.sort(key=lambda path: path.relative_to(folder).parts)
-    return _joined(found, name="the Python standard library")
+        files += [Path(path, name) for name in names if name.endswith(".py")]
+    files.sort(key=lambda path: path.relative_to(folder).parts)
+    return _joined(files, name="the Python standard library")
 
 
 def _joined(paths: Iterable[Path], *, name: str) -> Tokens:
@@ -180,7 +179,8 @@ def _open(path: Path, token_type: str) -> Tokens:
 
 
 def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
-    if (size := path.stat().st_size) % kind.itemsize:
+    size = path.stat().st_size
+    if size % kind.itemsize:
         raise DataError(
             f"{path} has {size} bytes, which is not a whole number of {kind} tokens",
             next_step="set --data.token_type to the type the file was written with, or write it again",
@@ -191,9 +191,8 @@ def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
 def _map_npy(path: Path) -> NDArray[Any]:
     try:
         values: NDArray[Any] = open_memmap(path, mode="r")
-    except (
-        Exception
-    ) as error:  # a damaged header may raise anything: its shape may have any numbers
+    # A damaged header may raise anything: its shape may have any numbers.
+    except Exception as error:
         raise DataError(
             f"{path} cannot be mapped as a .npy file ({error})",
             next_step="write it with numpy.save(path, tokens)",
@@ -230,7 +229,8 @@ def _vocabulary(values: NDArray[Any], path: Path) -> tuple[int, bool]:
     for start in range(0, len(values), _SCAN_CHUNK):
         piece = values[start : start + _SCAN_CHUNK]
         highest = max(highest, int(piece.max()))
-        if (lowest := int(piece.min())) < 0:
+        lowest = int(piece.min())
+        if lowest < 0:
             raise DataError(
                 f"{path} holds the token {lowest}: tokens are counted from 0",
                 next_step="write it again",

@@ -2,8 +2,7 @@
 DataLoader workers.
 
 What it adds to torch: a worker that hangs in `fork` is forked again; signals for the rank do not
-end its workers; a worker that dies is named; ending them cannot hang. Only this file uses private
-parts of torch's DataLoader.
+end its workers; a worker that dies is named; ending them cannot hang.
 """
 
 from __future__ import annotations
@@ -25,12 +24,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import signal_handling
 
 from drumline.base.errors import TrainingError, log
-from drumline.base.processes import TICKS_PER_S, read_stat
+from drumline.base.processes import TICKS_PER_S, ProcessStat, read_stat
 from drumline.data.dataset import BatchMaker
 from drumline.data.delivery import pin
+from drumline.rank.torch_internals import (
+    abandon_workers,
+    forget_persistent_workers,
+    shut_down_workers,
+    worker_processes,
+)
 
 FORK_ATTEMPTS = 5
 STUCK_AFTER_S = 1.0  # asleep without a break, in code that never sleeps
@@ -136,8 +140,12 @@ class BatchProducer:
 
     def worker_times(self) -> WorkerTimes | None:
         """None: there are no workers."""
-        pids = [process.pid for iterator in self._running for process in iterator._workers]
-        stats = {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
+        stats: dict[int, ProcessStat] = {}
+        for iterator in self._running:
+            for process in worker_processes(iterator):
+                stat = read_stat(process.pid)
+                if stat is not None:
+                    stats[process.pid] = stat
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         cpu_s = sum(stat.cpu_ticks for stat in stats.values()) / TICKS_PER_S
         age_s = sum(now - stat.start_ticks / TICKS_PER_S for stat in stats.values())
@@ -147,7 +155,7 @@ class BatchProducer:
         """End the worker processes, if there are any. A later call of `batches` would start new
         ones."""
         if self._loader is not None:
-            self._loader._iterator = None  # where torch keeps persistent workers
+            forget_persistent_workers(self._loader)
             self._loader.generator = torch.Generator()  # so that new workers get the same seeds
         end_workers(self._running, os.getpid())
 
@@ -239,13 +247,13 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
     try:
         yield from iterator
     except (OSError, EOFError, RuntimeError) as error:
-        processes = iterator._workers
-        with suppress(
-            RuntimeError
-        ):  # torch's own notice of the death, by a signal, may come at any moment
+        processes = worker_processes(iterator)
+        # torch's own notice of the death, by a signal, may come at any moment.
+        with suppress(RuntimeError):
             exited = wait([process.sentinel for process in processes], timeout=0.5)
-            for process in (process for process in processes if process.sentinel in exited):
-                process.join(timeout=0.5)
+            for process in processes:
+                if process.sentinel in exited:
+                    process.join(timeout=0.5)
         dead = [
             f"{process.pid} (exit code {process.exitcode})"
             for process in processes
@@ -264,23 +272,13 @@ def end_workers(running: list[Any], owner: int) -> None:
     owns them."""
     while running and os.getpid() == owner:
         iterator = running.pop()
-        if not any(process.exitcode for process in iterator._workers):
-            # what torch does itself when the iterator is garbage-collected
-            iterator._shutdown_workers()
+        processes = worker_processes(iterator)
+        if any(process.exitcode for process in processes):
+            abandon_workers(iterator)
         else:
-            # Not torch's shutdown, now or when the iterator is garbage-collected: it would wait
-            # forever for a lock that a killed worker held.
-            iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))  # torch must not report their deaths
-            iterator._worker_pids_set = False
-            if hasattr(iterator, "_pin_memory_thread_done_event"):
-                iterator._pin_memory_thread_done_event.set()
-            for queue in iterator._index_queues:
-                queue.cancel_join_thread()
-                queue.close()
-        for process in iterator._workers:
-            if (
-                process.is_alive()
-            ):  # stuck in the user's code, it would block the exit of this process
+            shut_down_workers(iterator)
+        for process in processes:
+            # Stuck in the user's code, it would block the exit of this process.
+            if process.is_alive():
                 process.kill()
                 process.join()

@@ -48,7 +48,7 @@ class Broken:
 
 
 def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tuple[float, ...]]:
-    found = {}
+    noise_of = {}
     for batch in (fetch[request] for request in requests):
         columns = [
             batch["index"],
@@ -58,8 +58,8 @@ def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tupl
             batch["numpy"],
         ]
         for index, *noise in zip(*(column.tolist() for column in columns), strict=True):
-            found[index] = tuple(noise)
-    return found
+            noise_of[index] = tuple(noise)
+    return noise_of
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
@@ -71,9 +71,9 @@ def test_a_dataset_of_tensors_gives_what_its_samples_collate_to(shuffled: bool) 
     request = BatchRequest(2, 10, 20, shuffled=shuffled)
     whole, read = (BatchMaker(kind(*tensors), seed=3)[request] for kind in (TensorDataset, Read))
     assert type(whole) is type(read) is list
-    for one, other in zip(whole, read, strict=True):
-        assert torch.equal(one, other)
-        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+    for whole_part, read_part in zip(whole, read, strict=True):
+        assert torch.equal(whole_part, read_part)
+        assert (whole_part.dtype, whole_part.stride()) == (read_part.dtype, read_part.stride())
 
 
 def test_training_gets_the_shuffled_indices_and_their_draws() -> None:
@@ -103,12 +103,12 @@ def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
 
 @pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)])
 def test_noise_differs_by_epoch_and_seed(seed: int, epoch: int) -> None:
-    one = noise_by_index(BatchMaker(Noisy(), seed=1), BatchRequest(0, 0, 100, shuffled=True))
-    other = noise_by_index(
+    whole = noise_by_index(BatchMaker(Noisy(), seed=1), BatchRequest(0, 0, 100, shuffled=True))
+    in_parts = noise_by_index(
         BatchMaker(Noisy(), seed=seed), BatchRequest(epoch, 0, 100, shuffled=True)
     )
     for index in range(100):
-        assert all(a != b for a, b in zip(one[index], other[index], strict=True))
+        assert all(a != b for a, b in zip(whole[index], in_parts[index], strict=True))
 
 
 def test_evaluation_noise_is_the_same_each_time() -> None:

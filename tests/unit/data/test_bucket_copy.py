@@ -48,13 +48,13 @@ def make_proxy(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prox
         yield proxy
 
 
-def copy(url: str, tmp_path: Path, **more: Any) -> BucketCopy:
-    return BucketCopy(url=url, cache=tmp_path / "cache", **more)
+def copy(url: str, tmp_path: Path, **options: Any) -> BucketCopy:
+    return BucketCopy(url=url, cache=tmp_path / "cache", **options)
 
 
-def files(one: BucketCopy) -> dict[str, bytes]:
-    found = (path for path in one.folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(one.folder)): path.read_bytes() for path in found}
+def files(local_copy: BucketCopy) -> dict[str, bytes]:
+    paths = (path for path in local_copy.folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(local_copy.folder)): path.read_bytes() for path in paths}
 
 
 def fetched(proxy: Proxy) -> list[str]:
@@ -69,37 +69,37 @@ def test_data_is_copied_once(
     proxy: Proxy, url: str, tmp_path: Path, num_submitted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_copy, "NUM_SUBMITTED", num_submitted)
-    said: list[str] = []
-    one = copy(url, tmp_path, report=said.append)
-    one.update()
-    assert files(one) == CONTENT
-    assert said == [f"copying 303 B (4 objects) from {url} to {one.folder}"]
+    messages: list[str] = []
+    local_copy = copy(url, tmp_path, report=messages.append)
+    local_copy.update()
+    assert files(local_copy) == CONTENT
+    assert messages == [f"copying 303 B (4 objects) from {url} to {local_copy.folder}"]
     assert fetched(proxy) == sorted(CONTENT)
-    copy(url, tmp_path, report=said.append).update()
+    copy(url, tmp_path, report=messages.append).update()
     assert fetched(proxy) == []
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(
     bucket: Bucket, proxy: Proxy, url: str, tmp_path: Path
 ) -> None:
-    one = copy(url, tmp_path)
-    one.update()
+    local_copy = copy(url, tmp_path)
+    local_copy.update()
     bucket.put("digits/labels", b"1 0")  # of the same size
     bucket.put("digits/train/1/d.png", b"d")
     bucket.delete("digits/eval/0/c.png")
-    (one.folder / "train/0/a.png").write_bytes(b"x" * 100)  # of the same size too
-    (one.folder / "train/0/.a.png.partial").touch()
-    os.utime(one.folder / "train/1/b.png", (5, 5))  # other times, the same bytes
+    (local_copy.folder / "train/0/a.png").write_bytes(b"x" * 100)  # of the same size too
+    (local_copy.folder / "train/0/.a.png.partial").touch()
+    os.utime(local_copy.folder / "train/1/b.png", (5, 5))  # other times, the same bytes
     fetched(proxy)
-    one.update()
+    local_copy.update()
     assert fetched(proxy) == ["labels", "train/0/a.png", "train/1/d.png"]
-    wanted = {**CONTENT, "labels": b"1 0", "train/1/d.png": b"d"}
-    assert files(one) == {
-        name: content for name, content in wanted.items() if name != "eval/0/c.png"
+    expected = {**CONTENT, "labels": b"1 0", "train/1/d.png": b"d"}
+    assert files(local_copy) == {
+        name: content for name, content in expected.items() if name != "eval/0/c.png"
     }
-    assert not (one.folder / "eval").exists()
-    one.update()
+    assert not (local_copy.folder / "eval").exists()
+    local_copy.update()
     assert fetched(proxy) == []
 
 
@@ -108,17 +108,17 @@ def test_an_interrupted_copy_continues(
 ) -> None:
     monkeypatch.setattr(bucket_copy, "NUM_THREADS", 1)
     proxy.fault = lambda method, path: "cut" if path.endswith("b.png") else None
-    one = copy(url, tmp_path)
+    local_copy = copy(url, tmp_path)
     with pytest.raises(
         StoreError, match=f"{url}/train/1/b.png is unreachable: the connection failed or was cut"
     ):
-        one.update()
-    assert not (one.folder / "train/1/b.png").exists()
+        local_copy.update()
+    assert not (local_copy.folder / "train/1/b.png").exists()
     first = set(fetched(proxy)) - {"train/1/b.png"}
     assert first, "nothing came before the fault"
     proxy.fault = lambda method, path: None
-    one.update()
-    assert files(one) == CONTENT
+    local_copy.update()
+    assert files(local_copy) == CONTENT
     assert set(fetched(proxy)) == CONTENT.keys() - first
 
 
@@ -143,15 +143,17 @@ def test_an_interrupted_download_is_not_taken_for_a_complete_one(
 
     proxy.fault = hold
     monkeypatch.setattr(ObjectStore, "stop", stop)
-    one = copy(url, tmp_path, alive=lambda: begun.is_set() and signal.raise_signal(signal.SIGINT))
+    local_copy = copy(
+        url, tmp_path, alive=lambda: begun.is_set() and signal.raise_signal(signal.SIGINT)
+    )
     with pytest.raises(KeyboardInterrupt):
-        one.update()
-    assert "train/1/b.png" not in files(one)
-    assert "train/1/b.png" not in json.loads((one.folder.parent / "record.json").read_text())
-    assert all(CONTENT[name] == content for name, content in files(one).items())
+        local_copy.update()
+    assert "train/1/b.png" not in files(local_copy)
+    assert "train/1/b.png" not in json.loads((local_copy.folder.parent / "record.json").read_text())
+    assert all(CONTENT[name] == content for name, content in files(local_copy).items())
     fetched(proxy)
     copy(url, tmp_path).update()
-    assert files(one) == CONTENT
+    assert files(local_copy) == CONTENT
     assert "train/1/b.png" in fetched(proxy)
 
 
@@ -159,11 +161,11 @@ def test_an_interrupted_download_is_not_taken_for_a_complete_one(
 def test_a_record_that_cannot_be_read_fetches_everything(
     proxy: Proxy, url: str, tmp_path: Path, record: str
 ) -> None:
-    one = copy(url, tmp_path)
-    one.update()
-    (one.folder.parent / "record.json").write_text(record)
+    local_copy = copy(url, tmp_path)
+    local_copy.update()
+    (local_copy.folder.parent / "record.json").write_text(record)
     fetched(proxy)
-    one.update()
+    local_copy.update()
     assert fetched(proxy) == sorted(CONTENT)
 
 
@@ -205,15 +207,15 @@ def test_refusals(bucket: Bucket, url: str, tmp_path: Path) -> None:
         "correct the name, or make it: aws s3 mb s3://no-such",
     )
     (tmp_path / "points.npy").write_bytes(b"x")
-    for one in (
+    for empty_url in (
         f"{bucket.root}/digit",
         f"{url}/labels",
         f"file://{tmp_path}/points.npy",
     ):  # the last two: an object
         with pytest.raises(DataError) as error:
-            BucketCopy(url=one, cache=tmp_path).update()
+            BucketCopy(url=empty_url, cache=tmp_path).update()
         assert (error.value.what, error.value.next_step) == (
-            f"data.dir: there are no objects below {one}/",
+            f"data.dir: there are no objects below {empty_url}/",
             "name the folder that holds the data, as in s3://bucket/folder: a single object is not copied",
         )
     with pytest.raises(UsageError, match="s3:// names no bucket"):

@@ -22,21 +22,21 @@ from drumline.data.workers import LoadingOptions
 CPU = torch.device("cpu")
 
 
-def noted(count: int, asked: list[int], *, fails_at: int | None = None) -> Iterator[int]:
+def noted(count: int, requested: list[int], *, fails_at: int | None = None) -> Iterator[int]:
     for number in range(count):
-        asked.append(number)
+        requested.append(number)
         if number == fails_at:
             raise KeyError(f"no image {number}")
         yield number
 
 
 def test_two_more_are_asked_for_than_are_handed_out() -> None:
-    asked: list[int] = []
-    found = []
-    for number in prefetch(noted(5, asked), lambda number: number * 10, count=2):
-        found.append(number)
-        assert len(asked) == min(5, len(found) + 2)
-    assert found == [0, 10, 20, 30, 40]
+    requested: list[int] = []
+    delivered = []
+    for number in prefetch(noted(5, requested), lambda number: number * 10, count=2):
+        delivered.append(number)
+        assert len(requested) == min(5, len(delivered) + 2)
+    assert delivered == [0, 10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
@@ -57,10 +57,10 @@ def test_what_fails_on_its_way_keeps_its_place_too() -> None:
 
 
 def test_on_the_cpu_nothing_is_asked_for_ahead() -> None:
-    asked: list[int] = []
-    batches = Delivery(CPU, lambda number: number + 1).batches(noted(3, asked))
+    requested: list[int] = []
+    batches = Delivery(CPU, lambda number: number + 1).batches(noted(3, requested))
     assert [next(batches), next(batches)] == [1, 2]
-    assert asked == [0, 1]
+    assert requested == [0, 1]
 
 
 class Indices:
@@ -87,10 +87,10 @@ class AheadOnTheCpu(Delivery):
         return map(self._receive, prefetch(answers, self._send, count=2))
 
 
-def make(dataset: Any, *, ahead: bool, **more: Any) -> IndexedLoader:
+def make(dataset: Any, *, ahead: bool, **options: Any) -> IndexedLoader:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=2)
     loader = IndexedLoader(
-        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more)
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**options)
     )
     if ahead:
         loader._delivery = AheadOnTheCpu(CPU, lambda batch: batch)
@@ -101,10 +101,12 @@ def test_looking_ahead_changes_no_batch_and_not_the_cursor() -> None:
     plain = make(Indices(), ahead=False)
     ahead = make(Indices(), ahead=True)
     for _ in range(3):  # into the next epoch too
-        for expected, found in zip(plain.steps(), ahead.steps(), strict=True):
-            assert expected.plan == found.plan
-            for one, other in zip(expected.micro_batches, found.micro_batches, strict=True):
-                assert torch.equal(one.data, other.data)
+        for expected, step in zip(plain.steps(), ahead.steps(), strict=True):
+            assert expected.plan == step.plan
+            for plain_micro, ahead_micro in zip(
+                expected.micro_batches, step.micro_batches, strict=True
+            ):
+                assert torch.equal(plain_micro.data, ahead_micro.data)
                 assert plain.cursor == ahead.cursor
     assert ahead.cursor == Cursor(3, 0)
 
@@ -117,8 +119,8 @@ def test_a_step_given_up_and_a_cursor_set_again_drop_what_was_made_ahead() -> No
     assert torch.equal(ahead.preview(), plain.preview())
     for loader in (plain, ahead):
         loader.cursor = Cursor(1, 12)
-    for one, other in zip(plain, ahead, strict=True):
-        assert torch.equal(one, other)
+    for plain_batch, ahead_batch in zip(plain, ahead, strict=True):
+        assert torch.equal(plain_batch, ahead_batch)
 
 
 def test_an_error_ahead_leaves_the_steps_before_it_whole() -> None:
@@ -165,19 +167,21 @@ class Numbers:
 
 def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
     sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=3)
-    both = [
+    loaders = [
         StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions())
         for _ in range(2)
     ]
-    plain, ahead = both
+    plain, ahead = loaders
     sent: list[Any] = []
     ahead._delivery = AheadOnTheCpu(CPU, lambda batch: sent.append(batch) or batch)
     for _ in range(2):
-        for expected, found in zip(plain.steps(), ahead.steps(), strict=True):
-            assert expected.plan == found.plan
-            for one, other in zip(expected.micro_batches, found.micro_batches, strict=True):
-                assert torch.equal(one.data, other.data)
+        for expected, step in zip(plain.steps(), ahead.steps(), strict=True):
+            assert expected.plan == step.plan
+            for plain_micro, ahead_micro in zip(
+                expected.micro_batches, step.micro_batches, strict=True
+            ):
+                assert torch.equal(plain_micro.data, ahead_micro.data)
                 assert plain.cursor == ahead.cursor
-            assert torch.cat(sent).tolist() == list(range(found.plan.start, found.plan.stop))
+            assert torch.cat(sent).tolist() == list(range(step.plan.start, step.plan.stop))
             sent.clear()
     assert ahead.cursor == Cursor(2, 0)

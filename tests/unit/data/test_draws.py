@@ -20,18 +20,18 @@ def test_asking_for_more_numbers_keeps_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [Draws(2, 2, np.arange(64)), Draws(1, 3, np.arange(64)), Draws(1, 2, np.arange(64, 128))],
 )
-def test_another_seed_epoch_or_index_gives_other_numbers(other: Draws) -> None:
-    assert not np.intersect1d(Draws(1, 2, np.arange(64)).bits(8), other.bits(8)).size
+def test_another_seed_epoch_or_index_gives_other_numbers(changed: Draws) -> None:
+    assert not np.intersect1d(Draws(1, 2, np.arange(64)).bits(8), changed.bits(8)).size
 
 
 def test_streams_are_independent() -> None:
     draws = Draws(0, 0, np.arange(50_000))
-    one = draws.uniform(1)[:, 0]
-    other = draws.uniform(1, stream=1)[:, 0]
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
+    first_stream = draws.uniform(1)[:, 0]
+    second_stream = draws.uniform(1, stream=1)[:, 0]
+    assert abs(np.corrcoef(first_stream, second_stream)[0, 1]) < 0.02
 
 
 def test_numbers_are_uniform_and_uncorrelated() -> None:

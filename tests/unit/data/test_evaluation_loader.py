@@ -63,18 +63,18 @@ def make(
 def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
     length: int, batch_size: int, world_size: int
 ) -> None:
-    found: dict[int, list[int]] = {}
+    batches: dict[int, list[int]] = {}
     for rank in range(world_size):
         loader = make(Indices(length), batch_size=batch_size, rank=rank, world_size=world_size)
         for number, size, data in loader.numbered():
-            assert number not in found
+            assert number not in batches
             assert len(data) == size
-            found[number] = data.tolist()
+            batches[number] = data.tolist()
         assert loader.num_batches == -(-length // batch_size)
         assert loader.num_samples == length
     alone = make(Indices(length), batch_size=batch_size)
-    assert [found[number] for number in sorted(found)] == [data.tolist() for data in alone]
-    assert [index for number in sorted(found) for index in found[number]] == list(range(length))
+    assert [batches[number] for number in sorted(batches)] == [data.tolist() for data in alone]
+    assert [index for number in sorted(batches) for index in batches[number]] == list(range(length))
 
 
 def test_a_rank_may_have_nothing_to_do() -> None:
@@ -103,8 +103,8 @@ def test_every_pass_is_the_same_with_and_without_workers() -> None:
     assert len(alone) == len(expected) == 3
     with closing(make(Noisy(), workers=2)) as loader:
         for _ in range(2):
-            for one, other in zip(expected, loader, strict=True):
-                assert torch.equal(one, other)
+            for expected_batch, batch in zip(expected, loader, strict=True):
+                assert torch.equal(expected_batch, batch)
 
 
 def test_a_pass_that_is_left_early_starts_over() -> None:

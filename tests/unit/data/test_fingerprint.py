@@ -52,7 +52,7 @@ def test_parts_of_a_dataset_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("sample", "changed"),
     [
         (torch.zeros(3), torch.tensor([0, 0, 1e-7])),
         (torch.zeros(2, 3), torch.zeros(3, 2)),
@@ -67,9 +67,9 @@ def test_parts_of_a_dataset_differ() -> None:
         (Thing(), 3),
     ],
 )
-def test_one_sample_that_differs_is_noticed(one: Any, other: Any) -> None:
-    assert fingerprint(samples(one)) == fingerprint(samples(one))
-    assert fingerprint(samples(one)) != fingerprint(samples(other))
+def test_one_sample_that_differs_is_noticed(sample: Any, changed: Any) -> None:
+    assert fingerprint(samples(sample)) == fingerprint(samples(sample))
+    assert fingerprint(samples(sample)) != fingerprint(samples(changed))
 
 
 def test_a_sample_more_is_noticed() -> None:

@@ -35,26 +35,26 @@ def by_hand(image: np.ndarray, padding: int) -> dict[tuple[int, int, bool], np.n
 
 
 def outcomes(padding: int, *, flip: bool) -> list[tuple[int, int, bool]]:
-    found = []
+    cuts = []
     for before, after in zip(IMAGES, moved(IMAGES, DRAWS, padding=padding, flip=flip), strict=True):
         matches = [
-            name for name, one in by_hand(before, padding).items() if np.array_equal(one, after)
+            name for name, piece in by_hand(before, padding).items() if np.array_equal(piece, after)
         ]
         assert len(matches) == 1
-        found += matches
-    return found
+        cuts += matches
+    return cuts
 
 
 def test_every_image_is_a_cut_of_itself_and_every_cut_happens() -> None:
-    found = outcomes(1, flip=True)
-    assert len(set(found)) == 9 * 2
-    assert 60 < sum(mirrored for *_, mirrored in found) < 140
+    cuts = outcomes(1, flip=True)
+    assert len(set(cuts)) == 9 * 2
+    assert 60 < sum(mirrored for *_, mirrored in cuts) < 140
 
 
 def test_without_flip_nothing_is_mirrored() -> None:
-    found = outcomes(2, flip=False)
-    assert len({(down, right) for down, right, _ in found}) == 25
-    assert not any(mirrored for *_, mirrored in found)
+    cuts = outcomes(2, flip=False)
+    assert len({(down, right) for down, right, _ in cuts}) == 25
+    assert not any(mirrored for *_, mirrored in cuts)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(
     indices = np.random.default_rng(2).permutation(300)[:100]
     draws = Draws(7, 3, indices)
 
-    found, labels = dataset.batch(indices, draws)
+    normalized, labels = dataset.batch(indices, draws)
 
     assert labels.tolist() == indices.tolist()
     middle, spread = (
@@ -92,8 +92,8 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(
     ):
         down, right = (int(chance * (2 * padding + 1)) for chance in chances[:2])
         expected = by_hand(images[index], padding)[down, right, bool(flip and chances[2] < 0.5)]
-        assert np.array_equal(found[row].numpy(), (expected.astype(np.float32) - middle) / spread)
-    assert found.is_contiguous()
+        assert np.array_equal(normalized[row].numpy(), (expected.astype(np.float32) - middle) / spread)
+    assert normalized.is_contiguous()
 
 
 def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch() -> None:
@@ -101,8 +101,8 @@ def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch()
     chosen = np.array([150, 3])
     part = moved(IMAGES[chosen], Draws(0, 0, chosen), padding=2, flip=True)
     assert np.array_equal(part, whole[chosen])
-    other = moved(IMAGES, Draws(0, 1, np.arange(200)), padding=2, flip=True)
-    assert sum(np.array_equal(a, b) for a, b in zip(whole, other, strict=True)) < 20
+    next_epoch = moved(IMAGES, Draws(0, 1, np.arange(200)), padding=2, flip=True)
+    assert sum(np.array_equal(a, b) for a, b in zip(whole, next_epoch, strict=True)) < 20
 
 
 def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
@@ -110,9 +110,9 @@ def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
     images = torch.from_numpy(IMAGES)
     places = crop_offsets(DRAWS, (2, 6, 5), padding=1, flip=False)
     for flip in (False, True):
-        found = crop(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
-        assert torch.equal(found, crop(images, places, padding=1, flip=flip))
-        assert found.is_contiguous()
+        cropped = crop(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
+        assert torch.equal(cropped, crop(images, places, padding=1, flip=flip))
+        assert cropped.is_contiguous()
 
 
 def test_the_images_given_are_left_as_they_are() -> None:

@@ -65,16 +65,16 @@ class FailsAt(Noisy):
 
 
 def make(
-    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any
+    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **options: Any
 ) -> IndexedLoader:
     cut = {
-        name: more.pop(name)
+        name: options.pop(name)
         for name in ("accumulate", "micro_batch_size", "shards")
-        if name in more
+        if name in options
     }
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
     return IndexedLoader(
-        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more)
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**options)
     )
 
 
@@ -88,7 +88,7 @@ def test_an_epoch_holds_every_sample_exactly_once(
     length: int, batch_size: int, world_size: int, pieces: int
 ) -> None:
     batch_size = max(batch_size, world_size)
-    seen: list[int] = []
+    indices_read: list[int] = []
     batches_per_step: list[list[set[int]]] = []
     for rank in range(world_size):
         loader = make(
@@ -111,12 +111,12 @@ def test_an_epoch_holds_every_sample_exactly_once(
                 index for micro in micro_batches if micro.size for index in micro.data[0].tolist()
             ]
             assert len(counted) == step.plan.local_size
-            seen += counted
+            indices_read += counted
             steps.append(set(counted))
         assert len(loader) == num_batches
         batches_per_step.append(steps)
         assert loader.cursor == Cursor(1, 0)
-    assert sorted(seen) == list(range(length))
+    assert sorted(indices_read) == list(range(length))
     alone = [
         set(micro.data[0].tolist())
         for step in make(Indices(length), batch_size=batch_size).steps()
@@ -141,8 +141,8 @@ def test_workers_change_nothing(dataset: Any, workers: int) -> None:
         closing(make(dataset, accumulate=2)) as alone,
         closing(make(dataset, accumulate=2, workers=workers)) as loader,
     ):
-        for expected, found in zip(epochs(alone, 3), epochs(loader, 3), strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        for expected, batch in zip(epochs(alone, 3), epochs(loader, 3), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(expected, batch, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -155,10 +155,10 @@ def test_a_resume_in_the_middle_of_an_epoch_continues_the_sequence(
     with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
         next(iter(loader))
         loader.cursor = Cursor(1, 12)
-        found = epochs(loader, 2)
+        batches = epochs(loader, 2)
         assert loader.cursor == Cursor(3, 0)
-    assert len(found) == 6
-    assert all(torch.equal(a, b) for a, b in zip(expected[6:], found, strict=True))
+    assert len(batches) == 6
+    assert all(torch.equal(a, b) for a, b in zip(expected[6:], batches, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -168,9 +168,9 @@ def test_a_loop_that_is_left_early_continues_where_it_was_left(
 ) -> None:
     expected = epochs(make(Noisy()), 1)
     with closing(make(Noisy(), workers=workers, persistent_workers=persistent)) as loader:
-        found = list(itertools.islice(loader, 2)) + list(loader)
-    assert len(found) == 4
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        batches = list(itertools.islice(loader, 2)) + list(loader)
+    assert len(batches) == 4
+    assert all(torch.equal(a, b) for a, b in zip(expected, batches, strict=True))
 
 
 def test_a_step_that_is_given_up_half_way_is_made_again() -> None:
@@ -233,8 +233,8 @@ def test_the_scale_makes_means_over_uneven_shares_exact() -> None:
 
 def test_an_empty_share_is_a_placeholder_that_counts_nothing() -> None:
     loader = make(Indices(7), batch_size=6, rank=2, world_size=3)
-    found = [(len(indices), loader.scale) for indices, _ in loader]
-    assert found == [(2, 1.0), (1, 0.0)]
+    sizes_and_scales = [(len(indices), loader.scale) for indices, _ in loader]
+    assert sizes_and_scales == [(2, 1.0), (1, 0.0)]
 
 
 def test_a_short_share_ends_with_a_placeholder_micro_batch() -> None:
@@ -336,16 +336,16 @@ def test_the_state_of_a_loader_is_where_its_next_step_starts() -> None:
     ]  # the second epoch, in the middle of its second step
     state = loader.state_dict()
     assert state == {"epoch": 1, "position": 6, "stream": None}
-    other = make(Indices(20), batch_size=6, accumulate=2)
-    other.load_state_dict(state)
-    assert other.epoch == 1
-    assert torch.equal(next(iter(other))[0], batches[-1][0])
+    resumed = make(Indices(20), batch_size=6, accumulate=2)
+    resumed.load_state_dict(state)
+    assert resumed.epoch == 1
+    assert torch.equal(next(iter(resumed))[0], batches[-1][0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_change_their_sizes_between_steps_and_no_sample_is_lost(workers: int) -> None:
     """Workers have made batches of the old sizes by then."""
-    seen: list[list[int]] = []
+    batches: list[list[int]] = []
     for rank in range(2):
         with closing(
             make(Indices(40), batch_size=8, rank=rank, world_size=2, workers=workers)
@@ -358,9 +358,9 @@ def test_shards_change_their_sizes_between_steps_and_no_sample_is_lost(workers: 
                     == ((4, 4) if number < 3 else (6, 2))[rank]
                 )
                 if rank == 0:
-                    seen.append([])
-                seen[number] += micro.data[0].tolist()
+                    batches.append([])
+                batches[number] += micro.data[0].tolist()
                 if number == 2:
                     loader.resize_shards((6, 2))
     alone = [batch.tolist() for batch, _ in epochs(make(Indices(40), batch_size=8), 2)]
-    assert seen == alone
+    assert batches == alone

@@ -60,12 +60,12 @@ def test_it_is_a_bijection_of_any_length_up_to_2_to_the_40(length: int) -> None:
     sample = np.unique(
         np.append(np.random.default_rng(length).integers(0, length, 500), [0, length - 1])
     )
-    for one, other in ((permute, invert), (invert, permute)):
-        found = one(sample, **where)
-        assert found.min() >= 0
-        assert found.max() < length
-        assert len(np.unique(found)) == len(sample)
-        assert other(found, **where).tolist() == sample.tolist()
+    for function, inverse in ((permute, invert), (invert, permute)):
+        images = function(sample, **where)
+        assert images.min() >= 0
+        assert images.max() < length
+        assert len(np.unique(images)) == len(sample)
+        assert inverse(images, **where).tolist() == sample.tolist()
     _grid.cache_clear()  # that of 2**40 takes 100 megabytes
 
 
@@ -116,8 +116,8 @@ def test_a_part_of_the_order_does_not_depend_on_what_else_is_asked(
 
 def test_the_order_differs_by_seed_and_by_epoch_and_is_not_the_order_of_the_file() -> None:
     orders = [order(1000), order(1000, epoch=1), order(1000, seed=1), list(range(1000))]
-    for one, other in itertools.combinations(orders, 2):
-        assert sum(a == b for a, b in zip(one, other, strict=True)) < 12
+    for left, right in itertools.combinations(orders, 2):
+        assert sum(a == b for a, b in zip(left, right, strict=True)) < 12
 
 
 def test_positions_are_left_as_they_are() -> None:
@@ -135,9 +135,9 @@ def test_the_order_is_a_promise_to_old_checkpoints() -> None:
 def test_every_order_of_a_few_samples_is_about_as_likely(length: int) -> None:
     orders = list(itertools.permutations(range(length)))
     runs = min(100 * len(orders), 3000)
-    seen = Counter(tuple(order(length, seed=seed)) for seed in range(runs))
+    counts = Counter(tuple(order(length, seed=seed)) for seed in range(runs))
     expected = runs / len(orders)
-    chi_square = sum((seen[one] - expected) ** 2 / expected for one in orders)
+    chi_square = sum((counts[permutation] - expected) ** 2 / expected for permutation in orders)
     freedom = len(orders) - 1
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
 
@@ -159,10 +159,10 @@ LARGE = 10**9 + 7
 def assert_unrelated(left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
     """Chi-square of two numbers in [0, BINS) each: no pair is more or less frequent than chance
     makes it."""
-    seen = np.bincount(left * BINS + right, minlength=BINS * BINS).reshape(BINS, BINS)
-    expected = seen.sum(1, keepdims=True) * seen.sum(0, keepdims=True) / seen.sum()
+    counts = np.bincount(left * BINS + right, minlength=BINS * BINS).reshape(BINS, BINS)
+    expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
     assert expected.min() > 50
-    chi_square = ((seen - expected) ** 2 / expected).sum()
+    chi_square = ((counts - expected) ** 2 / expected).sum()
     freedom = (BINS - 1) ** 2
     assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
@@ -229,8 +229,8 @@ def test_an_epoch_tells_nothing_of_the_next(
 
 def test_each_epoch_has_another_order() -> None:
     orders = np.stack([order(1000, epoch=epoch) for epoch in range(60)])
-    for one, other in itertools.combinations(orders, 2):
-        assert (one == other).sum() < 12
+    for left, right in itertools.combinations(orders, 2):
+        assert (left == right).sum() < 12
 
 
 def test_the_test_of_mixing_finds_what_is_not_mixed(positions: NDArray[np.int64]) -> None:

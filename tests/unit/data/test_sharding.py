@@ -38,7 +38,7 @@ def sizes(plan: StepPlan) -> list[int]:
 def test_every_sample_is_seen_exactly_once(
     length: int, batch_size: int, world_size: int, accumulate: int
 ) -> None:
-    seen = [
+    positions = [
         position
         for rank in range(world_size)
         for plan in epoch_of(
@@ -46,7 +46,7 @@ def test_every_sample_is_seen_exactly_once(
         )
         for position in counted(plan)
     ]
-    assert sorted(seen) == list(range(length))
+    assert sorted(positions) == list(range(length))
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
@@ -185,11 +185,13 @@ def test_shards_are_the_same_on_any_number_of_ranks(
         epoch_of(rank, length=length, world_size=world_size, **settings)
         for rank in range(world_size)
     ]
-    for one, *step in zip(alone, *ranks, strict=True):
-        assert [span for plan in step for span in plan.spans] == list(one.spans)
-        assert counted(one) == list(range(one.start, one.stop))
-        assert {plan.num_shards for plan in step} == {one.num_shards}
-        assert [span.shard for span in one.spans if span.ends_shard] == list(range(one.num_shards))
+    for plan_alone, *step in zip(alone, *ranks, strict=True):
+        assert [span for plan in step for span in plan.spans] == list(plan_alone.spans)
+        assert counted(plan_alone) == list(range(plan_alone.start, plan_alone.stop))
+        assert {plan.num_shards for plan in step} == {plan_alone.num_shards}
+        assert [span.shard for span in plan_alone.spans if span.ends_shard] == list(
+            range(plan_alone.num_shards)
+        )
         assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)
 
 

@@ -35,11 +35,11 @@ class Noisy:
 
 
 def make(
-    dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **more: Any
+    dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **options: Any
 ) -> StreamEvaluationLoader:
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size)
     return StreamEvaluationLoader(
-        dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(**more)
+        dataset, sharding=sharding, device=torch.device("cpu"), options=LoadingOptions(**options)
     )
 
 
@@ -47,20 +47,20 @@ def make(
 def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
     length: int, batch_size: int, world_size: int
 ) -> None:
-    found: dict[int, list[int]] = {}
+    batches: dict[int, list[int]] = {}
     for rank in range(world_size):
         loader = make(Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size)
         for number, size, data in loader.numbered():
-            assert number not in found
+            assert number not in batches
             assert number % world_size == rank
             assert len(data) == size
-            found[number] = data.tolist()
+            batches[number] = data.tolist()
         assert loader.num_batches == -(-length // batch_size)
         assert loader.num_samples == length
     expected = [
         list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)
     ]
-    assert [found[number] for number in range(len(found))] == expected
+    assert [batches[number] for number in range(len(batches))] == expected
 
 
 def test_a_padded_pass_has_the_same_number_of_batches_on_every_rank() -> None:
@@ -79,8 +79,8 @@ def test_every_pass_is_the_same_with_and_without_a_worker(persistent: bool) -> N
     assert len(expected) == 3
     with closing(make(Noisy(), workers=2, persistent_workers=persistent)) as loader:
         for _ in range(2):
-            for one, other in zip(expected, loader, strict=True):
-                assert torch.equal(one, other)
+            for expected_batch, batch in zip(expected, loader, strict=True):
+                assert torch.equal(expected_batch, batch)
 
 
 def test_a_pass_that_is_left_early_starts_over() -> None:

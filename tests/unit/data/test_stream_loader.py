@@ -91,16 +91,16 @@ class Counting:
 
 
 def make(
-    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any
+    dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **options: Any
 ) -> StreamLoader:
     cut = {
-        name: more.pop(name)
+        name: options.pop(name)
         for name in ("accumulate", "micro_batch_size", "shards")
-        if name in more
+        if name in options
     }
     sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
     return StreamLoader(
-        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more)
+        dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**options)
     )
 
 
@@ -108,9 +108,9 @@ def epochs(loader: StreamLoader, count: int) -> list[torch.Tensor]:
     return [batch for _ in range(count) for batch in loader]
 
 
-def assert_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None:
-    assert len(expected) == len(found)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+def assert_same(expected: list[torch.Tensor], batches: list[torch.Tensor]) -> None:
+    assert len(expected) == len(batches)
+    assert all(torch.equal(a, b) for a, b in zip(expected, batches, strict=True))
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_shards_hold_the_same_on_any_world(
     length: int, batch_size: int, world_size: int, data: st.DataObject
 ) -> None:
     def by_shard(world: int) -> dict[tuple[int, int], list[list[int]]]:
-        found: dict[tuple[int, int], list[list[int]]] = {}
+        batches: dict[tuple[int, int], list[list[int]]] = {}
         for rank in range(world):
             loader = make(
                 Numbers(length),
@@ -193,8 +193,10 @@ def test_shards_hold_the_same_on_any_world(
             )
             for step in loader.steps():
                 for micro in step.micro_batches:
-                    found.setdefault((step.plan.start, micro.shard), []).append(micro.data.tolist())
-        return found
+                    batches.setdefault((step.plan.start, micro.shard), []).append(
+                        micro.data.tolist()
+                    )
+        return batches
 
     pieces = data.draw(st.integers(1, 3))
     assert by_shard(world_size) == by_shard(1)
@@ -212,10 +214,10 @@ def test_a_resume_at_any_cursor_continues_the_sequence(
         for step in loader.steps():
             cursors.append(Cursor(step.plan.epoch, step.plan.start))
             expected += [micro.data for micro in step.micro_batches]
-    at = data.draw(st.integers(0, len(cursors) - 1))
+    stop = data.draw(st.integers(0, len(cursors) - 1))
     resumed = make(Numbers(length), batch_size=batch_size)
-    resumed.cursor = cursors[at]
-    assert_same(expected[at:], epochs(resumed, 2 - cursors[at].epoch))
+    resumed.cursor = cursors[stop]
+    assert_same(expected[stop:], epochs(resumed, 2 - cursors[stop].epoch))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -262,8 +264,8 @@ def test_a_step_that_is_given_up_half_way_is_handed_out_again_as_it_was(
     with closing(make(kind(), accumulate=2, workers=workers)) as loader:
         first, second, given_up = (batch for batch in itertools.islice(loader, 3))
         given_up.zero_()  # as a loss that works in place
-        found = [first, second, *itertools.islice(loader, 4)]
-        assert_same(expected, found)
+        batches = [first, second, *itertools.islice(loader, 4)]
+        assert_same(expected, batches)
 
 
 def test_the_length_is_not_known() -> None:
@@ -430,13 +432,13 @@ def test_a_resumable_stream_continues_after_the_last_step_that_was_taken(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_closed_loader_continues_where_it_was(workers: int) -> None:
     expected = list(itertools.islice(make(Counting(), batch_size=4, accumulate=2), 8))
-    found: list[torch.Tensor] = []
+    batches: list[torch.Tensor] = []
     with closing(make(Counting(), batch_size=4, accumulate=2, workers=workers)) as loader:
         next(iter(loader))
         for _ in range(2):
             loader.close()
-            found += itertools.islice(loader, 4)
-    assert_same(expected, found)
+            batches += itertools.islice(loader, 4)
+    assert_same(expected, batches)
 
 
 def test_an_iterable_has_no_state_of_its_own() -> None:

@@ -33,15 +33,15 @@ def test_a_sample_is_its_own_whatever_batch_it_is_in(make: Any) -> None:
     assert makes_batches(dataset)
     whole = dataset.batch(ALL, None)
     part = dataset.batch(np.array([200, 3]), Draws(0, 5, np.array([200, 3])))
-    for one, other in zip(whole, part, strict=True):
-        assert torch.equal(one[[200, 3]], other)
+    for whole_rows, part_rows in zip(whole, part, strict=True):
+        assert torch.equal(whole_rows[[200, 3]], part_rows)
 
 
 @pytest.mark.parametrize("make", [images, tokens])
 def test_parts_and_seeds_differ(make: Any) -> None:
-    one = make().batch(np.arange(32), None)[0]
-    assert not torch.equal(make(seed=1).batch(np.arange(32), None)[0], one)
-    assert not torch.equal(make(split="eval").batch(np.arange(32), None)[0], one)
+    batch = make().batch(np.arange(32), None)[0]
+    assert not torch.equal(make(seed=1).batch(np.arange(32), None)[0], batch)
+    assert not torch.equal(make(split="eval").batch(np.arange(32), None)[0], batch)
 
 
 @pytest.mark.parametrize("make", [images, tokens])

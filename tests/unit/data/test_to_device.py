@@ -32,8 +32,8 @@ def test_nested_batches_keep_their_form() -> None:
     assert isinstance(moved["pair"], Pair)
     assert moved["pair"].right[1:] == ["name", 3]
     assert moved["plain"][1] is None
-    for found in (moved["pair"].left, moved["pair"].right[0], moved["plain"][0]):
-        assert found.device == META
+    for leaf in (moved["pair"].left, moved["pair"].right[0], moved["plain"][0]):
+        assert leaf.device == META
 
 
 def test_an_object_that_can_move_itself_is_asked_to() -> None:

@@ -121,9 +121,9 @@ def test_without_a_folder_it_is_the_source_of_the_standard_library() -> None:
 def test_tests_and_installed_packages_are_no_part_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = ["email/parser.py", "json/decoder.py", "abc.py"]
+    library_files = ["email/parser.py", "json/decoder.py", "abc.py"]
     for name in [
-        *kept,
+        *library_files,
         "test/a.py",
         "json/tests/b.py",
         "site-packages/c.py",
@@ -134,7 +134,7 @@ def test_tests_and_installed_packages_are_no_part_of_the_library(
         (tmp_path / name).write_text(f"{name} " * 10)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     text = standard_library().values.tobytes().decode()
-    assert text.split() == [name for name in sorted(kept) for _ in range(10)]
+    assert text.split() == [name for name in sorted(library_files) for _ in range(10)]
 
 
 def test_a_vocabulary_can_be_stated(tmp_path: Path) -> None:
@@ -221,18 +221,18 @@ def test_a_size_that_is_no_multiple_of_the_type_is_reported(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("array", "found"),
+    ("array", "description"),
     [
         (np.zeros(100), r"float64 \[100\]"),
         (np.zeros((10, 10), dtype=np.int32), r"int32 \[10, 10\]"),
     ],
 )
 def test_an_npy_file_of_something_else_is_reported(
-    tmp_path: Path, array: np.ndarray, found: str
+    tmp_path: Path, array: np.ndarray, description: str
 ) -> None:
     np.save(path := tmp_path / "corpus.npy", array)
     with pytest.raises(
-        DataError, match=f"corpus.npy holds {found}: expected integers in one dimension"
+        DataError, match=f"corpus.npy holds {description}: expected integers in one dimension"
     ):
         build(path)
 

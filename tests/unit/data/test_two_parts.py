@@ -48,7 +48,7 @@ def token_file(folder: Path, kind: str, highest: int) -> str:
     return str(folder / "tokens.npy")
 
 
-def images(**more: Any) -> SyntheticImages:
+def images(**options: Any) -> SyntheticImages:
     settings = {
         "split": "train",
         "augment": True,
@@ -57,7 +57,7 @@ def images(**more: Any) -> SyntheticImages:
         "classes": 3,
         "seed": 1,
     }
-    return SyntheticImages(**{**settings, **more})
+    return SyntheticImages(**{**settings, **options})
 
 
 def built_ins(folder: Path) -> list[TwoPartDataset]:
@@ -84,11 +84,11 @@ def test_gathered_and_finished_apart_they_are_the_same_batches(
             assert isinstance(answer, PartialBatch)
             expected = whole[request]
             assert whole.finish(expected) is expected
-            for found in (first.finish(answer), held.finish(held[request])):
-                assert len(found) == len(expected) == 2
-                for one, other in zip(expected, found, strict=True):
-                    assert one.dtype == other.dtype
-                    assert torch.equal(one, other)
+            for batch in (first.finish(answer), held.finish(held[request])):
+                assert len(batch) == len(expected) == 2
+                for expected_part, part in zip(expected, batch, strict=True):
+                    assert expected_part.dtype == part.dtype
+                    assert torch.equal(expected_part, part)
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -199,9 +199,11 @@ def test_a_worker_for_a_gpu_gathers_into_the_memory_that_it_shares(tmp_path: Pat
             from_worker, was_shared = maker.finish(next(producer.batches([request])))
         assert not is_shared.any()
         assert was_shared.tolist() == [is_sent] * len(was_shared)
-        for one, other in zip(delivery.leaves(rows), delivery.leaves(from_worker), strict=True):
-            assert one.stride() == other.stride()
-            assert torch.equal(one, other)
+        for own_leaf, worker_leaf in zip(
+            delivery.leaves(rows), delivery.leaves(from_worker), strict=True
+        ):
+            assert own_leaf.stride() == worker_leaf.stride()
+            assert torch.equal(own_leaf, worker_leaf)
 
 
 def test_rows_of_an_array_that_cannot_be_written_to() -> None:
