@@ -10,11 +10,9 @@ with the first, and raises before it would enter a collective of its own. With
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from drumline.parallel.block_agreement import BlockAgreement, BlockCall
 from drumline.parallel.wrap import FIND_UNUSED, FIND_UNUSED_WITH_DDP, NAMED
 from drumline.rank.collectives import broadcast_json, gather_json
 from drumline.rank.sealed_store import SealedStore
+from drumline.rank.torch_internals import parameters_in_reduction
 
 # torch 2.13 renamed this function, and warns about the old name, which earlier versions need.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -129,13 +128,10 @@ class BlockUse:
             missing = self._reduced.next_name()
             raise _unused(self._parameters[name if missing is None else missing])
         if size not in self._sizes[name]:
-            reduced = _reduced_parameters()
-            unused = (
-                []
-                if reduced is None
-                else [param for param in self._parameters[name] if param not in reduced]
-            )
-            raise _unused(unused)
+            reduced = parameters_in_reduction()
+            if reduced is None:
+                raise _unused([])
+            raise _unused([param for param in self._parameters[name] if param not in reduced])
 
     def _before_block(self, name: str, *_: Any) -> None:
         if self._gather is not None:
@@ -150,11 +146,9 @@ class BlockUse:
                 self._called.skip_to(name)
                 return
             missing = self._called.next_name()
-            raise (
-                self._left_out(missing)
-                if name in self._called and missing is not None
-                else self._added(name)
-            )
+            if name in self._called and missing is not None:
+                raise self._left_out(missing)
+            raise self._added(name)
 
     def _agree(self, name: str | None, agreement: BlockAgreement) -> None:
         """Collective for the ranks whose pass differs from the first: raise if those of other ranks
@@ -330,14 +324,3 @@ def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[st
         names[name] = [parameter for parameter in trained if parameter not in taken]
         taken.update(trained)
     return names
-
-
-def _reduced_parameters() -> set[str] | None:
-    """The parameters whose gradients torch is about to reduce, which only its calling function
-    knows; None: unknown."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if "fsdp_params" in frame.f_locals:
-            return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
-        frame = frame.f_back
-    return None

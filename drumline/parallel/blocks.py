@@ -254,6 +254,5 @@ def _uses(root: nn.Module) -> Counter[int]:
     return Counter(
         id(value)
         for module in root.modules()
-        for value in module._parameters.values()
-        if value is not None
+        for _, value in module.named_parameters(recurse=False, remove_duplicate=False)
     )

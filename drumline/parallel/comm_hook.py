@@ -57,15 +57,18 @@ class PowerSGD:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
         self._names = {
-            id(one): name.removeprefix("module.model.") for name, one in model.named_parameters()
+            id(parameter): name.removeprefix("module.model.")
+            for name, parameter in model.named_parameters()
         }
-        trained = [one for one in model.parameters() if one.requires_grad]
-        if odd := [self._names[id(one)] for one in trained if one.dim() == 0 or one.numel() == 0]:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        without_rows = [value for value in trained if value.dim() == 0 or value.numel() == 0]
+        if without_rows:
+            name = self._names[id(without_rows[0])]
             raise UsageError(
-                f"--dist.comm powersgd cannot send the gradient of {odd[0]}: it has no rows",
+                f"--dist.comm powersgd cannot send the gradient of {name}: it has no rows",
                 next_step="give the parameter the shape [1], or use --dist.comm bf16",
             )
-        self._own = PowerSGDState(
+        self._torch_state = PowerSGDState(
             None,
             matrix_approximation_rank=columns,
             start_powerSGD_iter=start,
@@ -97,10 +100,10 @@ class PowerSGD:
 
         if self._is_paused:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
-        compresses = self._own.iter >= self._own.start_powerSGD_iter
+        compresses = self._torch_state.iter >= self._torch_state.start_powerSGD_iter
         if compresses and bucket.index() not in self._buckets:
             self._begin(bucket)
-        reduced = powerSGD_hook.powerSGD_hook(self._own, bucket)
+        reduced = powerSGD_hook.powerSGD_hook(self._torch_state, bucket)
         if compresses and self._waits:
             reduced.wait()
         return reduced
@@ -111,12 +114,13 @@ class PowerSGD:
         all start anew, with one warning."""
         index = bucket.index()
         buffer = bucket.buffer()
-        names = [self._names[id(one)] for one in bucket.parameters()]
+        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         self._buckets[index] = names
-        if (saved := self._saved.pop(index, None)) is None:
+        saved = self._saved.pop(index, None)
+        if saved is None:
             return
         error = saved["error"]
-        columns = self._own.matrix_approximation_rank
+        columns = self._torch_state.matrix_approximation_rank
         is_same = error.shape == buffer.shape and error.dtype == buffer.dtype
         if is_same and (saved["parameters"], saved["columns"]) == (names, columns):
             for part, memory in self._memories():
@@ -131,18 +135,19 @@ class PowerSGD:
             )
 
     def _memories(self) -> Iterator[tuple[str, dict[int, Tensor]]]:
-        own = self._own
-        yield from (("error", own.error_dict), ("p", own.p_memory_dict), ("q", own.q_memory_dict))
+        yield "error", self._torch_state.error_dict
+        yield "p", self._torch_state.p_memory_dict
+        yield "q", self._torch_state.q_memory_dict
 
     def state_dict(self) -> dict[int, Any]:
         """The state of this rank, sharing memory with it. Empty before the first compressed
         step."""
-        columns = self._own.matrix_approximation_rank
+        columns = self._torch_state.matrix_approximation_rank
         return {
             index: {
                 "parameters": names,
                 "columns": columns,
-                **{part: one[index] for part, one in self._memories()},
+                **{part: memory[index] for part, memory in self._memories()},
             }
             for index, names in self._buckets.items()
         }
@@ -152,8 +157,8 @@ class PowerSGD:
         later now, it is not used."""
         names = ("parameters", "columns", "error", "p", "q")
         saved = {index: {name: bucket[name] for name in names} for index, bucket in state.items()}
-        self._own.iter = step
-        self._saved = saved if step >= self._own.start_powerSGD_iter else {}
+        self._torch_state.iter = step
+        self._saved = saved if step >= self._torch_state.start_powerSGD_iter else {}
 
 
 def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:
@@ -168,5 +173,5 @@ def average_errors(states: Iterable[Mapping[int, Any]]) -> dict[int, Any]:
     return merged
 
 
-def reduce_by_factors(own: PowerSGD, bucket: dist.GradBucket) -> Future[Tensor]:
-    return own.reduce(bucket)
+def reduce_by_factors(compression: PowerSGD, bucket: dist.GradBucket) -> Future[Tensor]:
+    return compression.reduce(bucket)

@@ -144,13 +144,13 @@ class DeltaSum:
     def state_dict(self) -> dict[str, Tensor]:
         """What rounding has left out; and the sum, if it is settled and not taken."""
         named = {"error": self._error, "slice_error": self._slice_error, "result": self._result}
-        return {name: one for name, one in named.items() if one is not None}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, has_result: bool) -> None:
         """That of the same replica among as many. `has_result`: it was saved while a sum was on its
         way."""
-        for name, own in (("error", self._error), ("slice_error", self._slice_error)):
-            if own is not None and name in state:
-                own.copy_(state[name])
+        for name, tensor in (("error", self._error), ("slice_error", self._slice_error)):
+            if tensor is not None and name in state:
+                tensor.copy_(state[name])
         if has_result:
             self._result = state["result"].to(self._device, self._dtype, copy=True)

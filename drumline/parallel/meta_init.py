@@ -35,8 +35,8 @@ class ModuleInit:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._done: set[int] = set()
-        # The old parameter is kept, so that no other object gets its id.
-        self._made: dict[int, tuple[Tensor, nn.Parameter]] = {}
+        self._made: dict[nn.Parameter, nn.Parameter] = {}
+        """By the parameter without memory: the one with memory."""
 
     def __call__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         """Initialize these modules, by name, unless that was done before."""
@@ -49,18 +49,18 @@ class ModuleInit:
         initialize = _method_of(module)
         assert initialize is not None
         tied: list[tuple[nn.Parameter, Tensor]] = []
-        for key, old in module._parameters.items():
-            if old is None:
-                continue
-            if id(old) in self._made:  # another module has initialized it
-                new = self._made[id(old)][1]
+        parameters = list(module.named_parameters(recurse=False, remove_duplicate=False))
+        for key, old in parameters:
+            if old in self._made:  # another module has initialized it
+                new = self._made[old]
                 tied.append((new, new.detach().clone()))
             else:
                 new = nn.Parameter(_unset_like(old), requires_grad=old.requires_grad)
-                self._made[id(old)] = (old, new)
-            module._parameters[key] = new
-        for key, buffer in module._buffers.items():
-            module._buffers[key] = None if buffer is None else _unset_like(buffer)
+                self._made[old] = new
+            setattr(module, key, new)
+        buffers = list(module.named_buffers(recurse=False, remove_duplicate=False))
+        for key, buffer in buffers:
+            setattr(module, key, _unset_like(buffer))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(text_hash(f"{self._seed} {name}") & (2**63 - 1))
             initialize()
@@ -71,9 +71,7 @@ class ModuleInit:
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
     """Those that belong to the module itself, and not to one inside it."""
-    return [
-        one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None
-    ]
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 def _unset_like(old: Tensor) -> Tensor:
@@ -103,8 +101,9 @@ def _is_unset(tensor: Tensor) -> bool:
 
 
 def _check_all_set(name: str, module: nn.Module, method: str) -> None:
-    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-        if tensor is not None and _is_unset(tensor):
+    own_tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    for key, tensor in own_tensors:
+        if _is_unset(tensor):
             full_name = f"{name}.{key}".lstrip(".")
             raise UsageError(
                 f"--dist.meta_init: {type(module).__name__}.{method}() does not set {full_name}, or sets it to NaN",
@@ -113,5 +112,5 @@ def _check_all_set(name: str, module: nn.Module, method: str) -> None:
 
 
 def _method_of(module: Any) -> Callable[[], Any] | None:
-    found = getattr(module, "init_weights", None) or getattr(module, "reset_parameters", None)
-    return found if callable(found) else None
+    method = getattr(module, "init_weights", None) or getattr(module, "reset_parameters", None)
+    return method if callable(method) else None

@@ -27,6 +27,7 @@ from drumline.config.schema import DistConfig, sync_interval
 from drumline.parallel.delta_sum import DeltaSum, Wire
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.group import make_group
+from drumline.rank.torch_internals import add_to_each, copy_to_each, names_ignored_by_ddp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +84,16 @@ def make_replica_groups(
     replica only, unless others may join it."""
     if len(replicas) < 2 and not may_grow:
         return None
-    ordered = sorted(tuple(sorted(one)) for one in replicas)
-    leaders = tuple(one[0] for one in ordered)
+    ordered = sorted(tuple(sorted(ranks)) for ranks in replicas)
+    leaders = tuple(ranks[0] for ranks in ordered)
     across = make_group(leaders, timeout_s=timeout_s)
-    withins = [make_group(one, timeout_s=timeout_s) if len(one) > 1 else None for one in ordered]
-    rank = dist.get_rank()
-    ((members, within),) = [pair for pair in zip(ordered, withins, strict=True) if rank in pair[0]]
+    members: tuple[int, ...] = ()
+    within = None
+    for ranks in ordered:  # all ranks make all groups, in the same order
+        group = make_group(ranks, timeout_s=timeout_s) if len(ranks) > 1 else None
+        if dist.get_rank() in ranks:
+            members = ranks
+            within = group
     weight = len(members) / dist.get_world_size()
     return ReplicaGroups(
         members=members, leaders=leaders, within=within, across=across, weight=weight
@@ -105,9 +110,9 @@ class SyncedPart:
         self.parameters = dict(parameters)
         self._plan = plan
         self._groups = groups
-        self._tensors = [one.detach() for one in parameters.values()]
+        self._tensors = [parameter.detach() for parameter in parameters.values()]
         self._dtype = reduce(
-            torch.promote_types, (one.dtype for one in self._tensors), torch.float32
+            torch.promote_types, (tensor.dtype for tensor in self._tensors), torch.float32
         )
         self.shared = self.own()
         self.momentum = torch.zeros_like(self.shared) if plan.momentum else None
@@ -126,10 +131,10 @@ class SyncedPart:
         replica in the mean."""
         self.began_at = step
         self.begun = self.own()
+        if weight is None:
+            weight = self._groups.weight
         if self.sum is not None:
-            self.sum.start(
-                (self.shared - self.begun).mul_(self._groups.weight if weight is None else weight)
-            )
+            self.sum.start((self.shared - self.begun).mul_(weight))
 
     def advance(self) -> None:
         """Collective: half of the way."""
@@ -146,7 +151,7 @@ class SyncedPart:
             gradient = gradient.add(self.momentum, alpha=self._plan.momentum)
         self.shared.sub_(gradient, alpha=self._plan.lr)
         if self.began_at != step:
-            torch._foreach_add_(self._tensors, self._like_own(self.shared - self.begun))
+            add_to_each(self._tensors, self._like_own(self.shared - self.begun))
         else:
             self.use_shared()
         self.finished_at = self.began_at or 0
@@ -159,24 +164,24 @@ class SyncedPart:
 
     def keep(self) -> list[Tensor]:
         """A copy of the own weights."""
-        return [one.clone() for one in self._tensors]
+        return [tensor.clone() for tensor in self._tensors]
 
-    def put_back(self, kept: Iterable[Tensor]) -> None:
-        torch._foreach_copy_(self._tensors, list(kept))
+    def put_back(self, weights: Iterable[Tensor]) -> None:
+        copy_to_each(self._tensors, list(weights))
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a vector with the shapes of the parameters."""
-        pieces = torch.split(flat, [one.numel() for one in self._tensors])
+        pieces = torch.split(flat, [tensor.numel() for tensor in self._tensors])
         pairs = zip(self.parameters, pieces, self._tensors, strict=True)
-        return {name: piece.view(one.shape) for name, piece, one in pairs}
+        return {name: piece.view(tensor.shape) for name, piece, tensor in pairs}
 
     def _like_own(self, flat: Tensor) -> list[Tensor]:
         views = self.by_name(flat).values()
-        return [view.to(one.dtype) for view, one in zip(views, self._tensors, strict=True)]
+        return [view.to(tensor.dtype) for view, tensor in zip(views, self._tensors, strict=True)]
 
     def own(self) -> Tensor:
         """A copy of the own weights, as one vector."""
-        return torch.cat([one.reshape(-1).to(self._dtype) for one in self._tensors])
+        return torch.cat([tensor.reshape(-1).to(self._dtype) for tensor in self._tensors])
 
 
 class OuterSync:
@@ -188,15 +193,15 @@ class OuterSync:
         """`sends_buffers`: all ranks take rank 0's in each round."""
         self.plan = plan
         self.groups = groups
-        own = set(
-            getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        )  # they are meant to differ across ranks
+        ignored = names_ignored_by_ddp(model)
         trained = {
-            name: one
-            for name, one in model.named_parameters()
-            if one.requires_grad and name not in own
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and name not in ignored
         }
-        self._parts = [SyncedPart(some, plan, groups) for some in split_evenly(trained, plan.parts)]
+        self._parts = [
+            SyncedPart(parameters, plan, groups) for parameters in split_evenly(trained, plan.parts)
+        ]
         self._buffers = LiveBuffers(model)
         self._sends_buffers = sends_buffers
         self._shared_buffers = self._buffers.keep()
@@ -248,7 +253,7 @@ class OuterSync:
             yield
             return
         with torch.no_grad():
-            own = [part.keep() for part in self._parts]
+            own_weights = [part.keep() for part in self._parts]
             buffers = self._buffers.keep()
             for part in self._parts:
                 part.use_shared()
@@ -257,19 +262,23 @@ class OuterSync:
             yield
         finally:
             with torch.no_grad():
-                for part, kept in zip(self._parts, own, strict=True):
-                    part.put_back(kept)
+                for part, weights in zip(self._parts, own_weights, strict=True):
+                    part.put_back(weights)
                 self._buffers.put_back(buffers)
 
     def replica_tensors(self) -> dict[str, Tensor]:
         """What must be the same on all ranks, not copied; in a round their own weights too."""
-        found = self.outer_state()
+        tensors = self.outer_state()
         for part in self._parts:
-            found |= {f"shared/{name}": one for name, one in part.by_name(part.shared).items()}
-            found |= part.parameters if self.is_shared else {}
+            tensors |= {
+                f"shared/{name}": tensor for name, tensor in part.by_name(part.shared).items()
+            }
+            tensors |= part.parameters if self.is_shared else {}
         if self._sends_buffers:
-            found |= {f"buffer/{number}": one for number, one in enumerate(self._shared_buffers)}
-        return found
+            tensors |= {
+                f"buffer/{number}": buffer for number, buffer in enumerate(self._shared_buffers)
+            }
+        return tensors
 
     # A group of replicas that changes: the next one continues from what each rank has in memory.
 
@@ -294,30 +303,29 @@ class OuterSync:
         return {
             "weights": [part.own().cpu() for part in self._parts],
             "begun": [None if part.began_at is None else part.begun.cpu() for part in self._parts],
-            "buffers": [one.cpu().clone() for one in self._buffers.now()],
+            "buffers": [buffer.cpu().clone() for buffer in self._buffers.now()],
             "finished_at": self.finished_at,
         }
 
     @torch.no_grad()
-    def load_own_state(self, own: Mapping[str, Any] | None, finished_at: Sequence[int]) -> None:
+    def load_own_state(self, state: Mapping[str, Any] | None, finished_at: Sequence[int]) -> None:
         """Continue with what a replica had to itself (None: a new one, with the shared weights),
         where the latest rounds of all are these. For one that it did not see the end of, it keeps
         the steps since then."""
         for number, part in enumerate(self._parts):
-            if own is not None:
-                weights = own["weights"][number].to(part.shared)
-                begun = own["begun"][number]
-                if own["finished_at"][number] < finished_at[number]:
-                    weights = (
-                        part.shared
-                        if begun is None
-                        else weights + (part.shared - begun.to(part.shared))
-                    )
+            if state is not None:
+                weights = state["weights"][number].to(part.shared)
+                begun = state["begun"][number]
+                missed_end = state["finished_at"][number] < finished_at[number]
+                if missed_end and begun is None:
+                    weights = part.shared
+                elif missed_end:
+                    weights = weights + (part.shared - begun.to(part.shared))
                 part.put_back(part.by_name(weights).values())
             part.finished_at = finished_at[number]
-        if own is not None:
-            pairs = zip(own["buffers"], self._buffers.now(), strict=True)
-            self._buffers.put_back([one.to(now.device) for one, now in pairs])
+        if state is not None:
+            pairs = zip(state["buffers"], self._buffers.now(), strict=True)
+            self._buffers.put_back([buffer.to(now.device) for buffer, now in pairs])
         self.is_shared = False
 
     @torch.no_grad()
@@ -327,38 +335,40 @@ class OuterSync:
         due = [self._parts[number] for number in pending]
         for part in due:
             part.start(step, weight)
-        for part in due if is_last or not self.plan.overlap else ():
-            self._finish(part, step)
+        if is_last or not self.plan.overlap:
+            for part in due:
+                self._finish(part, step)
 
     # Checkpoints: the model's file has the shared weights.
 
     def outer_state(self) -> dict[str, Tensor]:
         """What all replicas share beside the weights: the momentum, and the weights where those of
         the model have fewer digits. Not copied."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part in self._parts:
             if part.momentum is not None:
-                found |= {
-                    f"momentum/{name}": one for name, one in part.by_name(part.momentum).items()
+                tensors |= {
+                    f"momentum/{name}": momentum
+                    for name, momentum in part.by_name(part.momentum).items()
                 }
             shared = part.by_name(part.shared).items()
-            found |= {
-                f"weight/{name}": one
-                for name, one in shared
-                if one.dtype != part.parameters[name].dtype
+            tensors |= {
+                f"weight/{name}": weight
+                for name, weight in shared
+                if weight.dtype != part.parameters[name].dtype
             }
-        return found
+        return tensors
 
     def load_outer_state(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from the weights and buffers that the model has now, which are the shared
         ones."""
         with torch.no_grad():
             for part in self._parts:
-                for name, one in part.by_name(part.shared).items():
-                    one.copy_(saved.get(f"weight/{name}", part.parameters[name]))
-                momentum = {} if part.momentum is None else part.by_name(part.momentum)
-                for name, one in momentum.items():
-                    one.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
+                for name, weight in part.by_name(part.shared).items():
+                    weight.copy_(saved.get(f"weight/{name}", part.parameters[name]))
+                momenta = {} if part.momentum is None else part.by_name(part.momentum)
+                for name, momentum in momenta.items():
+                    momentum.copy_(saved.get(f"momentum/{name}", torch.zeros(())))
         self._shared_buffers = self._buffers.keep(self._shared_buffers)
         self.is_shared = True
 
@@ -368,7 +378,9 @@ class OuterSync:
         for part in self._parts:
             if part.began_at is not None and part.sum is not None:
                 part.sum.settle()
-        weights = {name: one for part in self._parts for name, one in part.parameters.items()}
+        weights = {
+            name: parameter for part in self._parts for name, parameter in part.parameters.items()
+        }
         return {
             "layout": self._layout(),
             "weights": {} if self.is_shared else weights,
@@ -442,14 +454,15 @@ def split_evenly(
             f"dist.sync_parts is {count}, but the model has {len(parameters)} trained parameters",
             next_step=f"set it to {len(parameters)} or less",
         )
-    ends = list(accumulate(one.numel() for one in parameters.values()))
+    ends = list(accumulate(parameter.numel() for parameter in parameters.values()))
     names = list(parameters)
     cuts = [0]
     for number in range(1, count):
         cut = bisect_left(ends, ends[-1] * number / count) + 1
-        cuts.append(
-            min(max(cut, cuts[-1] + 1), len(names) - count + number)
-        )  # each part has a parameter
+        # Each part has a parameter.
+        lowest = cuts[-1] + 1
+        highest = len(names) - count + number
+        cuts.append(min(max(cut, lowest), highest))
     return [
         {name: parameters[name] for name in names[low:high]}
         for low, high in pairwise([*cuts, len(names)])

@@ -68,9 +68,8 @@ def recompute_blocks(model: nn.Module, policy: bool | str, wrap: Sequence[str] =
         if is_recomputed(policy, number):
             setattr(block, MARK, True)
             if not computes_itself:
-                block.forward = partial(
-                    _forward, block
-                )  # a partial, which a deep copy of the model copies right
+                # A partial, which a deep copy of the model copies right.
+                block.forward = partial(_forward, block)
 
 
 def recomputed_blocks(model: nn.Module) -> list[nn.Module]:
@@ -96,12 +95,14 @@ def _forward(block: nn.Module, *inputs: Any, **options: Any) -> Any:
     forward = partial(type(block).forward, block, **options)
     if not block.training or not torch.is_grad_enabled():
         return forward(*inputs)
-    kept: dict[str, Any] = (
-        {}
-        if next(block.buffers(), None) is None
-        else {"context_fn": lambda: (nullcontext(), _buffers_kept(block))}
+    if next(block.buffers(), None) is None:
+        return checkpoint(forward, *inputs, use_reentrant=False)
+    return checkpoint(
+        forward,
+        *inputs,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), _buffers_kept(block)),
     )
-    return checkpoint(forward, *inputs, use_reentrant=False, **kept)
 
 
 @contextmanager
@@ -111,15 +112,15 @@ def _buffers_kept(block: nn.Module) -> Iterator[None]:
     Turning BatchNorm's statistics off would be simpler, but then the two passes would not save the
     same number of tensors, which torch refuses.
     """
-    kept = [
+    buffers = [
         (module, name, buffer)
         for module in block.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    for module, name, buffer in kept:
+    for module, name, buffer in buffers:
         setattr(module, name, buffer.clone())
     try:
         yield
     finally:
-        for module, name, buffer in kept:
+        for module, name, buffer in buffers:
             setattr(module, name, buffer)

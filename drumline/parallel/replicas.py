@@ -21,6 +21,7 @@ from drumline.parallel.shards import is_shard, own_part
 from drumline.parallel.wrap import unwrap_model
 from drumline.rank.collectives import gather_json
 from drumline.rank.tensor_hash import combine, hash_tensors
+from drumline.rank.torch_internals import names_ignored_by_ddp
 from drumline.watch.replica_differences import ReplicaDifference, find_difference
 
 
@@ -34,11 +35,13 @@ class ReplicaComparison:
     device: torch.device
     on_difference: Literal["stop", "broadcast"] = "stop"
     include_buffers: bool = True
-    tensors: Callable[[], dict[str, Tensor]] | None = None  # what is compared in place of these
+    tensors: Callable[[], dict[str, Tensor]] | None = None
+    """What is compared in place of these."""
     sharded: ShardedModel | None = None
     """Of a sharded model only what several ranks have is compared: buffers, and the shards of
     replicas (hsdp)."""
-    last_agreed: int | None = None  # the latest step after which all ranks were equal
+    last_agreed: int | None = None
+    """The latest step after which all ranks were equal."""
 
     def check(self, step: int) -> None:
         """Collective: compare. On a difference raise on every rank, or copy the majority's tensors
@@ -53,9 +56,9 @@ class ReplicaComparison:
             tensors = self.tensors()
         has_replicas = self.sharded is None or self._group is not None
         tensors = {
-            name: own_part(one)
-            for name, one in tensors.items()
-            if has_replicas or not is_shard(one)
+            name: own_part(tensor)
+            for name, tensor in tensors.items()
+            if has_replicas or not is_shard(tensor)
         }
         hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
@@ -65,10 +68,10 @@ class ReplicaComparison:
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
         """Collective, of the same size for any tensors: ranks with different tensors are found, and
         do not block."""
-        mine = combine(hashes, list(tensors))
-        both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
-        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
-        differs = (both[0] != ~both[1]).int()
+        combined = combine(hashes, list(tensors))
+        extremes = torch.stack([combined, ~combined])  # the largest ~h belongs to the smallest h
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        differs = (extremes[0] != ~extremes[1]).int()
         if self._group is not None:
             dist.all_reduce(differs, op=dist.ReduceOp.MAX)
         return not differs.item()
@@ -84,12 +87,14 @@ class ReplicaComparison:
             name: [f"{tensor.dtype} {list(tensor.shape)}", value]
             for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
         }
-        found = gather_json({"host": self.host, "tensors": held}, device=self.device)
+        reports = gather_json({"host": self.host, "tensors": held}, device=self.device)
         if self.sharded is None or self._group is None:
-            return find_difference(found)
+            return find_difference(reports)
         groups = self.sharded.replica_ranks()
-        differences = (find_difference([found[rank] for rank in ranks], ranks) for ranks in groups)
-        return next(one for one in differences if one.tensors)
+        differences = (
+            find_difference([reports[rank] for rank in ranks], ranks) for ranks in groups
+        )
+        return next(difference for difference in differences if difference.tensors)
 
     def _resolve(
         self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int
@@ -113,7 +118,8 @@ class ReplicaComparison:
                     place=place,
                 )
             case "broadcast":
-                for name in difference.tensors if dist.get_rank() in difference.hosts else ():
+                names = difference.tensors if dist.get_rank() in difference.hosts else ()
+                for name in names:
                     _broadcast(tensors[name], difference.source, self.device, self._group)
                 if dist.get_rank() == 0:
                     log.warning(
@@ -141,13 +147,12 @@ def replica_tensors(
     `fc.weight`, `bn.running_mean`, `fc.weight/exp_avg_sq`. They are not copied. Call it each time:
     an optimizer creates its state at the first step, and loading replaces it."""
     plain = unwrap_model(model)
-    # DDP ignores these: they are meant to differ across ranks.
-    own = set(getattr(plain, "_ddp_params_and_buffers_to_ignore", ()))
-    parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in own}
+    ignored = names_ignored_by_ddp(plain)
+    parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in ignored}
     buffers = {
         name: tensor
         for name, tensor in plain.named_buffers()
-        if include_buffers and name not in own
+        if include_buffers and name not in ignored
     }
     state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -77,7 +78,7 @@ class _Bucket:
         """Collective: start to send each rank its chunk of this rank's sums. `nodes`: the sums that
         every rank has."""
         chunk = self._newest.chunk
-        counts = [len(those) for those in nodes]
+        counts = [len(nodes_of_rank) for nodes_of_rank in nodes]
         if self._received.numel() != sum(counts) * chunk:
             self._received = self._newest.data.new_empty(sum(counts) * chunk)
         self._pending = dist.all_to_all_single(
@@ -95,7 +96,8 @@ class _Bucket:
         self._pending.wait()
         rows = self._received.view(-1, self._newest.chunk).unbind()
         sums: list[tuple[TreeNode, Tensor]] = []
-        for node, row in zip((node for those in nodes for node in those), rows, strict=True):
+        nodes_in_order = chain.from_iterable(nodes)
+        for node, row in zip(nodes_in_order, rows, strict=True):
             fold(sums, (node, row), num_shards, Tensor.add_)
         ((_, total),) = sums
         self._pending = _all_gather(self._newest.data, total, async_op=True)
@@ -114,8 +116,8 @@ class _Bucket:
     def _outgoing(self) -> Tensor:
         if len(self._sums) == 1:
             return self._sums[0][1].data
-        mine = [flat.data.view(self._world_size, -1) for _, flat in self._sums]
-        return torch.stack(mine, dim=1).flatten() if mine else self._newest.data.new_empty(0)
+        pieces = [flat.data.view(self._world_size, -1) for _, flat in self._sums]
+        return torch.stack(pieces, dim=1).flatten() if pieces else self._newest.data.new_empty(0)
 
     def _use(self, flat: _Flat) -> None:
         for parameter, view in zip(self.parameters, flat.views, strict=True):
@@ -151,7 +153,9 @@ class ShardSum:
         )
         self._rank = rank
         self._world_size = world_size
-        self._parameters = {name: one for name, one in parameters.items() if one.numel()}
+        self._parameters = {
+            name: parameter for name, parameter in parameters.items() if parameter.numel()
+        }
         self._find_unused = find_unused
         self._used: set[str] = set()
         """The parameters that got a gradient in this shard, by name; below, in any of this rank's

@@ -25,6 +25,7 @@ from drumline.parallel.blocks import describe_blocks, find_blocks, is_sharded_bl
 from drumline.parallel.shards import own_parts
 from drumline.parallel.wrap import Applied
 from drumline.rank.group import keep_group, set_timeout
+from drumline.rank.torch_internals import norm_of_each, scale_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +76,9 @@ class ShardedModel(Applied):
             for module in self.model.modules()
             if is_sharded_block(module) and module is not self.model
         ]
-        return (
-            describe_blocks(blocks)
-            if blocks
-            else "the whole model at once, which has no blocks (--dist.wrap)"
-        )
+        if not blocks:
+            return "the whole model at once, which has no blocks (--dist.wrap)"
+        return describe_blocks(blocks)
 
     @property
     def replica_group(self) -> Any:
@@ -132,15 +131,15 @@ class ShardedModel(Applied):
     def clip_grad_norm_(self, parameters: Iterable[Tensor], most: float) -> Tensor:
         """Collective: scale the gradients so that their norm over all shards is at most this;
         returns the norm."""
-        parts = own_parts(one.grad for one in parameters if one.grad is not None)
+        parts = own_parts(parameter.grad for parameter in parameters if parameter.grad is not None)
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         if parts:
-            square += torch.stack(torch._foreach_norm(parts)).double().square().sum()
+            square += torch.stack(norm_of_each(parts)).double().square().sum()
         dist.all_reduce(square, group=self.mesh.get_group("shard"))
         norm = square.sqrt()
         if parts:
             scale = (most / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(parts, scale.to(parts[0]))
+            scale_each(parts, scale.to(parts[0]))
         return norm
 
     @property
@@ -206,7 +205,7 @@ def check_parameters(model: nn.Module) -> None:
     """Refuse parameters that `fully_shard` cannot shard."""
     named = dict(model.named_parameters())
     kind = type(model).__name__
-    trained = {one.dtype for one in named.values() if one.requires_grad}
+    trained = {parameter.dtype for parameter in named.values() if parameter.requires_grad}
     if not trained:
         raise UsageError(f"{kind} has no parameter that can be trained")
     if len(trained) > 1:
@@ -215,14 +214,14 @@ def check_parameters(model: nn.Module) -> None:
             f"a sharded model needs trained parameters of one type, and {kind} has {types}",
             next_step="convert the model to one type, or use --dist.mode ddp",
         )
-    for name, one in named.items():
-        if one.dim() == 0:
+    for name, value in named.items():
+        if value.dim() == 0:
             raise UsageError(
                 f"the parameter {name} has no dimension that could be sharded",
                 next_step="give it the shape [1], or use --dist.mode ddp",
             )
-        if not one.is_contiguous():
-            one.data = one.data.contiguous()
+        if not value.is_contiguous():
+            value.data = value.data.contiguous()
 
 
 def _reduce_unused(model: Any) -> None:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from drumline.rank.torch_internals import sharding_spec
+
 
 class Rows(NamedTuple):
     """Rows of the first dimension, without `stop`."""
@@ -64,12 +66,11 @@ def like_shard(model_tensor: Any, part: Tensor) -> Tensor:
 
     # Not with DTensor.from_local, which moves the part to the mesh's device: all parts of a
     # checkpoint, mapped from its files, would be on the GPU at a time.
-    spec: Any = model_tensor._spec
+    spec: Any = sharding_spec(model_tensor)
     meta = spec.tensor_meta._replace(dtype=part.dtype)
-    made: Any = DTensor
-    shard: Tensor = made(
-        part.detach(), type(spec)(spec.mesh, spec.placements, tensor_meta=meta), requires_grad=False
-    )
+    new_spec = type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
+    dtensor: Any = DTensor  # its types have no constructor
+    shard: Tensor = dtensor(part.detach(), new_spec, requires_grad=False)
     return shard
 
 

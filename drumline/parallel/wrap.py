@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.errors import UsageError
 from drumline.base.text import join_names
 from drumline.parallel.comm_hook import rounding_hook
+from drumline.rank.torch_internals import copy_to_each, is_batchnorm, live_buffers, uncompiled
 
 SMALL_BATCH = 16
 NAMED = 5
@@ -136,7 +136,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         return unwrap_model(model.module)
     if isinstance(model, Applied):
         return unwrap_model(model.model)
-    inner = getattr(model, "_orig_mod", model)
+    inner = uncompiled(model)
     return model if inner is model else unwrap_model(inner)
 
 
@@ -146,18 +146,20 @@ def names_without_gradient(error: BaseException) -> list[str] | None:
     if "Expected to have finished reduction in the prior iteration" not in str(error):
         return None
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owner = next((one for one in owners if isinstance(one, DistributedDataParallel)), None)
+    models = [owner for owner in owners if isinstance(owner, DistributedDataParallel)]
     numbers = re.search(r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
-    if owner is None or numbers is None:
+    if not models or numbers is None:
         return []
-    trained = [name for name, one in unwrap_model(owner).named_parameters() if one.requires_grad]
+    parameters = unwrap_model(models[0]).named_parameters()
+    trained = [name for name, parameter in parameters if parameter.requires_grad]
     return [trained[int(number)] for number in numbers[1].split()]
 
 
 def explain_unused(error: BaseException) -> str | None:
     """The same in a sentence, for a loop that is not ours; None: it is another error, or the names
     are unknown."""
-    if not (names := names_without_gradient(error)):
+    names = names_without_gradient(error)
+    if not names:
         return None
     return (
         f"the step before did not use {join_names(names)}: use them in every step, freeze them (requires_grad=False), "
@@ -174,7 +176,7 @@ def gains_from_channels_last(model: nn.Module) -> bool:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    return any(is_batchnorm(module) for module in model.modules())
 
 
 def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -> str | None:
@@ -182,7 +184,7 @@ def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -
     layers = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+        if is_batchnorm(module) and not isinstance(module, nn.SyncBatchNorm)
     ]
     if not layers or batch_size >= SMALL_BATCH:
         return None
@@ -201,10 +203,9 @@ class LiveBuffers:
     def __init__(self, model: nn.Module) -> None:
         # Collected once, not in every step.
         self._places = [
-            (module._buffers, name)
+            (live_buffers(module), name)
             for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
+            for name, _ in module.named_buffers(recurse=False, remove_duplicate=False)
         ]
 
     def now(self) -> list[Tensor]:
@@ -216,20 +217,21 @@ class LiveBuffers:
     def keep(self, memory: list[Tensor] | None = None) -> list[Tensor]:
         """A copy of all buffers, in the memory of an earlier copy if it fits."""
         now = self.now()
-        if memory is None or [one.shape for one in memory] != [one.shape for one in now]:
+        if memory is None or _shapes(memory) != _shapes(now):
             memory = [torch.empty_like(buffer) for buffer in now]
         _copy_all(memory, now)
         return memory
 
-    def put_back(self, kept: list[Tensor]) -> None:
+    def put_back(self, copies: list[Tensor]) -> None:
         """Restore the values of `keep`; a buffer whose shape has changed is a cache, and is not
         restored."""
-        pairs = [
-            (to, value)
-            for to, value in zip(self.now(), kept, strict=True)
-            if to.shape == value.shape
-        ]
-        _copy_all([to for to, _ in pairs], [value for _, value in pairs])
+        targets = []
+        sources = []
+        for buffer, copy in zip(self.now(), copies, strict=True):
+            if buffer.shape == copy.shape:
+                targets.append(buffer)
+                sources.append(copy)
+        _copy_all(targets, sources)
 
     def broadcast(self, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
         """Collective: copy rank 0's buffers to every rank, or those of `source` inside a group; one
@@ -241,17 +243,19 @@ class LiveBuffers:
             by_type[buffer.dtype].append(buffer)
         for buffers in by_type.values():
             message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-            dist.broadcast(
-                message.view(torch.uint8), source, group
-            )  # as bytes: no backend supports every type
+            # As bytes: no backend supports every type.
+            dist.broadcast(message.view(torch.uint8), source, group)
             if dist.get_rank() != source:
                 pieces = torch.split(message, [buffer.numel() for buffer in buffers])
-                _copy_all(
-                    buffers, [piece.view_as(to) for piece, to in zip(pieces, buffers, strict=True)]
-                )
+                pairs = zip(pieces, buffers, strict=True)
+                _copy_all(buffers, [piece.view_as(buffer) for piece, buffer in pairs])
 
 
 @torch.no_grad()
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
-        torch._foreach_copy_(targets, sources)
+        copy_to_each(targets, sources)
+
+
+def _shapes(tensors: list[Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]

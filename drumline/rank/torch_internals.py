@@ -1,0 +1,150 @@
+"""The private names of torch that Drumline uses, one function for each.
+
+A new version of torch may change them without notice. Each function says why the public interface
+is not enough and what breaks without the name; tests/unit/rank/test_torch_internals.py fails when
+one of them is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+# Process groups
+
+
+def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None) -> None:
+    """Public from torch 2.15 on, where the private name prints a warning. Without it collectives
+    in training would have the longer timeout of the start."""
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(timeout, group)
+
+
+def sequence_number_of(group: dist.ProcessGroup) -> Callable[[], int]:
+    """A function that counts the collectives of a group; torch shows this number nowhere else.
+    Without it a diagnosis cannot say which collective a rank is blocked in."""
+    count: Callable[[], int] = group._get_sequence_number_for_group  # type: ignore[attr-defined]
+    return count
+
+
+# Models
+
+
+def is_batchnorm(module: nn.Module) -> bool:
+    """The base class of all BatchNorm layers, also of those in other packages, has no public name.
+    Without it there is no warning about small batches."""
+    return isinstance(module, _BatchNorm)
+
+
+def live_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own buffers, not a copy: reading an attribute of a module takes several times
+    longer, and these are read in every step. Without it buffers are not sent to other ranks."""
+    return module._buffers
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside what `torch.compile` returned, else the model itself. Without it names in
+    checkpoints of compiled models begin with `_orig_mod.`."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def names_ignored_by_ddp(model: nn.Module) -> set[str]:
+    """Parameters and buffers that are meant to differ across ranks; DDP reads them from this
+    attribute of the model. Without it they are compared and synchronized as all others."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+# Many tensors in one call. torch's optimizers use these; the public functions take one tensor, and
+# launch a kernel for each. Without them a step fails with an AttributeError.
+
+
+def add_to_each(tensors: list[Tensor], terms: list[Tensor]) -> None:
+    torch._foreach_add_(tensors, terms)
+
+
+def copy_to_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    torch._foreach_copy_(targets, sources)
+
+
+def scale_each(tensors: list[Tensor], factor: Tensor) -> None:
+    torch._foreach_mul_(tensors, factor)
+
+
+def norm_of_each(tensors: list[Tensor], order: float = 2) -> list[Tensor]:
+    return list(torch._foreach_norm(tensors, order))
+
+
+# Sharded models
+
+
+def sharding_spec(tensor: Tensor) -> Any:
+    """How a DTensor is sharded, to make another one like it: `DTensor.from_local` would move the
+    data to the GPU. Without it the checkpoint of a sharded model cannot be loaded."""
+    return tensor._spec  # type: ignore[attr-defined]
+
+
+def parameters_in_reduction() -> set[str] | None:
+    """The parameters whose gradients FSDP is about to reduce, which only a local variable of its
+    calling function holds; None: unknown. Without it an error about unused parameters does not name
+    them."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if "fsdp_params" in frame.f_locals:
+            return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
+        frame = frame.f_back
+    return None
+
+
+# DataLoader workers
+
+
+def shared_storage(num_bytes: int) -> torch.UntypedStorage:
+    """Memory that a worker shares with the training process, as torch's `default_collate` makes it.
+    Without it workers fail with an AttributeError when they make a batch for a GPU."""
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+    return storage
+
+
+def worker_processes(iterator: Any) -> list[Any]:
+    """Those of a DataLoader's iterator, which has no public list of them. Without it a worker that
+    died is not named."""
+    workers: list[Any] = iterator._workers
+    return workers
+
+
+def shut_down_workers(iterator: Any) -> None:
+    """What torch itself does when the iterator is garbage-collected, but now. Without it workers
+    outlive their loader."""
+    iterator._shutdown_workers()
+
+
+def abandon_workers(iterator: Any) -> None:
+    """Keep torch from shutting down these workers, now or when the iterator is garbage-collected:
+    it would wait forever for a lock that a killed worker held. Without it the exit of a rank hangs
+    after a worker was killed."""
+    # A slow import that a rank without workers does not need.
+    from torch.utils.data._utils import signal_handling
+
+    iterator._shutdown = True
+    signal_handling._remove_worker_pids(id(iterator))  # torch must not report their deaths
+    iterator._worker_pids_set = False
+    if hasattr(iterator, "_pin_memory_thread_done_event"):
+        iterator._pin_memory_thread_done_event.set()
+    for queue in iterator._index_queues:
+        queue.cancel_join_thread()
+        queue.close()
+
+
+def forget_persistent_workers(loader: Any) -> None:
+    """A DataLoader keeps its persistent workers here, and would use ended ones again. Without it a
+    loader cannot be used after `close`."""
+    loader._iterator = None

@@ -1,0 +1,206 @@
+"""Every private name of torch that Drumline uses exists, and does what it is used for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from drumline.rank.torch_internals import (
+    abandon_workers,
+    add_to_each,
+    copy_to_each,
+    forget_persistent_workers,
+    is_batchnorm,
+    live_buffers,
+    names_ignored_by_ddp,
+    norm_of_each,
+    parameters_in_reduction,
+    scale_each,
+    sequence_number_of,
+    set_group_timeout,
+    sharding_spec,
+    shared_storage,
+    shut_down_workers,
+    uncompiled,
+    worker_processes,
+)
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """Of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def loader() -> Iterator[DataLoader[int]]:
+    made: DataLoader[int] = DataLoader(
+        [1, 2, 3, 4],  # type: ignore[arg-type]
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+    yield made
+    forget_persistent_workers(made)
+
+
+def test_the_timeout_of_a_group_changes(group: dist.ProcessGroup) -> None:
+    set_group_timeout(timedelta(seconds=77), None)
+    backend: Any = group._get_backend(torch.device("cpu"))
+    assert backend.options._timeout == timedelta(seconds=77)
+
+
+def test_every_collective_is_counted(group: dist.ProcessGroup) -> None:
+    count = sequence_number_of(group)
+    before = count()
+    dist.all_reduce(torch.zeros(1))
+    assert count() == before + 1
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.BatchNorm1d(2), True),
+        (nn.BatchNorm3d(2), True),
+        (nn.SyncBatchNorm(2), True),
+        (nn.InstanceNorm2d(2), False),
+        (nn.LayerNorm(2), False),
+    ],
+)
+def test_batchnorm_is_known_by_its_base_class(module: nn.Module, expected: bool) -> None:
+    assert is_batchnorm(module) is expected
+
+
+def test_a_replaced_buffer_is_seen() -> None:
+    module = nn.BatchNorm1d(2)
+    buffers = live_buffers(module)
+    module.running_mean = torch.tensor([3.0, 4.0])
+    assert buffers["running_mean"] is module.running_mean
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_a_compiled_model_has_its_model_inside() -> None:
+    model = nn.Linear(1, 1)
+    assert uncompiled(model) is model
+    compiled = torch.compile(model)
+    assert compiled is not model
+    assert uncompiled(compiled) is model
+
+
+def test_names_that_ddp_ignores_are_those_it_was_told() -> None:
+    model = nn.BatchNorm1d(2)
+    assert names_ignored_by_ddp(model) == set()
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        model, ["running_mean"]
+    )
+    assert names_ignored_by_ddp(model) == {"running_mean"}
+
+
+def test_functions_of_many_tensors() -> None:
+    tensors = [torch.tensor([3.0, 4.0]), torch.tensor([1.0])]
+    assert [norm.item() for norm in norm_of_each(tensors)] == [5.0, 1.0]
+    assert [norm.item() for norm in norm_of_each(tensors, float("inf"))] == [4.0, 1.0]
+    add_to_each(tensors, [torch.ones(2), torch.ones(1)])
+    scale_each(tensors, torch.tensor(2.0))
+    assert [tensor.tolist() for tensor in tensors] == [[8.0, 10.0], [4.0]]
+    copy_to_each(tensors, [torch.zeros(2), torch.zeros(1)])
+    assert [tensor.tolist() for tensor in tensors] == [[0.0, 0.0], [0.0]]
+
+
+class RecordingReduceScatter:
+    """Records what `parameters_in_reduction` returns when torch reduces gradients."""
+
+    def __init__(self) -> None:
+        self.names: list[set[str] | None] = []
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        self.names.append(parameters_in_reduction())
+        output_tensor.zero_()
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """This process is rank 0 of two; torch's fake collectives send nothing. A sharded model with one
+    rank reduces nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_sharded_model() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = nn.Linear(2, 3)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    spec = sharding_spec(model.weight)
+    assert spec.tensor_meta.shape == (3, 2)
+    assert spec.placements == model.weight.placements
+    recorder = RecordingReduceScatter()
+    model.set_custom_reduce_scatter(recorder)
+    model(torch.ones(1, 2)).sum().backward()
+    assert recorder.names == [{"weight", "bias"}]
+
+
+def test_outside_of_a_reduction_no_parameters_are_known() -> None:
+    assert parameters_in_reduction() is None
+
+
+def test_shared_storage_is_shared() -> None:
+    storage = shared_storage(16)
+    assert storage.nbytes() == 16
+    assert storage.is_shared()
+
+
+def test_workers_are_shut_down(loader: DataLoader[int]) -> None:
+    iterator = iter(loader)
+    processes = worker_processes(iterator)
+    assert [process.is_alive() for process in processes] == [True, True]
+    shut_down_workers(iterator)
+    assert [process.is_alive() for process in processes] == [False, False]
+
+
+def test_abandoned_workers_are_not_shut_down(loader: DataLoader[int]) -> None:
+    iterator = iter(loader)
+    processes = worker_processes(iterator)
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    abandon_workers(iterator)
+    for process in processes:
+        process.join()
+    shut_down_workers(iterator)  # what the garbage collection does: nothing, and no error
+
+
+def test_a_loader_forgets_its_workers(loader: DataLoader[int]) -> None:
+    first = iter(loader)
+    assert iter(loader) is first
+    shut_down_workers(first)
+    forget_persistent_workers(loader)
+    second = iter(loader)
+    assert second is not first
+    assert [int(batch) for batch in second] == [1, 2, 3, 4]
