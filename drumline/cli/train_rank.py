@@ -77,7 +77,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
             except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
                 if live is None or not live.continues_after(change, has_state=kept is not None):
                     raise
-                kept = change.kept if isinstance(change, NodesChanged) else kept
+                kept = change.state if isinstance(change, NodesChanged) else kept
                 preemption.is_between_groups = True
                 if not enter_next_group(change, live, ddp):
                     exit_now(ExitCode.SUCCESS)

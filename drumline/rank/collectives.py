@@ -36,9 +36,9 @@ def gather_tensors(tensor: Tensor, *, device: torch.device) -> list[Tensor]:
     CPU."""
     if _is_alone():
         return [tensor.cpu()]
-    mine = tensor.to(device)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, mine)
+    own_tensor = tensor.to(device)
+    parts = [torch.empty_like(own_tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own_tensor)
     return [part.cpu() for part in parts]
 
 
@@ -61,17 +61,16 @@ def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.devic
         return [content]
     is_main = dist.get_rank() == 0
     nothing = [0] * len(sizes)
-    device = (
-        torch.device("cpu") if dist.get_backend() == "gloo" else device
-    )  # gloo has no all-to-all between GPUs
+    if dist.get_backend() == "gloo":  # it has no all-to-all between GPUs
+        device = torch.device("cpu")
     received = [torch.empty(size, dtype=torch.uint8) for size in sizes] if is_main else []
     for start in range(0, max(sizes), PIECE_BYTES):
         lengths = [max(0, min(size - start, PIECE_BYTES)) for size in sizes] if is_main else nothing
-        mine = content[start : start + PIECE_BYTES].to(device)
-        pieces = mine.new_empty(sum(lengths))
+        own_piece = content[start : start + PIECE_BYTES].to(device)
+        pieces = own_piece.new_empty(sum(lengths))
         # Each rank sends as many bytes as it has, to rank 0 only; a gather would send as many as
         # the longest.
-        dist.all_to_all_single(pieces, mine, lengths, [len(mine), *nothing[1:]])
+        dist.all_to_all_single(pieces, own_piece, lengths, [len(own_piece), *nothing[1:]])
         for whole, piece in zip(received, torch.split(pieces, lengths), strict=False):
             whole[start : start + PIECE_BYTES] = piece
     return received
@@ -81,14 +80,13 @@ def broadcast_json(value: Any, *, device: torch.device) -> Any:
     """Collective: rank 0's value, on every rank; the other ranks' values are ignored."""
     if _is_alone():
         return value
-    encoded = _encode(value if dist.get_rank() == 0 else None)
+    is_main = dist.get_rank() == 0
+    encoded = _encode(value if is_main else None)
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, 0)
-    buffer = (
-        encoded.to(device)
-        if dist.get_rank() == 0
-        else torch.empty(int(size), dtype=torch.uint8, device=device)
-    )
+    buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
+    if is_main:
+        buffer.copy_(encoded)
     dist.broadcast(buffer, 0)
     return _decode(buffer.cpu())
 
@@ -109,9 +107,8 @@ def broadcast_tensors(
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        dist.broadcast(
-            buffer.reshape(-1).view(torch.uint8), 0
-        )  # as bytes: no backend supports every type
+        # As bytes: no backend supports every type.
+        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)
         received[name] = buffer.cpu()
     return received
 
@@ -122,15 +119,16 @@ def check_same(
     """Collective: raise on every rank if any of these (JSON) values differs between ranks."""
     digest = blake3.blake3(json.dumps(values, sort_keys=True).encode()).digest(16)
     digests = gather_tensors(torch.frombuffer(bytearray(digest), dtype=torch.uint8), device=device)
-    if all(torch.equal(one, digests[0]) for one in digests):
+    if all(torch.equal(digest_of_rank, digests[0]) for digest_of_rank in digests):
         return
-    everyone = gather_json({"host": host, "values": dict(values)}, device=device)
-    hosts = [one["host"] for one in everyone]
-    for name in dict.fromkeys(name for one in everyone for name in one["values"]):
-        found = [one["values"].get(name) for one in everyone]
-        if any(value != found[0] for value in found):
+    reports = gather_json({"host": host, "values": dict(values)}, device=device)
+    hosts = [report["host"] for report in reports]
+    names = dict.fromkeys(name for report in reports for name in report["values"])
+    for name in names:
+        by_ranks = [report["values"].get(name) for report in reports]
+        if any(value != by_ranks[0] for value in by_ranks):
             raise PreflightError(
-                f"ranks differ in {name}: {by_rank(found, hosts)}", next_step=next_step
+                f"ranks differ in {name}: {by_rank(by_ranks, hosts)}", next_step=next_step
             )
 
 
@@ -139,12 +137,12 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
     first difference."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     hashes = hash_tensors(list(tensors.values()), device).tolist()
-    found = {
+    hashes_by_name = {
         f"the initial weights; first difference in {name}": f"{list(tensor.shape)} {value & (2**64 - 1):016x}"
         for (name, tensor), value in zip(tensors.items(), hashes, strict=True)
     }
     next_step = "build the model after the seed is set and from the same settings on every rank"
-    check_same(found, host=host, device=device, next_step=next_step)
+    check_same(hashes_by_name, host=host, device=device, next_step=next_step)
 
 
 def _is_alone() -> bool:

@@ -67,36 +67,35 @@ class Failure:
 
 
 def claim_failure(
-    store: SealedStore, mine: Failure, error: BaseException, *, rank_0_hosts_store: bool
+    store: SealedStore, failure: Failure, error: BaseException, *, rank_0_hosts_store: bool
 ) -> Failure | None:
     """Claim to be the first to fail. None: this rank is. Otherwise: the earlier failure."""
     # A lost peer causes a communication error here, and the peer's own claim may arrive later.
     is_secondary = isinstance(error, RuntimeError)
     try:
-        if is_secondary and (known := _wait_for_claim(store)):
-            return _reported(known, mine)
-        claim = json.dumps(asdict(mine))
+        earlier = _wait_for_claim(store) if is_secondary else None
+        if earlier is not None:
+            return _reported(earlier, failure)
+        claim = json.dumps(asdict(failure))
         if store.compare_set(FIRST, "", claim).decode() != claim:
-            return _reported(_wait_for_claim(store), mine)
+            return _reported(_wait_for_claim(store), failure)
     except RuntimeError:
-        if rank_0_hosts_store and mine.origin.rank != 0:
+        if rank_0_hosts_store and failure.origin.rank != 0:
             reason = "the connection to the store, which it hosts, was lost"
-            return Failure(Place(rank=0), reason, mine.exit_code, is_assumed=True)
+            return Failure(Place(rank=0), reason, failure.exit_code, is_assumed=True)
         return None
-    if rank_0_hosts_store and mine.origin.rank == 0:
+    if rank_0_hosts_store and failure.origin.rank == 0:
         time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others must read it first
     return None
 
 
-def _reported(first: Failure | None, mine: Failure) -> Failure | None:
+def _reported(first: Failure | None, failure: Failure) -> Failure | None:
     """Wait until the first has exited: if this rank exited first, the launcher would end that one
     before its report."""
+    if first is None or first.origin.host != failure.origin.host:
+        return first
     deadline = time.monotonic() + REPORT_WAIT_S
-    while (
-        first is not None and first.origin.host == mine.origin.host and time.monotonic() < deadline
-    ):
-        if not parent_of(first.pid):
-            break
+    while parent_of(first.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return first
 
@@ -104,8 +103,9 @@ def _reported(first: Failure | None, mine: Failure) -> Failure | None:
 def _wait_for_claim(store: SealedStore) -> Failure | None:
     deadline = time.monotonic() + CLAIM_WAIT_S
     while time.monotonic() < deadline:
-        if (found := store.peek(FIRST)) is not None:
-            claim = json.loads(found)
+        content = store.peek(FIRST)
+        if content is not None:
+            claim = json.loads(content)
             places = {name: Place(**claim[name]) for name in ("place", "raised_by") if claim[name]}
             return Failure(**{**claim, **places})
         time.sleep(0.02)

@@ -30,6 +30,7 @@ from drumline.rank.rendezvous.live_nodes import JOIN_S, LiveNodes
 from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous, join_rendezvous
 from drumline.rank.rendezvous.rank_store import open_store
 from drumline.rank.rendezvous.reachability import check_reachability
+from drumline.rank.torch_internals import sequence_number_of, set_group_timeout
 
 QUIET_S = 0.02
 LEAVE_S = 30.0
@@ -43,15 +44,15 @@ _made_groups: list[dist.ProcessGroup] = []
 _left_groups: list[dist.ProcessGroup] = []
 
 
-def choose_device(wanted: str, *, local_rank: int) -> torch.device:
+def choose_device(setting: str, *, local_rank: int) -> torch.device:
     """The rank's own device; a GPU is made current at once, before anything can touch GPU 0 by
     default."""
-    if wanted not in ("auto", "cpu", "cuda"):
+    if setting not in ("auto", "cpu", "cuda"):
         raise UsageError(
-            f"the device is {wanted!r}: it takes auto, cpu or cuda",
+            f"the device is {setting!r}: it takes auto, cpu or cuda",
             next_step="give one of them; with cuda each rank of a machine takes a GPU of its own",
         )
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
     if num_gpus == 0:
@@ -80,9 +81,11 @@ def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str:
     return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
 
 
-def choose_backend(wanted: str, *, device: torch.device) -> str:
+def choose_backend(setting: str, *, device: torch.device) -> str:
     """NCCL between GPUs, gloo between CPUs, unless set."""
-    backend = wanted if wanted != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    backend = setting
+    if setting == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "nccl" and device.type != "cuda":
         raise PreflightError(
             "dist.backend is 'nccl', but this rank computes on the CPU",
@@ -173,24 +176,23 @@ def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup |
 
 def keep_group(group: dist.ProcessGroup) -> None:
     """Let `leave_group` abort this group, too."""
-    if group is not dist.distributed_c10d._get_default_group() and group not in _made_groups:
+    if group is not dist.group.WORLD and group not in _made_groups:
         _made_groups.append(group)
 
 
 def set_timeout(seconds: float, group: dist.ProcessGroup | None = None) -> None:
     """How long a collective of this group may take; by default of the group of all ranks."""
-    # Public from torch 2.15 on, where the private name prints a warning.
-    set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_it(timedelta(seconds=seconds), group)
+    set_group_timeout(timedelta(seconds=seconds), group)
 
 
 def leave_group(*, broken: bool = False) -> bool:
     """Destroy the group. A broken one is aborted: waiting for peers that have exited would hang.
     False: it takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective exists.
     An error of torch is raised; for a broken group it is logged."""
-    if not dist.is_initialized():
+    all_ranks = dist.group.WORLD
+    if all_ranks is None:
         return True
-    groups = [dist.distributed_c10d._get_default_group(), *_made_groups]
+    groups = [all_ranks, *_made_groups]
     _made_groups.clear()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     errors: list[Exception] = []
@@ -216,14 +218,15 @@ def leave_group(*, broken: bool = False) -> bool:
     # when nothing happens in them any more. They are released in a thread: each is 3 threads and 5
     # descriptors. Models that refer to themselves hold them, too.
     time.sleep(QUIET_S)
-    before = list(_left_groups) if broken else []
-    _left_groups[:] = [*(() if broken else _left_groups), *groups]
-    if before:
+    if broken and _left_groups:
+        earlier_groups = list(_left_groups)
+        _left_groups.clear()
         releasing = threading.Thread(
-            target=_release, args=(before,), name="drumline-release", daemon=True
+            target=_release, args=(earlier_groups,), name="drumline-release", daemon=True
         )
         releasing.start()
         releasing.join(RELEASE_S)
+    _left_groups.extend(groups)
     for error in errors:
         if not broken:
             raise error
@@ -238,12 +241,9 @@ def _release(groups: list[dist.ProcessGroup]) -> None:
 
 def collective_counter() -> Callable[[], int]:
     """A function that returns how many collectives this rank has begun in the default group;
-    without a group, 0. It is private to torch. Keep the function: finding it takes longer than
-    calling it."""
-    count: Callable[[], int] = lambda: 0  # noqa: E731
-    if dist.is_initialized():
-        count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
-    return count
+    without a group, 0. Keep the function: finding it takes longer than calling it."""
+    all_ranks = dist.group.WORLD
+    return (lambda: 0) if all_ranks is None else sequence_number_of(all_ranks)
 
 
 # The exit of the process
@@ -267,9 +267,8 @@ def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
     # get the GIL again.
     libc = ctypes.CDLL(None)
     function = ctypes.cast(libc._exit, ctypes.c_void_p).value
-    event = struct.pack(
-        "NiiN40x", code, 0, SIGEV_THREAD, function
-    )  # `struct sigevent` of Linux on 64 bits
+    # `struct sigevent` of Linux on 64 bits.
+    event = struct.pack("NiiN40x", code, 0, SIGEV_THREAD, function)
     timer = ctypes.c_void_p()
     seconds = int(limit_s)
     if libc.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:

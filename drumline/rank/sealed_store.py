@@ -97,26 +97,26 @@ class SealedStore:
     def peek(self, key: str) -> bytes | None:
         """The current value; None: this job has not written one. Never blocks: another client may
         delete a value that `check` has just seen, and `get` would wait for it."""
-        found = self.raw.compare_set(
-            key, ABSENT, ABSENT
-        )  # the answer for a key that does not exist
-        return None if found == ABSENT.encode() else self._open(key, found)
+        # The answer for a key that does not exist is what it was asked to set.
+        stored = self.raw.compare_set(key, ABSENT, ABSENT)
+        return None if stored == ABSENT.encode() else self._open(key, stored)
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """All current values; None if one is missing."""
         if len(keys) > 1 and not self.raw.check(list(keys)):  # one question while some are missing
             return None
-        found = [value for key in keys if (value := self.peek(key)) is not None]
-        return found if len(found) == len(keys) else None
+        values = [value for key in keys if (value := self.peek(key)) is not None]
+        return values if len(values) == len(keys) else None
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """As torch's: returns the value afterwards. A foreign value is replaced."""
         sealed = self._seal(key, desired)
-        found = self.raw.compare_set(key, self._seal(key, expected) if expected else b"", sealed)  # type: ignore[arg-type]
+        sealed_expected = self._seal(key, expected) if expected else b""
+        stored = self.raw.compare_set(key, sealed_expected, sealed)  # type: ignore[arg-type]
         for _ in range(MOST_TRIES):
-            if (opened := self._open(key, found)) is not None:
+            if (opened := self._open(key, stored)) is not None:
                 return opened
-            found = self.raw.compare_set(key, found, sealed)  # type: ignore[arg-type]
+            stored = self.raw.compare_set(key, stored, sealed)  # type: ignore[arg-type]
         raise dist.DistStoreError(
             f"a process outside this job keeps writing to {self.prefix}/{key}"
         )
@@ -131,8 +131,8 @@ class SealedStore:
 
     def hint(self, key: str) -> bytes:
         """What was appended, not authenticated; empty if nothing was."""
-        found: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
-        return b"" if found == ABSENT.encode() else found
+        stored: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
+        return b"" if stored == ABSENT.encode() else stored
 
     def delete_key(self, key: str) -> bool:
         return self.raw.delete_key(key)
@@ -141,56 +141,53 @@ class SealedStore:
         """The values of those keys that exist; two requests to the store if all do."""
         if not self.raw.check(list(keys)):
             keys = [key for key in keys if self.raw.check([key])]
-        opened = map(self._open, keys, self._found(keys) if keys else ())
+        stored = self._stored(keys) if keys else []
+        opened = map(self._open, keys, stored)
         return {key: value for key, value in zip(keys, opened, strict=True) if value is not None}
 
     def _read(self, keys: Sequence[str], patience: timedelta) -> list[bytes]:
         deadline = time.monotonic() + patience.total_seconds()
         while True:
-            opened = dict(zip(keys, map(self._open, keys, self._found(keys)), strict=True))
-            values = [value for value in opened.values() if value is not None]
-            if len(values) == len(opened):
-                return [value for key in keys if (value := opened[key]) is not None]
+            opened = list(map(self._open, keys, self._stored(keys)))
+            values = [value for value in opened if value is not None]
+            if len(values) == len(keys):
+                return values
             if time.monotonic() > deadline:
-                wrong = [f"{self.prefix}/{key}" for key in opened if opened[key] is None]
+                foreign = [key for key, value in zip(keys, opened, strict=True) if value is None]
+                wrong = [f"{self.prefix}/{key}" for key in dict.fromkeys(foreign)]
                 raise dist.DistStoreError(f"no value of this job is at {', '.join(wrong)}")
             time.sleep(POLL_S)
 
-    def _found(self, keys: Sequence[str]) -> list[bytes]:
+    def _stored(self, keys: Sequence[str]) -> list[bytes]:
         return [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
 
     def _hash(self, key: str, value: bytes) -> bytes:
         assert self._key is not None
-        return (
-            hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256)
-            .hex()
-            .encode()
-        )
+        message = f"{self.prefix}/{key}\0".encode() + value
+        return hmac.digest(self._key, message, hashlib.sha256).hex().encode()
 
     def _seal(self, key: str, value: str | bytes) -> bytes:
         plain = value.encode() if isinstance(value, str) else value
         return plain if self._key is None else SEALED + self._hash(key, plain) + plain
 
-    def _open(self, key: str, found: bytes) -> bytes | None:
+    def _open(self, key: str, stored: bytes) -> bytes | None:
         """None for a foreign value."""
-        is_sealed = found.startswith(SEALED)
+        is_sealed = stored.startswith(SEALED)
         end = len(SEALED) + HASH_LETTERS
         if self._key is None and not is_sealed:
-            return found
-        if (
-            self._key
-            and is_sealed
-            and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:]))
-        ):
-            return found[end:]
+            return stored
+        if self._key is not None and is_sealed:
+            value = stored[end:]
+            if hmac.compare_digest(stored[len(SEALED) : end], self._hash(key, value)):
+                return value
         self._report(key)
         return None
 
     def _report(self, key: str) -> None:
         if not self.foreign:
-            where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(
-                ":"
-            )
+            host = getattr(self._base, "host", "")
+            port = getattr(self._base, "port", "")
+            where = f"{host}:{port}".strip(":")
             print_message(
                 f"warning: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, "
                 f"and is ignored. Try: set the same {SECRET_ENV} on all nodes; if it is set, find out who else reaches "
@@ -213,12 +210,12 @@ def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, A
     if len(text) > MAX_BYTES:
         return None
     try:
-        found = parse_json(text)
+        content = parse_json(text)
     except ValueError:
         return None
     # bool is a subclass of int.
-    fits = isinstance(found, dict) and all(
-        isinstance(found.get(name), kind) and (kind is not int or type(found[name]) is int)
+    fits = isinstance(content, dict) and all(
+        isinstance(content.get(name), kind) and (kind is not int or type(content[name]) is int)
         for name, kind in kinds.items()
     )
-    return found if fits else None
+    return content if fits else None

@@ -34,10 +34,10 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     # at once.
     for source in {tensor.device for tensor in tensors}:
         chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
-        found = _hash_on_device([tensors[number] for number in chosen], source)
+        device_hashes = _hash_on_device([tensors[number] for number in chosen], source)
         # Wait for a copy to the CPU: otherwise its numbers would be read before they have arrived.
-        found = found.to(device, non_blocking=device.type != "cpu")
-        hashes.update(zip(chosen, found.unbind(), strict=True))
+        device_hashes = device_hashes.to(device, non_blocking=device.type != "cpu")
+        hashes.update(zip(chosen, device_hashes.unbind(), strict=True))
     return (
         torch.stack([hashes[number] for number in range(len(tensors))])
         if hashes

@@ -253,7 +253,7 @@ class RankLifecycle:
             os.environ,
             backend=backend,
             device=device,
-            own=options,
+            options=options,
             settings=self._settings,
             same_code=self._same_code,
         )

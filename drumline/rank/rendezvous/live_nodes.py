@@ -58,7 +58,7 @@ class LiveNodes:
         leave a group. `is_lost_peer`: whether an error is that of a broken connection.
         `has_finished`: whether the run has finished since the launcher of this node began."""
         self._has_finished = has_finished
-        self._given = topology
+        self._launched = topology
         self._patience_s = patience_s
         self._is_lost_peer = is_lost_peer
         self.number = topology.rank // topology.local_world_size
@@ -89,15 +89,16 @@ class LiveNodes:
         """Called while the ranks of a group wait for each other: raises Redirected on a rank that
         is new to a run, and an error of the store if a node of the next group is lost."""
         if not self.latest.members:
-            if (found := store.peek(NodeStores.REDIRECT)) is not None:
-                raise Redirected(found)
+            redirect = store.peek(NodeStores.REDIRECT)
+            if redirect is not None:
+                raise Redirected(redirect)
             self.check_finished()
         elif time.monotonic() > self._checked_at + CHECK_S:
             self._checked_at = time.monotonic()
-            if lost := [one for one in self.latest.members if self.stores.connect(one) is None]:
-                raise dist.DistStoreError(
-                    f"{join_names([str(one) for one in lost])} left before the group began"
-                )
+            members = self.latest.members
+            lost = [member for member in members if self.stores.connect(member) is None]
+            if lost:
+                raise dist.DistStoreError(f"{join_names(lost)} left before the group began")
 
     def check_finished(self) -> None:
         """Called while this rank waits for others: raises RunIsOver if there is nobody to wait for,
@@ -109,68 +110,78 @@ class LiveNodes:
 
     def begin(self, rendezvous: Rendezvous) -> None:
         """Collective: all ranks have joined the group."""
-        topology = self._given
         place = rendezvous.node_of(self.topology().rank)
         if not self.latest.members:
-            if self.is_first:
-                at = rendezvous.addresses[place] if topology.rank else topology.master_addr
-                port = 0 if topology.rank else topology.master_port
-                self.stores.host(at or topology.master_addr, port, timeout_s=self._patience_s)
-                rendezvous.store.set(f"live/{place}", json.dumps(asdict(self.stores.card)))
-            cards = rendezvous.store.multi_get(
-                [f"live/{number}" for number in range(len(rendezvous.nodes))]
-            )
-            self.latest = NodeGroup(0, tuple(LiveNode(**json.loads(card)) for card in cards))
-            self.stores.process = self.latest.members[
-                place
-            ].process  # where no launcher gave it to all
-        if self.stores.own is None:
-            me = self.latest.members[place]
-            self.stores.own = self.stores.connect(me)
-            if self.stores.own is None:
-                raise dist.DistStoreError(f"the store of {me} is gone")
-        self.is_broken = self.has_joiner = self.ends = False
+            self._form_first_group(rendezvous, place)
+        this_node = self.latest.members[place]
+        if self.stores.own_store is None:
+            self.stores.own_store = self.stores.connect(this_node)
+            if self.stores.own_store is None:
+                raise dist.DistStoreError(f"the store of {this_node} is gone")
+        self.is_broken = False
+        self.has_joiner = False
+        self.ends = False
         if self.is_first:
-            self.stores.own.set(NodeStores.FACTS, json.dumps(self.facts))
-            self.stores.own.set(NodeStores.REDIRECT, self.latest.encode())
+            self.stores.own_store.set(NodeStores.FACTS, json.dumps(self.facts))
+            self.stores.own_store.set(NodeStores.REDIRECT, self.latest.encode())
         self._ended = threading.Event()
         self._watcher = threading.Thread(
-            target=self._watch, args=(self.stores.own.clone(),), name="drumline-nodes"
+            target=self._watch,
+            args=(self.stores.own_store.clone(),),
+            name="drumline-nodes",
+            daemon=True,
         )
-        self._watcher.daemon = True
         self._watcher.start()
+
+    def _form_first_group(self, rendezvous: Rendezvous, place: int) -> None:
+        """Collective: the first rank of each node publishes its store. `place`: of this node."""
+        launched = self._launched
+        if self.is_first:
+            address = rendezvous.addresses[place] if launched.rank else None
+            port = 0 if launched.rank else launched.master_port
+            self.stores.host(address or launched.master_addr, port, timeout_s=self._patience_s)
+            rendezvous.store.set(f"live/{place}", json.dumps(asdict(self.stores.card)))
+        keys = [f"live/{number}" for number in range(len(rendezvous.nodes))]
+        cards = rendezvous.store.multi_get(keys)
+        self.latest = NodeGroup(0, tuple(LiveNode(**json.loads(card)) for card in cards))
+        # Where no launcher gave it to all.
+        self.stores.process = self.latest.members[place].process
 
     def guard_connections(self) -> None:
         """Call it when all groups exist: from here on a connection to a node that does not answer
         breaks."""
         self._refusals = 0
-        for peer in {one.address for one in self.latest.members}:
+        for peer in {member.address for member in self.latest.members}:
             break_dead_connections(None, after_s=SILENT_S, address=peer)
 
     def topology(self) -> Topology:
         """This rank in the latest group: ranks have no gaps."""
         members = self.latest.members
-        given = self._given
+        launched = self._launched
         if not members:
-            return given
-        place = [one.number for one in members].index(self.number)
-        size = given.local_world_size
+            return launched
+        place = [member.number for member in members].index(self.number)
+        size = launched.local_world_size
         here = replace(
-            given, master_addr=members[0].address, master_port=members[0].port, node_names=()
+            launched, master_addr=members[0].address, master_port=members[0].port, node_names=()
         )
-        return replace(here, rank=place * size + given.local_rank, world_size=len(members) * size)
+        return replace(
+            here, rank=place * size + launched.local_rank, world_size=len(members) * size
+        )
 
-    def _watch(self, own: SealedStore) -> None:
+    def _watch(self, node_store: SealedStore) -> None:
         """Learn that another node has left the group, and of nodes that wait to join."""
         generation = self.latest.generation
         leads = self._leads()
         try:
             while not self._ended.wait(WATCH_S):
-                if own.check([f"broken/{generation}"]):
+                if node_store.check([f"broken/{generation}"]):
                     self._break()
                     return
                 if leads:
-                    self.has_joiner = any(one.probe() == "open" for one in self.stores.lobby(own))
+                    self.has_joiner = any(
+                        joiner.probe() == "open" for joiner in self.stores.lobby(node_store)
+                    )
                 if leads and self.number > 0:
                     self.stores.redirect_first_node(self.latest)
         except RuntimeError:
@@ -186,8 +197,8 @@ class LiveNodes:
     def _close_connections(self) -> None:
         """What a rank waits for in a collective then fails at once, here and on the other side:
         gloo's own abort does not end it."""
-        stores = {one.port for one in self.latest.members} | {self._given.master_port}
-        close_connections({one.address for one in self.latest.members}, but=stores)
+        stores = {member.port for member in self.latest.members} | {self._launched.master_port}
+        close_connections({member.address for member in self.latest.members}, but=stores)
 
     # The group ends
 
@@ -197,20 +208,19 @@ class LiveNodes:
         ranks of the group differ."""
         if not isinstance(change, PreflightError | RuntimeError):
             return True
-        refusal = (
-            change if isinstance(change, PreflightError) and self._watcher is not None else None
-        )
-        self._refusals += refusal is not None
+        is_refused = isinstance(change, PreflightError) and self._watcher is not None
+        if is_refused:
+            self._refusals += 1
         is_lost = isinstance(change, PreflightError) or self.is_lost(change)
-        if is_lost and self.latest.generation > 0 and not has_state:
+        if not is_lost or self.latest.generation <= 0:
+            return False
+        if not has_state:
             reason, _, _ = str(change).partition("\n")
             what = f"node {self.number} could not join the others: {reason}"
-            if refusal is None:
-                raise TrainingError(
-                    what, next_step="nothing: its launcher starts it again"
-                ) from change
-            raise PreflightError(what, next_step=refusal.next_step) from change  # its launcher ends
-        return is_lost and self.latest.generation > 0 and self._refusals < MOST_REFUSALS
+            if is_refused and isinstance(change, PreflightError):  # its launcher ends
+                raise PreflightError(what, next_step=change.next_step) from change
+            raise TrainingError(what, next_step="nothing: its launcher starts it again") from change
+        return self._refusals < MOST_REFUSALS
 
     def is_lost(self, error: RuntimeError) -> bool:
         """Whether this error means that a node has left the group."""
@@ -230,52 +240,56 @@ class LiveNodes:
     def close(self) -> None:
         """The run is over: nodes that wait to join get a message."""
         self._ended.set()
-        if (
-            self._watcher is not None
-        ):  # Python's exit aborts the process if a thread comes back from torch's store
+        # Python's exit aborts the process if a thread comes back from torch's store.
+        if self._watcher is not None:
             self._watcher.join()
         with contextlib.suppress(RuntimeError):
-            if self.stores.own is not None and self._leads():
-                self.stores.own.set(NodeStores.OVER, "1")
+            if self.stores.own_store is not None and self._leads():
+                self.stores.own_store.set(NodeStores.OVER, "1")
                 until = time.monotonic() + 2.0
-                while self.stores.lobby(self.stores.own) and time.monotonic() < until:
+                while self.stores.lobby(self.stores.own_store) and time.monotonic() < until:
                     time.sleep(POLL_S)
 
     def regroup(self) -> Topology:
         """Collective over the nodes that are left: agree on the next group."""
         self.leave()
         before = self.latest
-        assert self.stores.own is not None
+        assert self.stores.own_store is not None
         if self.is_first:
-            self._wait_for_local_ranks(self.stores.own)
+            self._wait_for_local_ranks(self.stores.own_store)
             self.latest = NextGroup(before, self.stores, patience_s=self._patience_s).agree()
         else:
-            self.stores.own.set(f"local/{before.generation}/{self._given.local_rank}", "1")
+            self.stores.own_store.set(f"local/{before.generation}/{self._launched.local_rank}", "1")
             # Not `wait`: when another client peeks at a value that is not there, torch's store ends
             # all waits for it.
-            while (text := self.stores.own.peek(f"decision/{before.generation}")) is None:
+            key = f"decision/{before.generation}"
+            decision = self.stores.own_store.peek(key)
+            while decision is None:
                 time.sleep(POLL_S)
-            self.latest = NodeGroup.decode(text) or before
-        if gone := [one for one in before.members if one not in self.latest.members]:
+                decision = self.stores.own_store.peek(key)
+            self.latest = NodeGroup.decode(decision) or before
+        removed = [member for member in before.members if member not in self.latest.members]
+        if removed:
             # A thread that waits for the store of a process that is stopped would wait forever.
-            close_connections({one.address for one in gone}, to={one.port for one in gone})
-        if self.stores.process not in [one.process for one in self.latest.members]:
-            me = f"node {self.number} ({self._given.host})"
+            addresses = {member.address for member in removed}
+            close_connections(addresses, to={member.port for member in removed})
+        if self.stores.process not in [member.process for member in self.latest.members]:
+            this_node = f"node {self.number} ({self._launched.host})"
             raise TrainingError(
-                f"the other nodes continue without {me}, which did not answer in time",
+                f"the other nodes continue without {this_node}, which did not answer in time",
                 next_step="nothing: its launcher starts it again, and it joins them",
             )
         return self.topology()
 
-    def _wait_for_local_ranks(self, own: SealedStore) -> None:
+    def _wait_for_local_ranks(self, node_store: SealedStore) -> None:
         """A node is in a group with all of its ranks: where one has failed, its launcher ends the
         others."""
-        others = [
+        keys = [
             f"local/{self.latest.generation}/{rank}"
-            for rank in range(1, self._given.local_world_size)
+            for rank in range(1, self._launched.local_world_size)
         ]
         until = time.monotonic() + self._patience_s
-        while others and not own.check(others):
+        while keys and not node_store.check(keys):
             if time.monotonic() > until:
                 raise TrainingError(
                     f"a rank of node {self.number} did not leave its group in time; the other nodes continue without "
@@ -287,8 +301,8 @@ class LiveNodes:
     def join(self, redirected: Redirected) -> bool:
         """This rank was started while others train: wait until they let its node in. False: their
         run has ended."""
-        found = JoiningNode(self._given, self.stores, self.facts, patience_s=self._patience_s).join(
-            redirected
-        )
-        self.latest = found or self.latest
-        return found is not None
+        group = JoiningNode(
+            self._launched, self.stores, self.facts, patience_s=self._patience_s
+        ).join(redirected)
+        self.latest = group or self.latest
+        return group is not None

@@ -64,10 +64,10 @@ class RunIsOver(Exception):  # noqa: N818  # no error
 
 @dataclass(eq=False)
 class NodesChanged(BaseException):
-    """Not an error: the group is left, and the next one continues from `kept`, what this rank has
+    """Not an error: the group is left, and the next one continues from `state`, what this rank has
     in memory."""
 
-    kept: Any
+    state: Any
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,14 @@ class NodeGroup:
 
     @classmethod
     def decode(cls, text: bytes) -> NodeGroup | None:
-        found = document(text, generation=int, members=list, lost=list, joined=list) or {
-            "members": [None]
-        }
-        with contextlib.suppress(TypeError):
-            members = tuple(LiveNode(**one) for one in found["members"])
-            return cls(found["generation"], members, tuple(found["lost"]), tuple(found["joined"]))
-        return None
+        content = document(text, generation=int, members=list, lost=list, joined=list)
+        if content is None:
+            return None
+        try:
+            members = tuple(LiveNode(**card) for card in content["members"])
+        except TypeError:  # not the fields of a node
+            return None
+        return cls(content["generation"], members, tuple(content["lost"]), tuple(content["joined"]))
 
 
 def answered(call: Callable[[], T]) -> T:
@@ -113,31 +114,33 @@ class NodeStores:
     FACTS = "facts"
     """In a store: the run has ended; which nodes train already; and what with."""
 
-    def __init__(self, given: Topology) -> None:
-        self._given = given
-        self.process = given.node_start or secrets.token_hex(8)
-        self.own: SealedStore | None = None
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self.process = topology.node_start or secrets.token_hex(8)
+        self.own_store: SealedStore | None = None
         """The store of this node."""
-        self.card = LiveNode(given.rank // given.local_world_size, given.host, "", 0, self.process)
+        self.card = LiveNode(
+            topology.rank // topology.local_world_size, topology.host, "", 0, self.process
+        )
         """This node, once its first rank, which is this one, has a store."""
-        self.gone: set[str] = set()
+        self.dead_processes: set[str] = set()
         """Starts of nodes that another start has followed, or that do not answer although their
         host does."""
-        self._others: dict[str, SealedStore] = {}
+        self._connected: dict[str, SealedStore] = {}
         self._announcing: Future[None] | None = None
 
     def host(self, address: str, port: int, *, timeout_s: float) -> None:
         base, port = host_store(address, port, timeout_s=timeout_s)
-        self.own = SealedStore(base, self._given.secret)
+        self.own_store = SealedStore(base, self._topology.secret)
         self.card = replace(self.card, address=address, port=port)
-        self.own.set("process", self.process)
+        self.own_store.set("process", self.process)
 
     def host_for(self, peer: LiveNode, *, timeout_s: float) -> None:
         """At the address by which this node reaches that one; the first node's is at its
         endpoint."""
-        if self.own is None and self.card.number == 0:
-            self.host(self._given.master_addr, self._given.master_port, timeout_s=timeout_s)
-        elif self.own is None:
+        if self.own_store is None and self.card.number == 0:
+            self.host(self._topology.master_addr, self._topology.master_port, timeout_s=timeout_s)
+        elif self.own_store is None:
             with socket.create_connection(
                 (peer.address, peer.port), timeout=CONNECT_S
             ) as connection:
@@ -146,27 +149,29 @@ class NodeStores:
 
     def connect(self, member: LiveNode) -> SealedStore | None:
         """The store of a node; None: the node is lost, or was started again."""
-        if member.process in self.gone:
+        if member.process in self.dead_processes:
             return None
-        if (
-            member.probe() != "open"
-        ):  # first: a store that has lost its connection prints torch's own stack
-            self._others.pop(member.process, None)
+        # First: a store that has lost its connection prints torch's own stack.
+        if member.probe() != "open":
+            self._connected.pop(member.process, None)
             return None
         try:
             return answered(partial(self._open, member))
         except (OSError, RuntimeError) as error:
-            self.gone |= {member.process} if isinstance(error, TimeoutError) else set()
-            self._others.pop(member.process, None)
+            if isinstance(error, TimeoutError):
+                self.dead_processes.add(member.process)
+            self._connected.pop(member.process, None)
             return None
 
     def _open(self, member: LiveNode) -> SealedStore | None:
-        if (store := self._others.get(member.process)) is None:
+        store = self._connected.get(member.process)
+        if store is None:
             base = open_tcp_store(member.address, member.port, timeout_s=CONNECT_S)
             break_dead_connections(member.port, after_s=SILENT_S)
-            store = self._others[member.process] = SealedStore(base, self._given.secret)
+            store = SealedStore(base, self._topology.secret)
+            self._connected[member.process] = store
         if store.peek("process") != member.process.encode():
-            self.gone.add(member.process)
+            self.dead_processes.add(member.process)
             return None
         return store
 
@@ -180,19 +185,20 @@ class NodeStores:
 
     def _announce(self, group: NodeGroup) -> None:
         with contextlib.suppress(OSError, RuntimeError):
-            where = self._given.master_addr, self._given.master_port
-            socket.create_connection(where, timeout=CONNECT_S).close()
-            store = SealedStore(open_tcp_store(*where, timeout_s=CONNECT_S), self._given.secret)
+            host = self._topology.master_addr
+            port = self._topology.master_port
+            socket.create_connection((host, port), timeout=CONNECT_S).close()
+            base = open_tcp_store(host, port, timeout_s=CONNECT_S)
+            store = SealedStore(base, self._topology.secret)
             store.set(self.REDIRECT, group.encode())
 
-    def lobby(self, own: SealedStore) -> list[LiveNode]:
+    def lobby(self, store: SealedStore) -> list[LiveNode]:
         """The nodes that wait to join, in the store of the one that decides."""
-        count = self._given.world_size // self._given.local_world_size
-        found = filter(
-            None, (own.peek(f"lobby/{number}") for number in range(count))
-        )  # it may be deleted meanwhile
-        cards = (
-            document(text, number=int, host=str, address=str, port=int, process=str)
-            for text in found
-        )
-        return [LiveNode(**card) for card in cards if card is not None]
+        count = self._topology.world_size // self._topology.local_world_size
+        nodes = []
+        for number in range(count):
+            text = store.peek(f"lobby/{number}") or b""  # it may be deleted meanwhile
+            card = document(text, number=int, host=str, address=str, port=int, process=str)
+            if card is not None:
+                nodes.append(LiveNode(**card))
+        return nodes

@@ -49,7 +49,7 @@ def rank_facts(
     *,
     backend: str,
     device: torch.device,
-    own: Mapping[str, Any],
+    options: Mapping[str, Any],
     settings: Mapping[str, Any],
     same_code: bool = True,
 ) -> dict[str, dict[str, Any]]:
@@ -63,7 +63,7 @@ def rank_facts(
             for name in names
         },
         "settings": {
-            **{f"the {name}": plain(value) for name, value in own.items()},
+            **{f"the {name}": plain(value) for name, value in options.items()},
             "the backend": backend,
             "the device": device.type,
             "the default type of tensors": str(torch.get_default_dtype()),
@@ -82,16 +82,16 @@ def rank_facts(
 
 def versions(device: torch.device) -> dict[str, Any]:
     """The parts of versions on which a run depends; not the patch version of Python."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "Python's version": ".".join(platform.python_version_tuple()[:2]),
         "torch's version": torch.__version__,
         "CUDA's version": torch.version.cuda,
     }
     if device.type == "cuda":
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        found["NCCL's version"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
-        found["cuDNN's version"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return found
+        facts["NCCL's version"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
+        facts["cuDNN's version"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return facts
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:

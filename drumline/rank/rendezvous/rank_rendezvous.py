@@ -96,11 +96,13 @@ def join_rendezvous(
     rank.card |= {"gpu": gpu, "address": outward_address(environment or {}, topology.master_addr)}
     if service is not None and topology.local_rank == 0:
         rank.card["service"] = outcome(service.prepare, host=topology.host)
-    is_first = topology.rank == 0
-    decision = rank.lead(deadline) if is_first else rank.follow_rank_0(deadline)
-    value = follow(
-        rank.part, JOINED, decision, num_readers=len(decision["names"]) - 1 if is_first else 0
-    )
+    if topology.rank == 0:
+        decision = rank.lead(deadline)
+        num_readers = len(decision["names"]) - 1
+    else:
+        decision = rank.follow_rank_0(deadline)
+        num_readers = 0
+    value = follow(rank.part, JOINED, decision, num_readers=num_readers)
     if value["world_size"] != topology.world_size:
         raise PreflightError(
             f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
@@ -158,20 +160,20 @@ class _Joining:
         everyone = [f"card/{rank}" for rank in range(self.topology.world_size)]
         while not self.part.check(everyone) and time.monotonic() <= deadline:
             current = self.store.compare_set(CURRENT, "", opened)
-            if current != opened.encode() and (other := document(current, host=str)):
-                raise _duplicate(self.topology, other["host"])
+            opened_by = document(current, host=str)
+            if current != opened.encode() and opened_by is not None:
+                raise _duplicate(self.topology, opened_by["host"])
             self.check(self.store)
             self._wait()
         cards = self._cards()
         names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
         keys = None
-        if (
-            self.keys is not None
-        ):  # ranks were given no secret: they get one for this start, wrapped for each of them
-            others = {rank: card.get("public") for rank, card in cards.items() if rank > 0}
+        # Ranks were given no secret: they get one for this start, wrapped for each of them.
+        if self.keys is not None:
             wrapped = {
-                rank: self.keys.wrap(self.secret, public, self.namespace, str(rank))
-                for rank, public in others.items()
+                rank: self.keys.wrap(self.secret, card.get("public"), self.namespace, str(rank))
+                for rank, card in cards.items()
+                if rank > 0
             }
             keys = {"public": self.keys.public, "wrapped": wrapped}
         return announce(self.part, JOINED, self._decide, names=names, keys=keys)
@@ -179,19 +181,21 @@ class _Joining:
     def follow_rank_0(self, deadline: float) -> Decision:
         """On the other ranks: enter whatever rendezvous is the current one, until one has this rank
         on its list."""
-        other = None
+        listed_name = None
         while True:
             self.check(self.store)
-            if current := document(self.store.peek(CURRENT) or b"", namespace=str):
+            current = document(self.store.peek(CURRENT) or b"", namespace=str)
+            if current is not None:
                 self._enter(current["namespace"])
-                if found := self.part.peek(JOINED):
-                    decision: Decision = json.loads(found)
-                    other, host = decision["names"].get(str(self.topology.rank), (None, ""))
-                    if other == self.name or (other is None and "what" not in decision):
+                announced = self.part.peek(JOINED)
+                if announced:
+                    decision: Decision = json.loads(announced)
+                    listed_name, host = decision["names"].get(str(self.topology.rank), (None, ""))
+                    if listed_name == self.name or (listed_name is None and "what" not in decision):
                         return decision
             check_secret(self.store, "rank 0")
             if time.monotonic() > deadline + (DECISION_GRACE_S if self.namespace else 0):
-                if other:
+                if listed_name:
                     raise _duplicate(self.topology, host)
                 raise too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
             self._wait()
@@ -263,19 +267,21 @@ class _Joining:
 
     def _hosts(self) -> dict[int, str]:
         """The host of each rank that has joined; of none while there is no rendezvous."""
-        return (
-            {rank: card["host"] for rank, card in self._cards().items()} if self.namespace else {}
-        )
+        if not self.namespace:
+            return {}
+        return {rank: card["host"] for rank, card in self._cards().items()}
 
 
 def _refuse_shared_gpus(cards: Mapping[int, Card]) -> None:
     """Two ranks on one GPU would wait for each other in NCCL."""
-    first: dict[str, int] = {}
+    first_users: dict[str, int] = {}
     for rank, card in cards.items():
-        other = first.setdefault(str(card["gpu"]), rank) if card.get("gpu") else rank
-        if other != rank:
+        if not card.get("gpu"):
+            continue
+        first_user = first_users.setdefault(str(card["gpu"]), rank)
+        if first_user != rank:
             raise PreflightError(
-                f"ranks {other} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",
+                f"ranks {first_user} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",
                 next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
                 "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
             )
@@ -360,9 +366,8 @@ def group_by_node(cards: Mapping[int, Card]) -> list[tuple[int, ...]]:
     for rank, card in sorted(cards.items()):
         machines[card["host"], card["machine"]].append(rank)
     local_ranks = {rank: int(card["local_rank"]) for rank, card in cards.items()}
-    return sorted(
-        (node for ranks in machines.values() for node in _split(ranks, local_ranks)), key=min
-    )
+    nodes = [node for ranks in machines.values() for node in _split(ranks, local_ranks)]
+    return sorted(nodes, key=min)
 
 
 def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, ...]]:
@@ -376,9 +381,8 @@ def _split(ranks: list[int], local_ranks: Mapping[int, int]) -> list[tuple[int, 
     first_of = {rank: rank - local_ranks[rank] + lowest for rank in ranks}
     are_consecutive = set(first_of.values()) <= nodes.keys()
     firsts = list(nodes)
-    for _, same in sorted(by_local.items()):
-        for position, rank in enumerate(same):
-            nodes[first_of[rank] if are_consecutive else firsts[position % len(firsts)]].append(
-                rank
-            )
+    for _, ranks_of_local in sorted(by_local.items()):
+        for position, rank in enumerate(ranks_of_local):
+            first = first_of[rank] if are_consecutive else firsts[position % len(firsts)]
+            nodes[first].append(rank)
     return [tuple(node) for node in nodes.values()]

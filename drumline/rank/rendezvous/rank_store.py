@@ -132,9 +132,9 @@ def agree(
     return follow(store, key, json.loads(store.get(key)))
 
 
-def announce(store: SealedStore, key: str, decide: Callable[[], Any], **more: Any) -> Decision:
+def announce(store: SealedStore, key: str, decide: Callable[[], Any], **fields: Any) -> Decision:
     """On rank 0: decide, and publish it. `more`: what the others should know in any case."""
-    decision = {**more, **outcome(decide)}
+    decision = {**fields, **outcome(decide)}
     store.set(key, json.dumps(decision))
     return decision
 
@@ -160,8 +160,8 @@ def outcome(make: Callable[[], Any], *, host: str = "") -> Decision:
         return {"what": f"{error.what}, on {host}" if host else error.what, "next": error.next_step}
 
 
-def value_of(found: Decision) -> Any:
+def value_of(decision: Decision) -> Any:
     """The other side of `outcome`: raises the error."""
-    if "what" in found:
-        raise PreflightError(found["what"], next_step=found["next"])
-    return found["value"]
+    if "what" in decision:
+        raise PreflightError(decision["what"], next_step=decision["next"])
+    return decision["value"]

@@ -61,16 +61,17 @@ def check_reachability(
             if listener := _listen(store, topology, environment, backend, served):
                 on_exit.callback(listener.close)
             _probe_others(store, topology, firsts, deadline)
-        found = agree(
+        decision = agree(
             store,
             topology,
             "decision/reachability",
             lambda: _examine(store, firsts, backend, deadline),
             deadline=deadline,
         )
-    for text in found["warnings"] if topology.rank == 0 else ():
-        log.warning(text)
-    services = zip(rendezvous.services, found["services"], strict=True)
+    if topology.rank == 0:
+        for warning in decision["warnings"]:
+            log.warning(warning)
+    services = zip(rendezvous.services, decision["services"], strict=True)
     return replace(
         rendezvous, services=tuple({**prepared, **listens} for prepared, listens in services)
     )
@@ -84,20 +85,20 @@ def _listen(
     served: Decision,
 ) -> ProbeListener | None:
     """Listen on this host, and publish where; None where the backend has no network to use."""
-    found = interfaces()
-    chosen = (nccl_interface if backend == "nccl" else gloo_interface)(found, environment)
-    towards = interface_towards(found, topology.master_addr)
+    networks = interfaces()
+    choose_interface = nccl_interface if backend == "nccl" else gloo_interface
+    chosen = choose_interface(networks, environment)
+    towards = interface_towards(networks, topology.master_addr)
     fact: dict[str, Any] = {
         "host": topology.host,
         "named": environment.get(VARIABLES.get(backend, "")),
         "source": towards and towards.address,
-        "networks": [one.name for one in found],
+        "networks": [interface.name for interface in networks],
         "service": served,
     }
     listener = None
-    with contextlib.suppress(
-        OSError
-    ):  # an address may just be removed; the others must know of it all the same
+    # An address may just be removed; the others must know of it all the same.
+    with contextlib.suppress(OSError):
         if chosen is not None and chosen.address is not None:
             listener = ProbeListener(chosen.address)
             target = ProbeTarget(
@@ -117,20 +118,19 @@ def _probe_others(
     store: SealedStore, topology: Topology, firsts: Sequence[int], deadline: float
 ) -> None:
     facts = _read(store, "listener", firsts, deadline)
-    others = [fact for rank, fact in facts.items() if rank != topology.rank]
-    results = probe_hosts([ProbeTarget(**fact["target"]) for fact in others if "target" in fact])
+    peers = [fact for rank, fact in facts.items() if rank != topology.rank]
+    results = probe_hosts([ProbeTarget(**fact["target"]) for fact in peers if "target" in fact])
     # The network that leads to the store is one that works; on the store's own host, the one that
     # leads back.
-    sources = [topology.master_addr, *(fact["source"] for fact in others if fact["source"])]
-    working = next(
-        filter(None, (interface_towards(interfaces(), source) for source in sources)), None
-    )
-    found = {
+    sources = [topology.master_addr, *(fact["source"] for fact in peers if fact["source"])]
+    leading = (interface_towards(interfaces(), source) for source in sources)
+    working = next(filter(None, leading), None)
+    results_of_rank = {
         "failed": results.failed,
         "clocks": results.clocks,
         "working": working and working.name,
     }
-    store.set(f"probed/{topology.rank}", json.dumps(found))
+    store.set(f"probed/{topology.rank}", json.dumps(results_of_rank))
 
 
 def _examine(
@@ -160,11 +160,9 @@ def _examine(
 def _no_network(fact: Mapping[str, Any], working: str | None, backend: str) -> PreflightError:
     variable = VARIABLES.get(backend, "")
     networks = ", ".join(fact["networks"])
-    why = (
-        f"{variable} is {fact['named']}, which fits"
-        if fact["named"]
-        else f"without {variable} it takes"
-    )
+    why = f"without {variable} it takes"
+    if fact["named"]:
+        why = f"{variable} is {fact['named']}, which fits"
     return PreflightError(
         f"{fact['host']} has no network for {backend}: {why} none of {networks} that is up and has an address",
         next_step=f"export {variable}={working or UNKNOWN_NETWORK} on {fact['host']}",
@@ -205,19 +203,21 @@ class ClosedPath:
         way round."""
         if backend != "gloo":
             return True
-        mine, theirs = map(ipaddress.ip_address, (self.source.address, self.target.address))
-        return mine.version != theirs.version or int(mine) >= int(theirs)
+        source, target = map(ipaddress.ip_address, (self.source.address, self.target.address))
+        return source.version != target.version or int(source) >= int(target)
 
 
 def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[str]:
     """Raise for paths that the backend needs; warnings about the others."""
     needed = [path for path in closed if path.is_needed(backend)]
-    if lines := _lines(needed):
-        more = [f"and {len(lines) - MAX_LINES} more of this kind"] if len(lines) > MAX_LINES else []
-        shown = [*lines[:MAX_LINES], *more]
-        what = (
-            shown[0] if len(shown) == 1 else as_list("data cannot go between these hosts:", shown)
-        )
+    lines = _lines(needed)
+    if lines:
+        shown = lines[:MAX_LINES]
+        if len(lines) > MAX_LINES:
+            shown.append(f"and {len(lines) - MAX_LINES} more of this kind")
+        what = shown[0]
+        if len(shown) > 1:
+            what = as_list("data cannot go between these hosts:", shown)
         raise PreflightError(what, next_step="; ".join(_fixes(needed, backend)))
     return [
         f"{line}. {backend} does not need this path, as the addresses are now"

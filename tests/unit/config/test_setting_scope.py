@@ -196,7 +196,12 @@ def test_settings_of_a_task_and_options_of_a_model_are_of_the_experiment() -> No
 def facts_with(config: Config) -> dict[str, dict[str, Any]]:
     settings = compared_settings(config, "path/to/task.py:Mine")
     return rank_facts(
-        {}, backend="gloo", device=torch.device("cpu"), own={}, settings=settings, same_code=False
+        {},
+        backend="gloo",
+        device=torch.device("cpu"),
+        options={},
+        settings=settings,
+        same_code=False,
     )
 
 

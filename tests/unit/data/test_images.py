@@ -92,7 +92,9 @@ def test_images_have_the_bits_of_numpy_sample_by_sample(
     ):
         down, right = (int(chance * (2 * padding + 1)) for chance in chances[:2])
         expected = by_hand(images[index], padding)[down, right, bool(flip and chances[2] < 0.5)]
-        assert np.array_equal(normalized[row].numpy(), (expected.astype(np.float32) - middle) / spread)
+        assert np.array_equal(
+            normalized[row].numpy(), (expected.astype(np.float32) - middle) / spread
+        )
     assert normalized.is_contiguous()
 
 

@@ -57,7 +57,7 @@ def test_blocks_are_named_by_class_or_by_size_from_the_inside_out() -> None:
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9])
 def test_rows_are_split_as_torch_does_it(length: int) -> None:
     for count in (1, 2, 3, 4):
-        chunks = [len(one) for one in torch.chunk(torch.arange(length), count)]
+        chunks = [len(chunk) for chunk in torch.chunk(torch.arange(length), count)]
         rows = [split_rows(length, number, count) for number in range(count)]
         assert [stop - start for start, stop in rows] == chunks + [0] * (count - len(chunks))
 
@@ -154,18 +154,18 @@ def test_every_nth_block_of_any_model_is_recomputed_with_the_same_gradients() ->
     model = copy.deepcopy(plain)
     recompute_blocks(model, "every:2", ["Linear", "BatchNorm1d"])
     copied = copy.deepcopy(model)
-    assert [name for name, one in model.named_modules() if "forward" in vars(one)] == [
+    assert [name for name, module in model.named_modules() if "forward" in vars(module)] == [
         "0.0",
         "1.0",
         "2.0",
     ]
     inputs = torch.randn(5, 4)
-    for one in (plain, model, copied):
+    for trained in (plain, model, copied):
         torch.manual_seed(1)
-        one(inputs).sum().backward()
-    for (name, expected), *others in zip(
+        trained(inputs).sum().backward()
+    for (name, expected), *copies in zip(
         plain.named_parameters(), model.parameters(), copied.parameters(), strict=True
     ):
-        assert all(torch.equal(other.grad, expected.grad) for other in others), name
+        assert all(torch.equal(copy.grad, expected.grad) for copy in copies), name
     with pytest.raises(UsageError, match="found no blocks in Linear"):
         recompute_blocks(nn.Linear(2, 2), True)

@@ -12,11 +12,11 @@ from drumline.parallel.scripts.ddp_modules import _ObservedModule
 def steps(versions: list[int], alone: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
     """Given the number of changes of a parameter at each pass; `alone`: passes in no_sync."""
     module = _ObservedModule("Net", (0, 1), weakref.ref(nn.Linear(1, 1)))
-    found = [
+    steps_of_passes = [
         module.next_step(version, is_no_sync=place in alone)
         for place, version in enumerate(versions)
     ]
-    return [step for step in found if step is not None]
+    return [step for step in steps_of_passes if step is not None]
 
 
 def test_by_updates_not_by_passes() -> None:

@@ -57,8 +57,8 @@ def meet(gpus: Sequence[str | None]) -> list[str]:
 
 def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
     assert meet(["x", "y", None, None]) == ["", "", "", ""]
-    told = set(meet(["x", "y", "x"]))
-    (text,) = told
+    refusals = set(meet(["x", "y", "x"]))
+    (text,) = refusals
     assert text.startswith(
         f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  try: start at most"
     )

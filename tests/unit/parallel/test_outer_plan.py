@@ -53,7 +53,7 @@ def test_parts_are_consecutive_and_about_as_large(count: int) -> None:
     assert [name for part in parts for name in part] == list(parameters)
     assert len(parts) == count
     assert all(parts)
-    largest = max(sum(one.numel() for one in part.values()) for part in parts)
+    largest = max(sum(parameter.numel() for parameter in part.values()) for part in parts)
     assert largest <= 300 / count + 100
 
 
@@ -91,19 +91,21 @@ class Counted:
 
     def __init__(self, plan: SyncPlan, groups: ReplicaGroups) -> None:
         self.model = nn.Linear(3, 2)
-        for one in self.model.parameters():
-            nn.init.zeros_(one)
+        for parameter in self.model.parameters():
+            nn.init.zeros_(parameter)
         self.sync = OuterSync(self.model, plan, groups, sends_buffers=False)
 
     def train(self, first: int, last: int, *, is_last: bool = False) -> None:
         for step in range(first, last + 1):
             with torch.no_grad():
-                for one in self.model.parameters():
-                    one.add_(1)
+                for parameter in self.model.parameters():
+                    parameter.add_(1)
             self.sync.after_step(step, is_last=is_last and step == last)
 
     def own(self) -> set[float]:
-        return {value for one in self.model.parameters() for value in one.flatten().tolist()}
+        return {
+            value for parameter in self.model.parameters() for value in parameter.flatten().tolist()
+        }
 
     def shared(self) -> set[float]:
         with self.sync.shared_weights():
@@ -154,17 +156,22 @@ def test_a_replica_that_missed_the_end_of_a_round_keeps_its_steps_since() -> Non
     model = nn.Linear(2, 1, bias=False)
     sync = OuterSync(model, SyncPlan(every=4, overlap=2), groups, sends_buffers=False)
     begun = torch.tensor([1.0, 1.0])
-    own = torch.tensor([3.0, 1.5])
+    own_weights = torch.tensor([3.0, 1.5])
     shared = torch.tensor([10.0, 20.0])
     for finished, expected in (
-        (0, own),
-        (4, shared + own - begun),
+        (0, own_weights),
+        (4, shared + own_weights - begun),
     ):  # after the round at step 4 had begun
         with torch.no_grad():
             model.weight.copy_(shared)  # from the rank that has seen its end
         sync.load_outer_state({})
-        kept = {"weights": [own], "begun": [begun], "buffers": [], "finished_at": [0]}
-        sync.load_own_state(kept, [finished])
+        replica_state = {
+            "weights": [own_weights],
+            "begun": [begun],
+            "buffers": [],
+            "finished_at": [0],
+        }
+        sync.load_own_state(replica_state, [finished])
         assert model.weight.flatten().tolist() == expected.tolist()
         assert sync.finished_at == [finished]
     assert sync.pending(4, is_last=False) == []

@@ -18,7 +18,7 @@ TOKENS = torch.randint(0, 13, (3, 8), generator=torch.Generator().manual_seed(5)
 
 resnet = partial(MiniResNet, in_channels=1, num_classes=4, widths=(4, 8), blocks=2, dropout=0.3)
 gpt = partial(GPT, vocab_size=13, context=8, layers=3, heads=2, width=16, dropout=0.3)
-both = pytest.mark.parametrize(
+with_and_without_training = pytest.mark.parametrize(
     ("build", "batch"), [(resnet, IMAGES), (gpt, TOKENS)], ids=["resnet", "gpt"]
 )
 # One block is enough to compile, which takes long.
@@ -47,7 +47,7 @@ def two_steps(
     }
 
 
-@both
+@with_and_without_training
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_same_gradients_buffers_and_random_state_bit_for_bit(
     build: Callable[..., nn.Module], batch: Tensor, mode: str
@@ -58,10 +58,10 @@ def test_same_gradients_buffers_and_random_state_bit_for_bit(
     recomputed.load_state_dict(plain.state_dict())
 
     expected = two_steps(plain.train(mode == "train"), batch)
-    found = two_steps(recomputed.train(mode == "train"), batch)
+    result = two_steps(recomputed.train(mode == "train"), batch)
 
-    assert expected.keys() == found.keys()
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert expected.keys() == result.keys()
+    assert [name for name in expected if not torch.equal(expected[name], result[name])] == []
 
 
 @pytest.mark.parametrize("value", ["selective", True])
@@ -87,7 +87,7 @@ def test_the_blocks_that_the_setting_chooses_are_those_that_a_model_of_ours_comp
     assert model.activation_checkpointing is False
 
 
-@both
+@with_and_without_training
 def test_the_buffers_stay_the_same_objects(build: Callable[..., nn.Module], batch: Tensor) -> None:
     model = build(activation_checkpointing=True)
     before = {name: id(buffer) for name, buffer in model.named_buffers()}
@@ -97,7 +97,7 @@ def test_the_buffers_stay_the_same_objects(build: Callable[..., nn.Module], batc
     assert {name: id(buffer) for name, buffer in model.named_buffers()} == before
 
 
-@both
+@with_and_without_training
 def test_fewer_activations_are_held(build: Callable[..., nn.Module], batch: Tensor) -> None:
     def bytes_held(model: nn.Module) -> int:
         held: dict[int, int] = {}
@@ -122,11 +122,11 @@ def compile_both() -> None:
         compiled = torch.compile(recomputed, backend="aot_eager", fullgraph=True)
 
         expected = two_steps(plain, batch)
-        found = two_steps(recomputed, batch, compiled)
+        result = two_steps(recomputed, batch, compiled)
 
         for name, value in expected.items():
             torch.testing.assert_close(
-                found[name], value, msg=lambda text, name=name: f"{name}: {text}"
+                result[name], value, msg=lambda text, name=name: f"{name}: {text}"
             )
 
 

@@ -17,8 +17,8 @@ class Sum:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def add(self, other: Sum) -> None:
-        self.text = f"({self.text}+{other.text})"
+    def add(self, right: Sum) -> None:
+        self.text = f"({self.text}+{right.text})"
 
 
 def tree(num_shards: int, world_size: int) -> list[str]:
@@ -26,10 +26,10 @@ def tree(num_shards: int, world_size: int) -> list[str]:
     together."""
     total: list[tuple[TreeNode, Sum]] = []
     for rank in range(world_size):
-        own: list[tuple[TreeNode, Sum]] = []
+        sums: list[tuple[TreeNode, Sum]] = []
         for shard in shards_of_rank(rank, num_shards=num_shards, world_size=world_size):
-            fold(own, (TreeNode(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add)
-        for part in own:
+            fold(sums, (TreeNode(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add)
+        for part in sums:
             fold(total, part, num_shards, Sum.add)
     return [part.text for _, part in total]
 

@@ -23,10 +23,10 @@ class Model:
 
 
 def test_a_wrapped_method_and_its_traceback() -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     def wrapper(call: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append((args[1:], kwargs))
+        observed.append((args[1:], kwargs))
         return call(*args, **kwargs)
 
     # As if it were written there.
@@ -41,7 +41,7 @@ def test_a_wrapped_method_and_its_traceback() -> None:
     wrap_method(Model, "forward", wrapper)
     try:
         assert Model().forward(2, times=4) == 2
-        assert seen == [((2,), {"times": 4})]
+        assert observed == [((2,), {"times": 4})]
         assert inspect.signature(Model.forward) == inspect.signature(before)
         assert Model.forward.__code__.co_filename == before.__code__.co_filename, (
             "torch.compile goes by that"

@@ -68,9 +68,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Bed.made.clear()
     until = time.monotonic() + 30
     while left := [
-        one.name
-        for one in threading.enumerate()
-        if one.name in ("drumline-nodes", "drumline-ask", "drumline-announce")
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name in ("drumline-nodes", "drumline-ask", "drumline-announce")
     ]:
         assert time.monotonic() < until, left
         time.sleep(0.02)
@@ -122,8 +122,8 @@ class Bed:
         each = [replace(self.rendezvous, store=self.rendezvous.store.clone()) for _ in self.nodes]
         together(
             *(
-                partial(one.begin, rendezvous)
-                for one, rendezvous in zip(self.nodes, each, strict=True)
+                partial(node.begin, rendezvous)
+                for node, rendezvous in zip(self.nodes, each, strict=True)
             )
         )
 
@@ -134,24 +134,24 @@ class Bed:
     def kill(self, *numbers: int) -> None:
         """As far as the others see: their stores do not know them any more."""
         for number in numbers:
-            own = self.nodes[number].stores.own
-            assert own is not None
-            own.set("process", "another")
+            own_store = self.nodes[number].stores.own_store
+            assert own_store is not None
+            own_store.set("process", "another")
 
 
 def test_the_rest_agrees_and_ranks_have_no_gap() -> None:
     bed = Bed(3)
     bed.kill(1)
     first, last = together(bed.nodes[0].regroup, bed.nodes[2].regroup)
-    assert [(one.rank, one.world_size) for one in (first, last)] == [(0, 2), (1, 2)]
+    assert [(topology.rank, topology.world_size) for topology in (first, last)] == [(0, 2), (1, 2)]
     assert (
         (last.master_addr, last.master_port)
         == (first.master_addr, first.master_port)
         == ("127.0.0.1", bed.port)
     )
     group = bed.nodes[2].latest
-    assert (group.generation, [one.number for one in group.members]) == (1, [0, 2])
-    assert [one.startswith("node 1 (") for one in group.lost] == [True]
+    assert (group.generation, [member.number for member in group.members]) == (1, [0, 2])
+    assert [name.startswith("node 1 (") for name in group.lost] == [True]
     assert bed.nodes[0].latest == group
 
 
@@ -159,7 +159,7 @@ def test_the_next_node_decides_when_the_first_is_lost() -> None:
     bed = Bed(3)
     bed.kill(0)
     second, third = together(bed.nodes[1].regroup, bed.nodes[2].regroup)
-    assert [one.rank for one in (second, third)] == [0, 1]
+    assert [topology.rank for topology in (second, third)] == [0, 1]
     assert second.master_port == third.master_port != bed.port
 
 
@@ -173,7 +173,7 @@ def test_one_node_that_notices_tells_the_others() -> None:
         alone.join(0.05)
     bed.nodes[1].regroup()
     alone.join(30)
-    assert [one.number for one in bed.nodes[0].latest.members] == [0, 1]
+    assert [member.number for member in bed.nodes[0].latest.members] == [0, 1]
 
 
 def test_a_node_that_was_too_late_is_told_to_start_again() -> None:
@@ -189,7 +189,7 @@ def test_a_node_that_was_too_late_is_told_to_start_again() -> None:
 def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str]) -> None:
     bed = Bed(2)
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
-    told = Redirected(store.get(NodeStores.REDIRECT))
+    redirected = Redirected(store.get(NodeStores.REDIRECT))
     bed.kill(1)
     again = bed.new(1)
 
@@ -198,7 +198,7 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
             time.sleep(0.02)
         return bed.nodes[0].regroup()
 
-    is_in, first = together(lambda: again.join(told), lead)
+    is_in, first = together(lambda: again.join(redirected), lead)
     joined = again.topology()
     assert (is_in, joined.rank, joined.world_size, first.rank, first.world_size) == (
         True,
@@ -207,7 +207,7 @@ def test_a_node_is_let_in_with_the_next_group(capfd: pytest.CaptureFixture[str])
         0,
         2,
     )
-    assert [one.startswith("node 1 (") for one in (*again.latest.lost, *again.latest.joined)] == [
+    assert [name.startswith("node 1 (") for name in (*again.latest.lost, *again.latest.joined)] == [
         True,
         True,
     ]
@@ -222,9 +222,9 @@ def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
             "code": {"a": "1"},
         },
     )
-    own = bed.nodes[0].stores.own
-    assert own is not None
-    told = Redirected(own.get(NodeStores.REDIRECT))
+    own_store = bed.nodes[0].stores.own_store
+    assert own_store is not None
+    redirected = Redirected(own_store.get(NodeStores.REDIRECT))
     bed.kill(1)
     again = bed.new(1)
     again.facts = {
@@ -232,35 +232,35 @@ def test_a_node_that_differs_is_refused_before_the_others_pause() -> None:
         "code": {"b": "1"},
     }
     with pytest.raises(PreflightError) as refused:
-        again.join(told)
+        again.join(redirected)
     text = str(refused.value)
     assert text.startswith("node 1 (")
     assert ") differs from node 0 (" in text
     assert "), and cannot join: the setting optim.lr: 0.2 here, 0.1 there" in text
     assert refused.value.next_step == "start every rank with the same command and settings"
     assert refused.value.exit_code in FINAL_CODES  # its launcher does not start it again
-    assert bed.nodes[0].stores.lobby(own) == []
+    assert bed.nodes[0].stores.lobby(own_store) == []
 
 
 def test_a_node_may_wait_at_one_that_has_not_written_its_facts_yet() -> None:
     """That one has just joined; the group compares them again."""
     bed = Bed(2, facts={"settings": {"the setting optim.lr": 0.1}})
-    own = bed.nodes[0].stores.own
-    assert own is not None
-    own.delete_key(NodeStores.FACTS)
-    told = Redirected(own.get(NodeStores.REDIRECT))
+    own_store = bed.nodes[0].stores.own_store
+    assert own_store is not None
+    own_store.delete_key(NodeStores.FACTS)
+    redirected = Redirected(own_store.get(NodeStores.REDIRECT))
     bed.kill(1)
     again = bed.new(1)
     again.facts = {"settings": {"the setting optim.lr": 0.1}}
-    assert together(lambda: again.join(told), bed.nodes[0].close) == [False, None]
+    assert together(lambda: again.join(redirected), bed.nodes[0].close) == [False, None]
 
 
 def test_a_node_that_waits_learns_of_the_end() -> None:
     bed = Bed(2)
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
-    told = Redirected(store.get(NodeStores.REDIRECT))
+    redirected = Redirected(store.get(NodeStores.REDIRECT))
     bed.kill(1)
-    assert together(lambda: bed.new(1).join(told), bed.nodes[0].close) == [False, None]
+    assert together(lambda: bed.new(1).join(redirected), bed.nodes[0].close) == [False, None]
 
 
 class DeletedAfterCheck:
@@ -277,13 +277,13 @@ class DeletedAfterCheck:
 
 
 def test_a_node_that_stops_waiting_blocks_nobody() -> None:
-    one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
-    one.stores.host("127.0.0.1", 0, timeout_s=1)
-    own: Any = one.stores.own
-    own.set("lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start"))))
-    own.raw = DeletedAfterCheck(own.raw)
+    node = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
+    node.stores.host("127.0.0.1", 0, timeout_s=1)
+    own_store: Any = node.stores.own_store
+    own_store.set("lobby/1", json.dumps(asdict(LiveNode(1, "vm", "127.0.0.1", 1, "start"))))
+    own_store.raw = DeletedAfterCheck(own_store.raw)
     assert (
-        len(one.stores.lobby(own)) <= 1
+        len(node.stores.lobby(own_store)) <= 1
     )  # and no wait for a value that is gone, which may be minutes
 
 
@@ -331,10 +331,10 @@ def test_a_rank_of_a_finished_run_exits_with_success(tmp_path: Path, warm: None)
 def test_nobody_is_left_to_join() -> None:
     bed = Bed(2)
     store = SealedStore(host_store("127.0.0.1", bed.port, timeout_s=30)[0], SECRET)
-    told = Redirected(store.get(NodeStores.REDIRECT))
+    redirected = Redirected(store.get(NodeStores.REDIRECT))
     bed.kill(0, 1)
     with pytest.raises(TrainingError) as refused:
-        bed.new(1).join(told)
+        bed.new(1).join(redirected)
     assert "node 1 cannot join: none of the nodes that train answers" in str(refused.value)
     assert refused.value.next_step is not None
     assert "check that they reach each other on all ports" in refused.value.next_step
@@ -344,10 +344,10 @@ def test_the_smaller_part_of_a_cut_network_ends(monkeypatch: pytest.MonkeyPatch)
     bed = Bed(3)
     bed.kill(1, 2)
     monkeypatch.setattr(
-        LiveNode, "probe", lambda one: "silent"
+        LiveNode, "probe", lambda node: "silent"
     )  # the route is cut: no host refuses anything
     for node in bed.nodes:
-        node.stores._others.clear()
+        node.stores._connected.clear()
     with pytest.raises(TrainingError) as refused:
         bed.nodes[0].regroup()
     text = str(refused.value)
@@ -363,9 +363,9 @@ def test_a_node_that_the_others_did_not_reach_does_not_continue_beside_them() ->
     bed = Bed(3)
     bed.kill(0)
     together(bed.nodes[1].regroup, bed.nodes[2].regroup)
-    own = bed.nodes[0].stores.own
-    assert own is not None
-    own.set("process", bed.nodes[0].stores.process)  # it was running all the time
+    own_store = bed.nodes[0].stores.own_store
+    assert own_store is not None
+    own_store.set("process", bed.nodes[0].stores.process)  # it was running all the time
     with pytest.raises(TrainingError, match="the other nodes continue without node 0"):
         bed.nodes[0].regroup()
 
@@ -376,8 +376,8 @@ def test_only_the_lowest_node_that_answers_decides() -> None:
     assert (
         NextGroup(second.latest, second.stores, patience_s=30).decide() is None
     )  # the first one answers again
-    found = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
-    assert [one.world_size for one in found] == [2, 2]
+    topologies = together(bed.nodes[1].regroup, bed.nodes[0].regroup)
+    assert [topology.world_size for topology in topologies] == [2, 2]
 
 
 def test_a_node_that_decides_may_not_take_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,13 +396,13 @@ def test_a_process_that_is_stopped_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         node_group, "CONNECT_S", 0.2
     )  # the thread that waits for it ends soon after the test
-    one = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
+    node = live(Topology(0, 2, 0, 1, secret=SECRET), patience_s=1)
     with socket.create_server(
         ("127.0.0.1", 0)
     ) as stopped:  # the kernel takes connections, and nobody answers
         member = LiveNode(1, "vm", "127.0.0.1", stopped.getsockname()[1], "start")
-        assert one.stores.connect(member) is None
-        assert one.stores.gone == {"start"}
+        assert node.stores.connect(member) is None
+        assert node.stores.dead_processes == {"start"}
 
 
 def test_a_node_waits_where_the_lowest_node_is() -> None:
@@ -410,10 +410,10 @@ def test_a_node_waits_where_the_lowest_node_is() -> None:
     bed.kill(2)
     first = bed.nodes[0].stores.card
     second = bed.nodes[1].stores.card
-    own = [bed.nodes[0].stores.own, bed.nodes[1].stores.own]
-    assert own[0] is not None
-    assert own[1] is not None
-    own[1].set(NodeStores.REDIRECT, NodeGroup(2, (first, second)).encode())
+    own_stores = [bed.nodes[0].stores.own_store, bed.nodes[1].stores.own_store]
+    assert own_stores[0] is not None
+    assert own_stores[1] is not None
+    own_stores[1].set(NodeStores.REDIRECT, NodeGroup(2, (first, second)).encode())
     again = bed.new(2)
 
     def lead() -> None:
@@ -421,11 +421,11 @@ def test_a_node_waits_where_the_lowest_node_is() -> None:
             time.sleep(0.02)
         bed.nodes[0].close()
 
-    told = Redirected(
+    redirected = Redirected(
         NodeGroup(1, (second,)).encode().encode()
     )  # since then the first node has joined
-    assert together(lambda: again.join(told), lead) == [False, None]
-    assert bed.nodes[1].stores.lobby(own[1]) == []
+    assert together(lambda: again.join(redirected), lead) == [False, None]
+    assert bed.nodes[1].stores.lobby(own_stores[1]) == []
 
 
 def run_store(port: int) -> None:
@@ -442,8 +442,8 @@ def test_a_node_that_waits_learns_that_the_decider_is_stopped(
     bed = Bed(2)
     port = free_port()
     second = bed.nodes[1].stores.card
-    own = bed.nodes[1].stores.own
-    assert own is not None
+    own_store = bed.nodes[1].stores.own_store
+    assert own_store is not None
     decider = server_context.Process(target=run_store, args=(port,))
     decider.start()
     first = LiveNode(0, "vm", "127.0.0.1", port, "stopped")
@@ -454,12 +454,12 @@ def test_a_node_that_waits_learns_that_the_decider_is_stopped(
             time.sleep(0.02)
         monkeypatch.setattr(node_group, "SILENT_S", 3)
         os.kill(decider.pid or 0, signal.SIGSTOP)
-        own.set(NodeStores.REDIRECT, NodeGroup(8, (second,)).encode())
-        own.set(NodeStores.OVER, "1")
+        own_store.set(NodeStores.REDIRECT, NodeGroup(8, (second,)).encode())
+        own_store.set(NodeStores.OVER, "1")
 
     try:
-        told = Redirected(NodeGroup(7, (first, second)).encode().encode())
-        assert together(lambda: bed.new(1).join(told), stop) == [False, None]
+        redirected = Redirected(NodeGroup(7, (first, second)).encode().encode())
+        assert together(lambda: bed.new(1).join(redirected), stop) == [False, None]
     finally:
         decider.kill()
         decider.join()
@@ -468,19 +468,18 @@ def test_a_node_that_waits_learns_that_the_decider_is_stopped(
 def test_a_node_comes_with_all_of_its_ranks() -> None:
     topology = Topology(0, 4, 0, 2, "127.0.0.1", free_port(), node_start="once", secret=SECRET)
     first = live(topology, patience_s=0.3)
-    other = live(replace(topology, rank=1, local_rank=1), patience_s=30)
+    second = live(replace(topology, rank=1, local_rank=1), patience_s=30)
     first.stores.host("127.0.0.1", 0, timeout_s=30)
-    first.latest = other.latest = NodeGroup(0, (first.stores.card,))
+    first.latest = second.latest = NodeGroup(0, (first.stores.card,))
     with pytest.raises(
         TrainingError,
         match="a rank of node 0 did not leave its group in time; the other nodes contin",
     ):
         first.regroup()
-    first._patience_s, other.stores.own = 30, other.stores.connect(first.stores.card)
-    assert [(one.rank, one.world_size) for one in together(first.regroup, other.regroup)] == [
-        (0, 2),
-        (1, 2),
-    ]
+    first._patience_s, second.stores.own_store = 30, second.stores.connect(first.stores.card)
+    assert [
+        (topology.rank, topology.world_size) for topology in together(first.regroup, second.regroup)
+    ] == [(0, 2), (1, 2)]
 
 
 def test_a_launcher_that_cannot_is_refused() -> None:
@@ -490,14 +489,13 @@ def test_a_launcher_that_cannot_is_refused() -> None:
         is not None
     )
     assert train_rank.live_nodes(Topology(0, 2, 0, 1), config, folder=Path()) is not None
-    for one in (
-        Topology(0, 4, 0, 2),
-        Topology(0, 2, 0, 1, agent_hosts_store=True),
-    ):  # srun; torchrun
+    of_srun = Topology(0, 4, 0, 2)
+    of_torchrun = Topology(0, 2, 0, 1, agent_hosts_store=True)
+    for topology in (of_srun, of_torchrun):
         with pytest.raises(
             UsageError, match="continue needs ranks that drumline launch has started"
         ) as refused:
-            train_rank.live_nodes(one, config, folder=Path())
+            train_rank.live_nodes(topology, config, folder=Path())
         assert (
             refused.value.next_step
             == "start each node with drumline launch, or use --dist.on_lost_node restart"
@@ -508,30 +506,30 @@ def test_which_errors_lead_to_another_group() -> None:
     lost = RuntimeError(
         "[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
     )
-    one = live(Topology(1, 2, 0, 1), patience_s=1)
-    assert not one.is_lost(RuntimeError("shapes do not match"))
-    assert one.is_lost(lost)
-    assert not one.continues_after(
+    node = live(Topology(1, 2, 0, 1), patience_s=1)
+    assert not node.is_lost(RuntimeError("shapes do not match"))
+    assert node.is_lost(lost)
+    assert not node.continues_after(
         PreflightError("late"), has_state=True
     )  # the first group: its start has failed
-    one.latest = NodeGroup(1, ())
-    assert one.continues_after(PreflightError("late"), has_state=True)
+    node.latest = NodeGroup(1, ())
+    assert node.continues_after(PreflightError("late"), has_state=True)
     with pytest.raises(TrainingError, match="node 1 could not join the others: late") as late:
-        one.continues_after(PreflightError("late"), has_state=False)
+        node.continues_after(PreflightError("late"), has_state=False)
     assert late.value.next_step == "nothing: its launcher starts it again"
-    assert one.continues_after(Redirected(b""), has_state=False)
-    one._watcher = (
+    assert node.continues_after(Redirected(b""), has_state=False)
+    node._watcher = (
         threading.current_thread()
     )  # the group began, and its ranks compare data and weights
     with pytest.raises(
         PreflightError, match="node 1 could not join the others: ranks differ in data"
     ) as refused:
-        one.continues_after(
+        node.continues_after(
             PreflightError("ranks differ in data", next_step="compare"), has_state=False
         )
     assert refused.value.next_step == "compare"
     again = [
-        one.continues_after(PreflightError("ranks differ in data"), has_state=True)
+        node.continues_after(PreflightError("ranks differ in data"), has_state=True)
         for _ in range(3)
     ]
     assert again == [True, False, False], "ranks that cannot begin together do not try it forever"

@@ -41,7 +41,9 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
         "local_rank": 3,
     }
     environment = {"GLOO_DEVICE_TRANSPORT": "TCP", "NCCL_ALGO": "Ring"}
-    facts = rank_facts(environment, backend="gloo", device=CPU, own={"seed": 1}, settings=settings)
+    facts = rank_facts(
+        environment, backend="gloo", device=CPU, options={"seed": 1}, settings=settings
+    )
     assert json.loads(json.dumps(facts)) == facts
     assert facts["versions"]["torch's version"] == torch.__version__
     assert facts["versions"]["Python's version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -57,7 +59,9 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     assert facts["settings"]["the setting odd"] == ["1", "2", "3"]
     assert "the setting local_rank" not in facts["settings"], "it differs by right"
     assert facts["code"]
-    nccl = rank_facts(environment, backend="nccl", device=CPU, own={}, settings={}, same_code=False)
+    nccl = rank_facts(
+        environment, backend="nccl", device=CPU, options={}, settings={}, same_code=False
+    )
     assert nccl["code"] == {}
     assert nccl["variables"]["the variable NCCL_ALGO"] == "Ring"
     assert nccl["variables"]["the variable NCCL_PROTO"] == "not set"
@@ -110,10 +114,10 @@ def test_modules_that_load_at_the_first_access_are_not_accessed(
 
 def test_a_module_that_some_have_not_loaded_is_no_difference() -> None:
     assert differences([{"code": {"m": "1", "only here": "2"}}, {"code": {"m": "1"}}]) == []
-    (found,) = differences([{"code": {"m": "1"}}, {}, {"code": {"m": "3"}}])
-    assert (found.name, found.values) == ("m", ["1", None, "3"])
-    (found,) = differences([{"settings": {"lr": None}}, {"settings": {"lr": 0.1}}])
-    assert found.values == [None, 0.1]
+    (difference,) = differences([{"code": {"m": "1"}}, {}, {"code": {"m": "3"}}])
+    assert (difference.name, difference.values) == ("m", ["1", None, "3"])
+    (difference,) = differences([{"settings": {"lr": None}}, {"settings": {"lr": 0.1}}])
+    assert difference.values == [None, 0.1]
 
 
 def test_another_kind_of_gpu_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

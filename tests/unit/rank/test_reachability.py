@@ -68,10 +68,10 @@ def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
 def test_sixty_four_hosts_are_a_few_lines() -> None:
     doors = [target(number) for number in range(1, 65)]
     closed = [
-        ClosedPath(one, other, Reason.NO_ANSWER, "eth0")
-        for one in doors
-        for other in doors
-        if one is not other
+        ClosedPath(source, target, Reason.NO_ANSWER, "eth0")
+        for source in doors
+        for target in doors
+        if source is not target
     ]
     lines = text_of(closed).splitlines()
     assert len(lines) == 1 + 8 + 1 + 1

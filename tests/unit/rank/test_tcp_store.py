@@ -31,11 +31,11 @@ def test_connections_to_a_port_break_when_it_does_not_answer() -> None:
             assert open_files() == before, (
                 "a copy that stays open keeps others waiting for the end of a pipe"
             )
-            told = [
-                one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-                for one in (caller, callee)
+            answers = [
+                end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                for end in (caller, callee)
             ]
-    assert told == [6000, 0]
+    assert answers == [6000, 0]
 
 
 def test_a_connection_to_a_process_that_is_stopped_can_be_closed() -> None:

@@ -69,8 +69,8 @@ def test_every_flipped_bit_is_found_and_each_gives_another_number(
             flipped = raw.clone()
             flipped[byte] ^= 1 << bit
             variants.append(flipped.view(dtype).reshape(shape))
-    found = hash_tensors(variants, CPU).tolist()
-    assert len(set(found)) == len(found)
+    hashes = hash_tensors(variants, CPU).tolist()
+    assert len(set(hashes)) == len(hashes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,7 +81,7 @@ def test_the_same_content_gives_the_same_number_however_it_lies(dtype: torch.dty
     assert not spread.is_contiguous()
     transposed = tensor.t().contiguous().t()
     assert not transposed.is_contiguous()
-    assert {one_hash(one) for one in (tensor, tensor.clone(), shifted, spread, transposed)} == {
+    assert {one_hash(view) for view in (tensor, tensor.clone(), shifted, spread, transposed)} == {
         one_hash(tensor)
     }
     assert one_hash(tensor.t()) != one_hash(tensor)
@@ -132,21 +132,21 @@ def swap(tensor: Tensor, left: int, right: int) -> Tensor:
     return tensor[order]
 
 
-@pytest.mark.parametrize("other", [1, 2, COLUMNS - 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS])
-def test_swapped_elements_are_found(other: int) -> None:
+@pytest.mark.parametrize("column", [1, 2, COLUMNS - 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS])
+def test_swapped_elements_are_found(column: int) -> None:
     tensor = torch.randn(3 * COLUMNS)
-    assert one_hash(swap(tensor, 0, other)) != one_hash(tensor)
+    assert one_hash(swap(tensor, 0, column)) != one_hash(tensor)
 
 
 def test_swapped_tensors_are_found() -> None:
     left = torch.randn(9)
     right = torch.randn(9)
-    one = hash_tensors([left, right], CPU)
-    other = hash_tensors([right, left], CPU)
-    assert one.tolist() == other.tolist()[::-1]
+    in_order = hash_tensors([left, right], CPU)
+    swapped = hash_tensors([right, left], CPU)
+    assert in_order.tolist() == swapped.tolist()[::-1]
     names = ["left", "right"]
-    assert int(combine(one, names)) != int(combine(other, names))
-    assert int(combine(one, names)) == int(combine(other, names[::-1]))
+    assert int(combine(in_order, names)) != int(combine(swapped, names))
+    assert int(combine(in_order, names)) == int(combine(swapped, names[::-1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -165,12 +165,12 @@ def test_many_changed_signs_do_not_cancel(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("extra", [-1, 0, 1, 3, 4])
 def test_bits_around_the_end_of_a_row_and_of_a_chunk_are_found(size: int, extra: int) -> None:
     raw = torch.zeros(size + extra, dtype=torch.uint8)
-    found = [one_hash(raw)]
+    hashes = [one_hash(raw)]
     for byte in (0, ROW_BYTES - 2, size - ROW_BYTES, size - 2, size + extra - 1):
         raw[byte] ^= 128
-        found.append(one_hash(raw))
+        hashes.append(one_hash(raw))
         raw[byte] ^= 128
-    assert len(set(found)) == len(set(found[1:])) + 1
+    assert len(set(hashes)) == len(set(hashes[1:])) + 1
 
 
 def test_the_number_does_not_depend_on_the_size_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,10 +195,10 @@ def test_parameters_that_learn_can_be_hashed() -> None:
 def test_one_changed_hash_changes_the_whole() -> None:
     values = torch.zeros(6, dtype=torch.int64)
     names = list("abcdef")
-    found = {int(combine(values, names))}
+    combined = {int(combine(values, names))}
     for place in range(6):
         for bit in range(63):
             values[place] = 1 << bit
-            found.add(int(combine(values, names)))
+            combined.add(int(combine(values, names)))
         values[place] = 0
-    assert len(found) == 1 + 6 * 63
+    assert len(combined) == 1 + 6 * 63
