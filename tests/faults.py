@@ -13,7 +13,7 @@ from drumline.checkpoint import store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
 from drumline.parallel.wrap import LiveBuffers
-from drumline.training.between_steps import evaluation, saver
+from drumline.training.between_steps import capture, evaluation, saver
 from drumline.training.loop import Loop
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Task
@@ -96,7 +96,7 @@ def _install(fault: Fault) -> None:
             before,
         ),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
-        "gather": (saver, "gather_rng", before),
+        "gather": (capture, "gather_rng", before),
         "write": (store, "write_file", behind),
         "rename": (store, "put_in_place", behind),
         "prune": (saver, "prune", before),

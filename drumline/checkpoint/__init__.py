@@ -1,5 +1,5 @@
-"""What is saved (`state`), how it is copied (`copying`), written (`store`), listed (`catalog`) and
-kept (`retention`).
+"""What is saved (`state`), how it is copied (`copying`), written (`writer`, `store`), kept
+(`retention`) and uploaded (`mirror`).
 
 Nothing is imported here, so that `drumline verify` needs no torch.
 """

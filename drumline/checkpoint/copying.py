@@ -1,4 +1,4 @@
-"""A save in the background: the copy that training pauses for, and the thread that writes it.
+"""The copy of a save, which training pauses for; then the `writer` writes it in a thread.
 
 The tensors that the next step changes are copied. Where the copy goes depends on the free memory:
 
@@ -11,13 +11,12 @@ The tensors that the next step changes are copied. Where the copy goes depends o
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ from drumline.checkpoint.staging import Staging, make_event
 
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
-Result = TypeVar("Result")
 _ALIGNMENT = 512
 # Tensors are copied as integers of their size: so every type has a kernel, and there are few
 # groups. float32, the most common type, needs no view.
@@ -253,55 +251,3 @@ def _num_bytes(files: Files) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-class Writer(Generic[Result]):
-    """The thread that writes a checkpoint while training continues, one at a time.
-
-    After each step the training thread reads only `has_news`; there is no lock between the two. The
-    result, or the error, is kept here until it is taken.
-    """
-
-    def __init__(self) -> None:
-        self.has_news = False
-        """Whether there is a result that has not been taken."""
-        self._thread: threading.Thread | None = None
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        thread = self._thread
-        return thread is not None and thread.is_alive()
-
-    def start(self, work: Callable[[], Result]) -> None:
-        """Start a job; the result of the previous one must have been taken."""
-        assert self._thread is None
-        # Not a daemon thread: a process that exits normally first completes the checkpoint.
-        self._thread = threading.Thread(target=self._run, args=(work,), name="drumline-checkpoint")
-        self._thread.start()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the job is done; False: it is still running after that time. Any thread may
-        wait."""
-        if (thread := self._thread) is not None:
-            thread.join(timeout_s)
-        return not self.is_busy
-
-    def take(self) -> Result | None:
-        """Wait for the job and return its result, or raise its error; None: there was no job."""
-        self.wait()
-        result = self._result
-        error = self._error
-        self._thread = self._result = self._error = None
-        self.has_news = False
-        if error is not None:
-            raise error
-        return result
-
-    def _run(self, work: Callable[[], Result]) -> None:
-        try:
-            self._result = work()
-        except BaseException as error:
-            self._error = error
-        self.has_news = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from drumline.base.errors import CheckpointError, CheckpointMismatchError, Usage
 from drumline.base.text import join_names
 from drumline.base.untrusted import make_own_folder
 from drumline.checkpoint import store
-from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
 from drumline.checkpoint.finite import first_non_finite
 from drumline.checkpoint.named_objects import (
     check_contents,
@@ -45,6 +45,7 @@ from drumline.checkpoint.state import (
     translated,
 )
 from drumline.checkpoint.store import Snapshot, WritingRank
+from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.parallel.wrap import LiveBuffers, unwrap_model
 from drumline.rank.collectives import broadcast_json
 from drumline.runs import catalog
@@ -82,8 +83,8 @@ class Checkpoint:
         self._me = me
         self._world_size = world_size
         self._device = device
-        self._saver = BackgroundSaver(self._root, me, device, prune=self._prune)
-        self._saver.rehearse()
+        self._writer = CheckpointWriter(self._root, me, device, publish=self._prune)
+        self._writer.rehearse()
         if me.rank == 0:
             self._make_folder()
         self._has_resumed = False
@@ -117,8 +118,8 @@ class Checkpoint:
         with self._saving():
             self.wait()
             self._share_buffers()
-            state = self._gather(step)
-            if not self._saver.is_writer:
+            state = self._capture(step)
+            if not self._writer.is_writer:
                 return
             live = {
                 f"{file}/{name}": tensor
@@ -129,13 +130,13 @@ class Checkpoint:
                 log.warning(
                     f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not"
                 )
-            about: dict[str, Any] = {"metrics": {}, "non_finite": non_finite}
-            if self._saver.start(step, state, copies=True, about=about) == "none":
+            state = replace(state, non_finite=non_finite)
+            if self._writer.start(state, copies=True) == "none":
                 self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint that is being written is complete; raises its error."""
-        self._saver.writer.take()
+        self._writer.take()
 
     def close(self, *, failed: bool = False) -> None:
         """Finish the checkpoint that is being written. `failed`: its error is only logged, since
@@ -167,10 +168,11 @@ class Checkpoint:
             if all(buffer.device == self._device for buffer in model.buffers()):
                 LiveBuffers(unwrap_model(model)).broadcast()
 
-    def _gather(self, step: int) -> GatheredState:
+    def _capture(self, step: int) -> CapturedState:
         """Collective."""
         progress = {"step": step, "objects": self._kinds, "world_size": self._world_size}
-        state = GatheredState({}, {"rng": gather_rng(self._device)}, {"progress": progress})
+        rng = gather_rng(self._device)
+        state = CapturedState(step, {}, {"rng": rng}, {"progress": progress})
         for name, value in self._objects.items():
             if isinstance(value, nn.Module):
                 state.live[name], aliases = model_state(value)
@@ -180,10 +182,10 @@ class Checkpoint:
                     self._models_of(value), value
                 )
             else:
-                self._gather_object(name, value, state)
+                self._capture_object(name, value, state)
         return state
 
-    def _gather_object(self, name: str, value: Any, state: GatheredState) -> None:
+    def _capture_object(self, name: str, value: Any, state: CapturedState) -> None:
         """Collective: one state for all ranks where theirs are the same, as most are."""
         tensors: dict[str, Tensor] = {}
         encoded = encode_state(value.state_dict(), name, tensors)

@@ -42,7 +42,7 @@ from drumline.runs import catalog
 from drumline.runs.events import Reporter
 from drumline.runs.manifest import CorruptCheckpointError
 from drumline.runs.run_folder import RunFolder, write_whole
-from drumline.training.between_steps.saver import COMM_FILE, DATA_FILE
+from drumline.training.between_steps.capture import COMM_FILE, DATA_FILE
 from drumline.training.between_steps.task_hooks import HOOKS_FILE, TaskHooks
 from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import optimizer_class

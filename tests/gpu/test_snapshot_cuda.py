@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from drumline.base.background import in_background
 from drumline.checkpoint import copying, staging, store, tensor_file
-from drumline.checkpoint.copying import Copier, Copy, Writer
+from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.staging import Staging
 from drumline.checkpoint.state import capture
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
@@ -76,11 +77,9 @@ def test_a_copy_holds_the_bits_of_its_step_while_steps_continue(
     live = capture(model, optimizer, progress={}).tensors
     torch.save(live, tmp_path / "state.pt")
     copied = copier.take(live)
-    writer: Writer[Path] = Writer()
-    writer.start(lambda: write(tmp_path, copied))
+    writing = in_background(lambda: write(tmp_path, copied))
     train(model, optimizer, 20)  # at once, on the stream that the copy was queued on
-    path = writer.take()
-    assert path is not None
+    path = writing.result()
     assert copied.kind == kind
     assert all(not group for group in copied.tensors.values())  # its memory was given back
     expected = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True)
@@ -199,7 +198,7 @@ def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
 def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
     """Up to the copy; the writer's thread then waits as it likes. Returns how many saves there
     were."""
-    gather = saver.gather_state
+    gather = saver.capture_run
     saves = []
 
     def gather_without_waiting(*args: Any, **options: Any) -> Any:
@@ -207,7 +206,7 @@ def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
         with waiting_is_an_error():
             return gather(*args, **options)
 
-    saver.gather_state = gather_without_waiting
+    saver.capture_run = gather_without_waiting
     train_here(config, Normalised, run)
     return len(saves)
 

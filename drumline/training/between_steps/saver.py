@@ -1,9 +1,10 @@
-"""Saving checkpoints while training continues: the loop pauses for a copy of the state, and a
+"""The saves of a run, while training continues: the loop pauses for a copy of the state, and a
 thread writes it.
 
     (entered)  the ranks that write are chosen, and make a small copy, so that the first save need not load and pin
     prepare    waits for the previous save, or skips this one (`checkpoint.when_busy`)
-    save       the ledger is gathered, the state is gathered and copied, and the writer's thread starts
+    save       the ledger is gathered, the state is captured, and the writer's thread starts
+    _publish   in that thread: the mirror uploads the complete checkpoint; old ones are removed
     report     a finished checkpoint is reported, or the writer's error raised, by the loop after a later step
 
 Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and
@@ -12,10 +13,8 @@ fails.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import inf
@@ -23,248 +22,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
 import torch
-from torch import Tensor
 
 from drumline.base.errors import log
-from drumline.checkpoint import state, store
-from drumline.checkpoint.background_saver import BackgroundSaver, GatheredState
-from drumline.checkpoint.optimizer_state import encode_state
-from drumline.checkpoint.rank_states import gather_states
 from drumline.checkpoint.retention import is_best, prune
-from drumline.checkpoint.state import gather_rng
-from drumline.checkpoint.store import WritingRank, flush_folder
-from drumline.data.ledger import Ledger
-from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.checkpoint.store import WritingRank
+from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.parallel.wrap import LiveBuffers
-from drumline.rank.collectives import all_sum, gather_json
-from drumline.runs.events import JsonLines
-from drumline.runs.ledger_entries import LedgerEntry, num_steps, to_json
-from drumline.training.between_steps.task_hooks import TaskHooks
-from drumline.training.job.job import Job, Progress
-from drumline.training.job.optimizer import group_state
-from drumline.training.replica_state import OUTER_FILE, REPLICAS_FILE, replica_state
+from drumline.rank.collectives import all_sum
+from drumline.runs.ledger_entries import to_json
+from drumline.training.between_steps.capture import capture_run
+from drumline.training.between_steps.ledger_file import LedgerFile
+from drumline.training.job.job import Progress
 from drumline.training.run_context import RunContext
 from drumline.watch.heartbeat import Phase
 
 if TYPE_CHECKING:
     from drumline.checkpoint.mirror import Mirror
 
-DATA_FILE = "data"
-"""The file and document of a dataset's own state."""
-COMM_FILE = "comm"
-"""The file and document of `Job.comm`."""
 FAILED_S = 5.0
 """How long a run that has failed waits for its mirror: a failure is to be reported soon."""
-_STATE_NAMES = {DATA_FILE: "the state_dict() of the training data"}
-
-
-class LedgerFile:
-    """The sample ledger's file, `ledger.jsonl` in the run folder, written by rank 0 at each start
-    and before each save. Only rank 0 has a path.
-
-        {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
-        {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
-
-    A start has the step that it resumes from: later steps in lines above it were repeated and do
-    not count. A save adds about 45 bytes, and 25 for each rank, or 50 if an epoch ended since the
-    last save. Where nodes continue without a lost one, the steps since the last save are `unsaved`,
-    and the start after them has what was `lost`: ranks, each with the first and last step whose
-    samples are in no weights."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.ledger = Ledger()
-        """This rank's entries since the last save."""
-        self.since: dict[str, Any] = {}
-        """The first step that is not written yet, and its cursor."""
-        self._taken: list[LedgerEntry] = []
-        self._path = path
-        self._lines: JsonLines | None = None
-        self._waiting: list[str] = []
-
-    def start(self, context: RunContext, before: Sequence[Mapping[str, Any] | None] = ()) -> None:
-        """Record that the job starts from this step. `before`: what each rank keeps of the group
-        before this one."""
-        job = context.job
-        train = context.config.train
-        progress = context.progress
-        self.since = {"first": progress.step + 1, "cursor": asdict(progress.cursor)}
-        lost = self._end_group(before, progress.step)
-        record = {
-            "kind": "start",
-            "step": progress.step,
-            **asdict(progress.cursor),
-            "world_size": job.ddp.world_size,
-            "batch_size": job.batch.size,
-            "samples": job.loader.num_samples,  # None: the length of a stream is unknown
-            "seed": train.seed,
-            "shards": train.shards if train.exact == "elastic" else None,
-            "time": round(time.time(), 3),
-            **({"lost": lost} if lost else {}),
-        }
-        self._write(record)
-
-    def _end_group(
-        self, before: Sequence[Mapping[str, Any] | None], step: int
-    ) -> list[tuple[int, int, int]]:
-        """Write what the ranks of the group before covered since the last save. Which samples that
-        were follows from the cursor and the sizes of the global batches, also for a rank that is
-        lost. Returns which steps of which ranks are lost."""
-        kept_states = [state for state in before if state is not None]
-        if not kept_states:
-            return []
-        since = max(kept_states, key=lambda state: (state["step"], state["ledger"]["first"]))[
-            "ledger"
-        ]
-        first = since["first"]
-        cursor = Cursor(**since["cursor"])
-        split = dict(since["sharding"])
-        batches = []
-        for epoch, _, _, size, count in since["entries"]:
-            start = cursor.position if epoch == cursor.epoch else 0
-            batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
-            cursor = Cursor(epoch, start + count * size)
-        ranks = []
-        split["sizes"] = split["sizes"] and tuple(split["sizes"])
-        for rank in range(split["world_size"]):
-            covered = Ledger()
-            sharding = Sharding(**{**split, "rank": rank})
-            for begin, size in batches[: step - first + 1]:
-                covered.add(plan_step(begin, length=begin.position + size, sharding=sharding))
-            ranks.append(to_json(covered.take()))
-        if step >= first:
-            self._write(
-                {"kind": "steps", "first": first, "last": step, "ranks": ranks, "unsaved": True}
-            )
-        in_weights = {state["ledger"]["sharding"]["rank"]: state["step"] for state in kept_states}
-        round_at = min(max(state["finished_at"] for state in kept_states))
-        ends = [(rank, in_weights.get(rank, round_at)) for rank in range(len(ranks))]
-        return [(rank, end + 1, step) for rank, end in ends if end < step]
-
-    def unsaved(self) -> list[LedgerEntry]:
-        """This rank's entries since the last save that all ranks took part in."""
-        self._taken += self.ledger.take()
-        return self._taken
-
-    def gather(self, progress: Progress, *, device: torch.device) -> None:
-        """Collective: write what all ranks have covered up to this step. Call `flush` before the
-        checkpoint."""
-        step = progress.step
-        runs = self.unsaved()
-        ranks = gather_json(to_json(runs), device=device)
-        self._taken = []
-        self.since = {"first": step + 1, "cursor": asdict(progress.cursor)}
-        if runs:
-            self._write(
-                {"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks}
-            )
-
-    def flush(self) -> None:
-        """Wait until all lines are on disk; called by the thread that writes the checkpoint."""
-        if self._lines is not None:
-            with self._errors_as_warnings():
-                self._lines.flush()
-
-    def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._path is None:
-            return
-        self._waiting.append(json.dumps(record, separators=(",", ":")))
-        with self._errors_as_warnings():
-            if self._lines is None:
-                self._lines = JsonLines(self._path)
-                flush_folder(self._path.parent)
-            while self._waiting:
-                self._lines.append(self._waiting[0])
-                del self._waiting[0]
-
-    @contextmanager
-    def _errors_as_warnings(self) -> Iterator[None]:
-        """A ledger that cannot be written does not end the run, as it does not affect the result:
-        the line is written with the next save. (If the disk is full, saving the checkpoint fails,
-        which does end the run.)"""
-        try:
-            yield
-        except OSError as error:
-            log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
-
-
-def gather_state(
-    job: Job,
-    progress: Progress,
-    facts: Mapping[str, Any],
-    hooks: TaskHooks | None = None,
-    *,
-    is_writer: bool,
-) -> GatheredState | None:
-    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's
-    is complete. All ranks already have rank 0's buffers; with `--dist.sync` copy what it returns in
-    `job.shared_weights()`.
-
-    With a single rank this does not wait for its GPU."""
-    device = job.ddp.device
-    rng = gather_rng(device)
-    by_rank = _gather_rank_states(job)
-    # Being copied to the host: complete when a copy that is started later is.
-    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
-    of_run: dict[str, Any] = {}
-    if hooks is not None:
-        of_run = {
-            "stop_asked": hooks.pending_reason(),
-            "stopped": progress.stopped,
-            "metrics": progress.metrics,
-        }
-    of_hooks = (
-        store.Snapshot({}, {}) if hooks is None else hooks.capture()
-    )  # on every rank: it may be collective
-    if not is_writer:
-        return None
-    measured: dict[str, Any] = {"names": job.meter.names}
-    snapshot = state.capture(
-        job.model,
-        job.optimizer,
-        scaler=job.scaler,
-        progress={
-            "step": progress.step,
-            "cursor": asdict(progress.cursor),
-            "saved_step": progress.saved_step,
-            "measured": measured,
-            "facts": dict(facts),
-            "group_state": group_state(job.optimizer, job.group_settings),
-            **of_run,
-        },
-    )
-    documents = {**snapshot.documents, **of_hooks.documents, **by_rank.documents}
-    live = {**snapshot.tensors, **of_hooks.tensors}
-    frozen = {"rng": rng, **by_rank.tensors}
-    if job.sync is not None and (outer := job.sync.outer_state()):
-        live[OUTER_FILE] = outer
-    return GatheredState(live, frozen, documents, lambda: measured.update(sums=sums.tolist()))
-
-
-def _gather_rank_states(job: Job) -> store.Snapshot:
-    """Collective: every rank's state of what has one of its own: a dataset that keeps its position,
-    PowerSGD, a replica of `--dist.sync`."""
-    gathered = store.Snapshot({}, {})
-    comm = None if job.comm is None else job.comm.state_dict()
-    states = {
-        DATA_FILE: job.loader.stream_state(),
-        COMM_FILE: comm,
-        REPLICAS_FILE: replica_state(job),
-    }
-    for file, rank_state in states.items():
-        if rank_state is None:
-            continue
-        tensors: dict[str, Tensor] = {}
-        encoded = encode_state(rank_state, _STATE_NAMES.get(file, file), tensors)
-        gathered.documents[file], tensors_by_rank = gather_states(
-            encoded, tensors, device=job.ddp.device
-        )
-        if tensors_by_rank:
-            gathered.tensors[file] = tensors_by_rank
-    return gathered
 
 
 class Saver:
@@ -296,12 +72,12 @@ class Saver:
             from drumline.training.between_steps.mirroring import make_mirror  # few runs need it
 
             self._mirror = make_mirror(context, self._settings.mirror)
-        self._background = BackgroundSaver(
-            self._root, WritingRank(ddp.rank, ddp.host), ddp.device, prune=self._prune
+        self.writer = CheckpointWriter(
+            self._root, WritingRank(ddp.rank, ddp.host), ddp.device, publish=self._publish
         )
-        self.writer = self._background.writer
         self._held: object = None
-        self._paused_at = self._paused_s = 0.0
+        self._paused_at = 0.0
+        self._paused_s = 0.0
 
     def unsaved(self) -> dict[str, Any]:
         """The first step since the last save, its cursor, what this rank has trained on since, and
@@ -318,10 +94,10 @@ class Saver:
         num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
         if (who != "one" or num_shards > 1) and ddp.world_size > 1:
             assert ddp._connection.store is not None
-            self._background.choose_writers(
+            self.writer.choose_writers(
                 who, ddp._connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
             )
-        self._background.rehearse()
+        self.writer.rehearse()
         if self._mirror is not None:
             self._mirror.start()  # what an earlier start could not upload
         return self
@@ -337,30 +113,29 @@ class Saver:
                 may_skip = not must_save
             case _:
                 assert_never(self._settings.when_busy)
-        if may_skip:
-            task = self._job.task
-            ddp = self._job.ddp
-            skips = (
-                ddp.is_main_process()
-                and self.writer.is_busy
-                and not is_best(
-                    self._root,
-                    metrics,
-                    metric=task.best_metric,
-                    higher_is_better=task.higher_is_better,
-                )
-            )
-            if skips:
-                busy_with = self._background.step
-                self._context.note(
-                    f"skipped the save of step {step}: step {busy_with} is still being written"
-                )
-            if ddp.world_size > 1:
-                skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
-            if skips:
-                return False
+        if may_skip and self._skips(step, metrics):
+            return False
         self.report()
         return True
+
+    def _skips(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Collective: whether the previous save is still being written, and this one is not the
+        best so far."""
+        ddp = self._job.ddp
+        skips = ddp.is_main_process() and self.writer.is_busy and not self._is_best(metrics)
+        if skips:
+            self._context.note(
+                f"skipped the save of step {step}: step {self.writer.step} is still being written"
+            )
+        if ddp.world_size > 1:
+            skips = bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
+        return skips
+
+    def _is_best(self, metrics: Mapping[str, float]) -> bool:
+        task = self._job.task
+        return is_best(
+            self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
+        )
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and start to write it."""
@@ -368,21 +143,24 @@ class Saver:
         self._ledger_file.gather(progress, device=self._job.ddp.device)
         if self._job.sync is None:
             LiveBuffers(self._job.model).broadcast()
-        about = {"metrics": dict(metrics), "non_finite": self._check_state()}
+        non_finite = self._check_state()
         progress.saved_step = progress.step
         hooks = self._context.hooks
-        is_writer = self._background.is_writer
-        gathered = gather_state(self._job, progress, self._facts, hooks, is_writer=is_writer)
-        if gathered is None:
+        is_writer = self.writer.is_writer
+        captured = capture_run(self._job, progress, self._facts, hooks, is_writer=is_writer)
+        if captured is None:
             return
         # Kept until the next save: if the writer's thread freed the pinned memory of the sums while
         # a step is being captured, torch would count the capture as a use of it, and fail later.
-        self._held = gathered.complete
-        complete = replace(gathered, complete=partial(self._complete, gathered))
+        self._held = captured.complete
+        state = replace(
+            captured,
+            metrics=dict(metrics),
+            non_finite=non_finite,
+            complete=partial(self._complete, captured),
+        )
         with self._job.shared_weights():  # the copy is made in it
-            kind = self._background.start(
-                progress.step, complete, copies=self._settings.background, about=about
-            )
+            kind = self.writer.start(state, copies=self._settings.background)
         self._paused_s = time.perf_counter() - self._paused_at
         if kind == "none":
             self.report()
@@ -390,9 +168,17 @@ class Saver:
     def report(self) -> None:
         """Report the checkpoint that was being written, or raise its error; waits for it."""
         if (written := self.writer.take()) is not None:
-            paused_s = max(self._paused_s, written.pop("copy_s"))
+            paused_s = max(self._paused_s, written.copy_s)
             self._context.throughput.checkpoint_pause_s += paused_s
-            self._context.reporter.report("checkpoint", **written, blocked_s=paused_s)
+            self._context.reporter.report(
+                "checkpoint",
+                step=written.step,
+                path=str(written.path),
+                bytes=written.num_bytes,
+                copy=written.copy,
+                seconds=written.seconds,
+                blocked_s=paused_s,
+            )
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, and report it."""
@@ -407,7 +193,7 @@ class Saver:
             self._job.heartbeat.mark(Phase.SAVE)
         try:
             if error is not None:
-                self._background.wait_after_failure()
+                self.writer.wait_after_failure()
             self.report()
         except Exception as also:
             if error is None:
@@ -430,12 +216,13 @@ class Saver:
         if self._mirror is not None:
             self._mirror.close(min(self._settings.mirror_wait_s, limit_s))
 
-    def _complete(self, gathered: GatheredState) -> None:
+    def _complete(self, captured: CapturedState) -> None:
         """On rank 0, in the writer's thread, before the checkpoint is written."""
-        gathered.complete()
+        captured.complete()
         self._ledger_file.flush()
 
-    def _prune(self, newest: Path) -> None:
+    def _publish(self, newest: Path) -> None:
+        """In the writer's thread, when a checkpoint is complete."""
         if self._mirror is not None:
             self._mirror.saved(newest)
         else:

@@ -1,40 +1,60 @@
-"""The writer's thread: a job that succeeds, fails, or is waited for."""
+"""The writer's thread: a save that succeeds, fails, or is waited for."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
-from drumline.checkpoint.copying import Writer
+from drumline.checkpoint.store import WritingRank
+from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 
 
-def test_a_result_waits_until_it_is_taken() -> None:
-    writer: Writer[int] = Writer()
+def make_writer(root: Path) -> CheckpointWriter:
+    return CheckpointWriter(
+        root, WritingRank(0, "host"), torch.device("cpu"), publish=lambda newest: None
+    )
+
+
+def captured(step: int, complete: Callable[[], object] = lambda: None) -> CapturedState:
+    def call() -> None:
+        complete()
+
+    live = {"model": {"weight": torch.ones(2)}}
+    return CapturedState(step, live, frozen={}, documents={"progress": {}}, complete=call)
+
+
+def test_a_result_waits_until_it_is_taken(tmp_path: Path) -> None:
+    writer = make_writer(tmp_path)
     assert (writer.has_news, writer.is_busy, writer.take()) == (False, False, None)
     gate = threading.Event()
-    writer.start(lambda: 5 if gate.wait() else 0)
+    writer.start(captured(5, gate.wait), copies=True)
     assert writer.is_busy
     assert not writer.has_news
     assert not writer.wait(0.01)
     gate.set()
     assert writer.wait()
     assert writer.has_news
-    assert writer.take() == 5
+    written = writer.take()
+    assert written is not None
+    assert (written.step, written.path.name) == (5, "step-00000005")
     assert (writer.has_news, writer.take()) == (False, None)
 
 
-def test_an_error_is_raised_once_where_it_is_taken() -> None:
-    writer: Writer[None] = Writer()
+def test_an_error_is_raised_once_where_it_is_taken(tmp_path: Path) -> None:
+    writer = make_writer(tmp_path)
 
     def fail() -> None:
         raise OSError("no disk")
 
-    writer.start(fail)
+    writer.start(captured(1, fail), copies=True)
     writer.wait()
     assert writer.has_news
     with pytest.raises(OSError, match="no disk"):
         writer.take()
     assert not writer.has_news
-    writer.start(lambda: None)
-    assert writer.take() is None
+    writer.start(captured(2), copies=True)
+    assert writer.take() is not None

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD
 
 from drumline.base.errors import PreflightError, UsageError
-from drumline.checkpoint.background_saver import is_writer
+from drumline.checkpoint.writer import is_writer
 from drumline.cli.train_rank import live_nodes
 from drumline.config.fields import FIELDS
 from drumline.config.schema import (
