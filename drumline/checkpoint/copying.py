@@ -59,15 +59,12 @@ def host_room() -> int:
     with suppress(OSError, ValueError, LookupError):
         left.append(_numbers(Path("/proc/meminfo"))["MemAvailable:"] << 10)
     with suppress(OSError, ValueError, LookupError):  # without a limit it is `max`, not a number
-        this_group = (
-            _GROUPS
-            / Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
-        )
-        group = this_group if (this_group / "memory.max").is_file() else _GROUPS
-        limit, used = (
-            int((group / name).read_text(encoding="utf-8"))
-            for name in ("memory.max", "memory.current")
-        )
+        name = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
+        group = _GROUPS / name
+        if not (group / "memory.max").is_file():
+            group = _GROUPS
+        limit = int((group / "memory.max").read_text(encoding="utf-8"))
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
         # The group's file cache can be reclaimed.
         left.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
     return min(left) - _HOST_MARGIN
@@ -156,10 +153,8 @@ class Copier:
         if self._device_room(self._device) >= _num_bytes(live):
             try:
                 return _beside(live, self._device), "device"
-            except (
-                torch.OutOfMemoryError
-            ):  # free memory may be fragmented, or in the pool of a graph
-                pass
+            except torch.OutOfMemoryError:
+                pass  # free memory may be fragmented, or in the pool of a graph
         if (buffer := self._pinned_memory(live)) is not None:
             return _into(buffer, live), "pinned"
         return self._on_host(live)
@@ -168,9 +163,8 @@ class Copier:
         size = _room_for(tensor for group in live.values() for tensor in group.values())
         if self._pinned is None or self._pinned.numel() < size:
             self._pinned = None  # before the larger one is allocated
-            if (
-                self._host_room() < 1 << size.bit_length()
-            ):  # torch rounds pinned memory up to a power of two
+            rounded = 1 << size.bit_length()  # as torch does for pinned memory
+            if self._host_room() < rounded:
                 return None
             try:
                 self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)

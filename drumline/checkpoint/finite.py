@@ -24,22 +24,21 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
     ]
     if not largest_by_type:
         return torch.zeros(())
-    return torch.stack(
-        [value.to(largest_by_type[0].device).double() for value in largest_by_type]
-    ).max()
+    device = largest_by_type[0].device
+    return torch.stack([value.to(device).double() for value in largest_by_type]).max()
 
 
 @torch.no_grad()
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a NaN or an infinity in what this rank holds of it. Waits
     for the device, only once if there is none."""
-    numbers = {
-        name: torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        for name, tensor in (
-            (name, own_part(tensor_or_shard)) for name, tensor_or_shard in tensors.items()
-        )
-        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
-    }
+    numbers: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        part = own_part(tensor)
+        if part.is_complex():
+            part = torch.view_as_real(part)
+        if part.is_floating_point() and part.numel():
+            numbers[name] = part
     if not numbers or math.isfinite(float(largest(numbers.values()))):
         return None
     return next(name for name, tensor in numbers.items() if not bool(torch.isfinite(tensor).all()))

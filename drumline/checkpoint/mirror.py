@@ -78,7 +78,9 @@ class Mirror:
         self._doing = ""
         self._failure = ""
         self._can_recover = True
-        self._has_begun = self._has_given_up = self._is_closed = False
+        self._has_begun = False
+        self._has_given_up = False
+        self._is_closed = False
         self._pruning = threading.Lock()
         self._changing = threading.Lock()
         self._wake = threading.Event()
@@ -110,22 +112,24 @@ class Mirror:
         self.start()  # for the newest events
         reported_at = time.monotonic()
         deadline = reported_at + limit_s
-        while not self._is_current.wait(
-            min(POLL_S, PROGRESS_S, max(0.0, deadline - time.monotonic()))
-        ):
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            if self._is_current.wait(min(POLL_S, PROGRESS_S, left_s)):
+                return
             self._alive()
             state = self._failure or self._doing or "listing it"
             if time.monotonic() >= deadline or not self._can_recover:
-                self._has_given_up = True
-                steps = sorted(self._missing(dict(complete_in(self._root))))
-                what = (
-                    f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
-                )
-                log.warning(f"{what} is not in the mirror {self._store}: {state}")
+                self._give_up(state)
                 return
             if time.monotonic() - reported_at >= PROGRESS_S:
                 self._report(f"waiting for the mirror {self._store}: {state}")
                 reported_at = time.monotonic()
+
+    def _give_up(self, state: str) -> None:
+        self._has_given_up = True
+        steps = sorted(self._missing(dict(complete_in(self._root))))
+        missing = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
+        log.warning(f"{missing} is not in the mirror {self._store}: {state}")
 
     def close(self, limit_s: float) -> None:
         """Upload the last events, and end the thread."""
@@ -165,12 +169,12 @@ class Mirror:
 
     def _report_failure(self, error: Exception) -> None:
         """Once, until it works again."""
-        what = (
-            error.what if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"
-        )
-        self._can_recover = not isinstance(error, DrumlineError) or getattr(
-            error, "may_pass", False
-        )
+        if isinstance(error, DrumlineError):
+            what = error.what
+            self._can_recover = getattr(error, "may_pass", False)
+        else:
+            what = f"{type(error).__name__}: {error}"
+            self._can_recover = True
         if not self._failure and not self._has_given_up:
             failed = CheckpointError(
                 f"the mirror failed: {what}; training continues, and checkpoints stay here until it works",
@@ -190,16 +194,20 @@ class Mirror:
             with suppress(StoreError):  # a right that nothing else needs
                 self._store.delete_unfinished(CHECKPOINTS)
             self._has_begun = True
+        # Reported at the end: a corrupt checkpoint must not stop retention.
         corrupt: dict[int, CorruptCheckpointError] = {}
         has_put_files = False
-        while missing := self._missing(local := dict(complete_in(self._root))) - corrupt.keys():
+        while True:
+            local = dict(complete_in(self._root))
+            missing = self._missing(local) - corrupt.keys()
+            if not missing:
+                break
+            newest = max(missing)
             try:
-                self._upload(max(missing), local[max(missing)])
+                self._upload(newest, local[newest])
                 has_put_files = True
-            except (
-                CorruptCheckpointError
-            ) as error:  # reported at the end: it must not stop retention
-                corrupt[max(missing)] = error
+            except CorruptCheckpointError as error:
+                corrupt[newest] = error
         self._check()
         self._newest_safe = max(local.keys() & self._complete.keys(), default=-1)
         if not has_put_files:
@@ -220,9 +228,8 @@ class Mirror:
         check_owner(self._run, self._id)
 
     def _check_open(self) -> None:
-        if (
-            self._is_closed
-        ):  # where nodes continue without a lost one, the next mirror may have begun
+        # Where nodes continue without a lost one, the next mirror may have begun.
+        if self._is_closed:
             raise _ClosedError
 
     def _missing(self, local: Mapping[int, Manifest]) -> set[int]:
@@ -279,13 +286,14 @@ class Mirror:
         that only what it had before them, so that the ledger in the store is never ahead of the
         events."""
         self._check()
-        for path, file_status in reversed([(path, path.lstat()) for path in self._files()]):
+        for path, status in reversed([(path, path.lstat()) for path in self._files()]):
             name = path.relative_to(self._folder).as_posix()
-            if self._sent.get(name) == (state := (file_status.st_size, file_status.st_mtime_ns)):
+            state = (status.st_size, status.st_mtime_ns)
+            if self._sent.get(name) == state:
                 continue
             try:
                 if path.suffix == ".jsonl":
-                    self._put_lines(path, name, file_status.st_size)
+                    self._put_lines(path, name, status.st_size)
                 else:
                     self._store.put(name, read_regular(path))
             except OSError as error:  # checkpoints matter more
@@ -300,17 +308,16 @@ class Mirror:
                 number = self._num_pieces.get(name, 0)
                 file.seek(number * PIECE_BYTES)
                 content = file.read(min(PIECE_BYTES, max(0, size - number * PIECE_BYTES)))
-                is_full = len(content) == PIECE_BYTES
-                self._store.put(
-                    piece_name(name, number),
-                    content if is_full else content[: content.rfind(b"\n") + 1],
-                )
-                if not is_full:
+                if len(content) < PIECE_BYTES:
+                    whole_lines = content[: content.rfind(b"\n") + 1]
+                    self._store.put(piece_name(name, number), whole_lines)
                     return
+                self._store.put(piece_name(name, number), content)
                 self._num_pieces[name] = number + 1
 
     def _files(self) -> Iterator[Path]:
-        yield from (path for name in RUN_FILES if (path := self._folder / name).is_file())
+        paths = (self._folder / name for name in RUN_FILES)
+        yield from (path for path in paths if path.is_file())
         for folder, ending in RUN_FOLDERS.items():
             yield from sorted((self._folder / folder).glob(f"*{ending}"))
 
@@ -320,26 +327,20 @@ class Mirror:
         complete = self._complete
         keep = to_keep(complete, **self._retention) | {newest}
         for step in complete.keys() - keep:
-            self._store.delete(
-                [object_name(step, manifest.FILE_NAME)]
-            )  # first: from here on it is incomplete
+            # The manifest first: from here on the checkpoint is incomplete.
+            self._store.delete([object_name(step, manifest.FILE_NAME)])
             del complete[step]
-        names = {
-            name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)
-        }  # others are not ours to delete
+        # Objects with another kind of name belong to someone else.
+        names = {name for name in self._store.sizes(CHECKPOINTS) if is_own_name(name)}
         expected = {
             object_name(step, name)
             for step in complete
             for name in (*complete[step].files, manifest.FILE_NAME)
         }
-        corrupt = {
-            name.rpartition("/")[0]
-            for name in names - expected
-            if name.endswith(f"/{manifest.FILE_NAME}")
-        }
-        self._store.delete(
-            name for name in names - expected if name.rpartition("/")[0] not in corrupt
-        )
+        unexpected = names - expected
+        manifests = {name for name in unexpected if name.endswith(f"/{manifest.FILE_NAME}")}
+        corrupt = {name.rpartition("/")[0] for name in manifests}
+        self._store.delete(name for name in unexpected if name.rpartition("/")[0] not in corrupt)
 
     def _prune_local(self, newest: Path | None = None) -> None:
         with self._pruning:  # the other thread may have removed what was the newest
@@ -375,9 +376,8 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             return "", []
         records.extend(run.fetch_files(folder))
         write_marker(run, folder, continues=True)
-        step, skipped = run.restore_newest(
-            mirrored, folder / CHECKPOINTS
-        )  # last: it makes the run folder one to resume
+        # Last: it makes the run folder one to resume.
+        step, skipped = run.restore_newest(mirrored, folder / CHECKPOINTS)
     except DrumlineError as error:
         for path in records:
             path.unlink(missing_ok=True)
@@ -389,10 +389,8 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
             f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
         )
         raise
-    return (
-        f"restored step {step} from {run.store} in {duration(time.monotonic() - began)}{explanation}",
-        skipped,
-    )
+    seconds = duration(time.monotonic() - began)
+    return f"restored step {step} from {run.store} in {seconds}{explanation}", skipped
 
 
 def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:

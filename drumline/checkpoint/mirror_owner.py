@@ -65,12 +65,8 @@ def set_aside(run: MirroredRun, folder: Path, *, newest: int, mirrored: int) -> 
     aside = folder / f"before-{run_id}"
     _make_aside(aside)
     with _writing(aside):
-        for name in (
-            *RUN_FILES,
-            *RUN_FOLDERS,
-            CHECKPOINTS,
-            MARKER,
-        ):  # the last makes it no part of the run
+        # The marker last: without it, this folder is no part of the run.
+        for name in (*RUN_FILES, *RUN_FOLDERS, CHECKPOINTS, MARKER):
             with suppress(FileNotFoundError):
                 (folder / name).rename(aside / name)
     return aside

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, takewhile
@@ -185,9 +184,9 @@ class MirroredRun:
                     raise
         for step in mirrored.unnamed.keys() - mirrored.complete.keys():
             (root / f".{catalog.folder_name(step)}.partial").mkdir(parents=True)
-        deque(
-            self.fetch_files(folder), maxlen=0
-        )  # last: a running job uploads the ledger before a checkpoint
+        # Last: a running job uploads the ledger before a checkpoint.
+        for _ in self.fetch_files(folder):
+            pass
 
     def fetch_files(self, folder: Path) -> Iterator[Path]:
         """Fetch the run's small files that the folder does not have, one after the other."""

@@ -126,7 +126,8 @@ class Checkpoint:
                 for file, group in state.live.items()
                 for name, tensor in group.items()
             }
-            if (non_finite := first_non_finite(live)) is not None:
+            non_finite = first_non_finite(live)
+            if non_finite is not None:
                 log.warning(
                     f"{non_finite} is not finite at step {step}; resume() skips a checkpoint that is not"
                 )
@@ -208,10 +209,11 @@ class Checkpoint:
             read = None if path is None else store.read(path)
             for corrupt, reason in skipped if path else ():
                 log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
-            if path is not None and (tensor := catalog.check_sizes(path).non_finite) is not None:
+            non_finite = None if path is None else catalog.check_sizes(path).non_finite
+            if non_finite is not None:
                 log.warning(
-                    f"no checkpoint is finite: {tensor} of {path} is not; to start again, give ddp.checkpoint another "
-                    "folder"
+                    f"no checkpoint is finite: {non_finite} of {path} is not; to start again, give ddp.checkpoint "
+                    "another folder"
                 )
         is_found, newest = broadcast_json(
             [read is not None, skipped[0][1] if skipped else None], device=self._device

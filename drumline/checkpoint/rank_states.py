@@ -69,10 +69,8 @@ def sent_state(
 ) -> Any:
     """Collective: the state of a saved rank, whose tensors rank 0 has."""
     prefix = f"{rank}/"
-    of_rank = (
-        None
-        if tensors is None
-        else {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    )
+    of_rank = None
+    if tensors is not None:
+        of_rank = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     received = broadcast_tensors(of_rank, device=device)
     return decode_state(document, lambda name: received[f"{prefix}{name}"])

@@ -83,11 +83,9 @@ class ShardedTensors(Mapping[str, Tensor]):
             _check_pieces(name, pieces, self._shapes[name])
 
     def __getitem__(self, name: str) -> Tensor:
-        return (
-            self._whole[name]
-            if name in self._whole
-            else self.rows(name, Rows(0, self.shape(name)[0]))
-        )
+        if name in self._whole:
+            return self._whole[name]
+        return self.rows(name, Rows(0, self.shape(name)[0]))
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._whole, *self._pieces])
@@ -102,26 +100,24 @@ class ShardedTensors(Mapping[str, Tensor]):
         """These rows of a tensor; of others nothing is read."""
         if name in self._whole:
             return self._whole[name][rows.start : rows.stop]
-        parts = [
-            piece[
-                max(rows.start, piece_rows.start) - piece_rows.start : rows.stop - piece_rows.start
-            ]
-            for piece_rows, piece in self._pieces[name]
-            if piece_rows.start < rows.stop and piece_rows.stop > rows.start
-        ]
+        parts = []
+        for held, piece in self._pieces[name]:
+            if held.start < rows.stop and held.stop > rows.start:
+                start = max(rows.start, held.start) - held.start
+                parts.append(piece[start : rows.stop - held.start])
         if len(parts) > 1:
             return torch.cat(parts)
         return parts[0] if parts else self._pieces[name][0][1][:0]
 
 
 def _checked_shape(shape: Any) -> list[int]:
-    if (
-        not isinstance(shape, list)
-        or not shape
-        or not all(type(size) is int and size >= 0 for size in shape)
-    ):
+    if not isinstance(shape, list) or not shape or not all(map(_is_size, shape)):
         raise ValueError(f"it has a shape of {shape!r}")
     return shape
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _check_pieces(name: str, pieces: list[tuple[Rows, Tensor]], shape: list[int]) -> None:

@@ -138,11 +138,9 @@ def _identity(tensor: Tensor, name: str) -> object:
     if is_shard(tensor):
         return id(tensor)
     has_memory = tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
-    return (
-        (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if has_memory
-        else name
-    )
+    if not has_memory:
+        return name
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def load_model_state(
@@ -218,11 +216,11 @@ def load_checkpoint(
         log.warning(f"the checkpoint {folder} is loaded, though {tensor} is not finite")
     snapshot = store.read(folder)
     if name not in snapshot.tensors:
-        held = sorted(snapshot.tensors.keys() - {"rng"})
+        models = sorted(snapshot.tensors.keys() - {"rng"})
         raise CheckpointError(
-            f"the checkpoint {folder} holds no {name}, but {join_names(held)}",
-            next_step=f"load_checkpoint(..., name={held[0]!r})"
-            if held
+            f"the checkpoint {folder} holds no {name}, but {join_names(models)}",
+            next_step=f"load_checkpoint(..., name={models[0]!r})"
+            if models
             else "give another checkpoint",
         )
     return restore(snapshot, model, optimizer, name=name)

@@ -126,32 +126,35 @@ def write(
         if part_writers is not None:
             files |= part_writers.collect(partial)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        record = Manifest(
-            step,
-            created,
-            {name: float(value) for name, value in metrics.items()},
-            files,
-            non_finite,
-        )
-        write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
-        flush_folder(partial)
+        numbers = {name: float(value) for name, value in metrics.items()}
+        _write_manifest(partial, Manifest(step, created, numbers, files, non_finite))
         put_in_place(partial, final)
     except BaseException as error:
         if part_writers is not None:
             part_writers.cancel()
-        with contextlib.suppress(OSError):
-            delete_folder(partial)
-        with contextlib.suppress(OSError):
-            if not final.exists():
-                hidden_folder(final, "replaced").rename(final)
+        _undo(partial, final)
         if isinstance(error, OSError):
-            raise _not_saved(
-                final, *catalog.explain_os_error(error, folder=root, needed=needed)
-            ) from error
+            reason, next_step = catalog.explain_os_error(error, folder=root, needed=needed)
+            raise _not_saved(final, reason, next_step) from error
         if isinstance(error, PartError):
             raise _not_saved(final, error.reason, error.next_step) from error
         raise
     return final
+
+
+def _write_manifest(partial: Path, record: Manifest) -> None:
+    """The last file of a checkpoint, which is complete with it."""
+    write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
+    flush_folder(partial)
+
+
+def _undo(partial: Path, final: Path) -> None:
+    """Delete what a failed save has written, and put the earlier one of its step back."""
+    with contextlib.suppress(OSError):
+        delete_folder(partial)
+    with contextlib.suppress(OSError):
+        if not final.exists():
+            hidden_folder(final, "replaced").rename(final)
 
 
 def write_tensors(
@@ -243,13 +246,11 @@ def _tidy(root: Path) -> None:
 
 def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     root = final.parent
+    earlier = "there is no earlier checkpoint"
     try:
         good = catalog.newest_valid(root).path
-        earlier = (
-            f"the last good checkpoint, {good}, is untouched"
-            if good
-            else "there is no earlier checkpoint"
-        )
+        if good is not None:
+            earlier = f"the last good checkpoint, {good}, is untouched"
     except CheckpointError:
         earlier = "earlier checkpoints cannot be read"
     return CheckpointError(
@@ -302,10 +303,8 @@ def flush_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # some network file systems have no such call
+        # Some network file systems have no such call.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)

@@ -93,7 +93,8 @@ class Balance(Action):
         self._began_at: int | None = None
         self._times: list[float] = []
         self._spent_s: dict[str, float] = {}
-        sizes = even = even_sizes(loader.sharding)
+        even = even_sizes(loader.sharding)
+        sizes = even
         measure_at = context.progress.step + WARM_UP_STEPS
         if is_record(before, even):
             sizes = tuple(before["sizes"])
@@ -111,9 +112,8 @@ class Balance(Action):
             self._began_at = step
             self._spent_s = self._job.heartbeat.spent_s()
             self._applied._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-        elif (
-            step > self._began_at + 1
-        ):  # when a step begins, DDP publishes the times of the one before
+        elif step > self._began_at + 1:
+            # When a step begins, DDP publishes the times of the one before.
             measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
             parts = (measured.get(f"{part}_compute_time", 0) for part in ("forward", "backward"))
             self._times.append(sum(parts) / 1e9)
@@ -181,9 +181,11 @@ class Balance(Action):
         data_s, optimizer_s = (
             (now[name] - self._spent_s[name]) / steps for name in ("data", "optimizer")
         )
+        if not compute_s:
+            return 0.0
         if self._job.ddp.device.type == "cuda":  # there batches are made while the device computes
-            return compute_s and max(compute_s, data_s)
-        return compute_s and compute_s + data_s + optimizer_s
+            return max(compute_s, data_s)
+        return compute_s + data_s + optimizer_s
 
     def _most(self) -> int:
         """The most samples that this rank may get."""

@@ -23,9 +23,8 @@ from drumline.training.run_context import RunContext
 MIN_SHARE = 0.2
 MIN_S = 10.0
 MAX_STEPS_LEFT = 1.5  # of the device when the loop asks for the loss; with more, it was not idle
-MIN_LOAD = (
-    0.5  # of a core; with less, workers wait for storage, and there may be more of them than cores
-)
+# Of a core; with less, workers wait for storage, and there may be more of them than cores.
+MIN_LOAD = 0.5
 WORKERS_PER_CORE = 4
 MIN_GAIN = 1.25  # as many workers
 SMALL_SAMPLE = 4096
@@ -134,20 +133,17 @@ def _remedies(facts: LoadingFacts, share: float) -> Iterator[str]:
     # As many as make a batch in the time of a step. Without workers, the loop makes batches while
     # it waits.
     needed = math.ceil((facts.workers or share) / max(1 - share, 0.01))
-    most = (
-        1
-        if facts.is_stream
-        else max(1, facts.cores - 1) * (WORKERS_PER_CORE if waits_for_storage else 1)
-    )
+    most = 1
+    if not facts.is_stream:
+        most = max(1, facts.cores - 1) * (WORKERS_PER_CORE if waits_for_storage else 1)
     if facts.fits is not None:
         yield f"--data.resident: the {facts.fits} of this dataset fit into the GPU's memory"
     if facts.restarts_for_epochs:
         yield "leave --no-data.persistent_workers out: workers are started again for every epoch"
-    more_workers = (
-        [f"--data.workers {min(needed, most)}"]
-        if min(needed, most) >= MIN_GAIN * facts.workers
-        else []
-    )
+    num_workers = min(needed, most)
+    more_workers = []
+    if num_workers >= MIN_GAIN * facts.workers:
+        more_workers = [f"--data.workers {num_workers}"]
     if needed <= most:
         yield from more_workers
     if facts.float_sample is not None:

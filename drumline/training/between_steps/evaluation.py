@@ -51,9 +51,8 @@ def _evaluate_set(job: EvaluationJob, loader: EvaluationLoader) -> dict[str, Any
     # Rank 0 always has the first batch; a rank without a batch gets the names from it.
     batches_here = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, batches_here], device=device)
-    if (
-        batches_here != expected
-    ):  # only for a stream: other datasets were compared before the first step
+    # They differ only for a stream: other datasets were compared before the first step.
+    if batches_here != expected:
         what = "an evaluation stream whose first sample differs from that of rank 0"
         if batches_here[0] != expected[0]:
             what = f"{batches_here[0]} evaluation batches from its stream, rank 0 {expected[0]}"

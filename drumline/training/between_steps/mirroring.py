@@ -30,9 +30,8 @@ def make_mirror(context: RunContext, url: str) -> Mirror:
         context.folder.path,
         retention=context.retention,
         note=context.note,
-        alive=lambda: context.job.heartbeat.mark(
-            Phase.SAVE
-        ),  # or the watchdog would report a stall
+        # Or the watchdog would report a stall.
+        alive=lambda: context.job.heartbeat.mark(Phase.SAVE),
     )
 
 

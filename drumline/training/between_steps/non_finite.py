@@ -35,7 +35,9 @@ class NonFinite:
         self._on_nan = context.config.train.on_nan
         self._read_at = (context.progress.step, context.progress.cursor)
         self._is_resumed = context.progress.step > 0
-        self._is_explained = self._is_state_reported = self._has_bad_steps = False
+        self._is_explained = False
+        self._is_state_reported = False
+        self._has_bad_steps = False
         self._num_skipped = 0
 
     def check(self) -> None:

@@ -100,7 +100,8 @@ class Preemption:
         self.ignores_signals = False
         """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when
         the first exit."""
-        self._is_joined = self._is_closed = False
+        self._is_joined = False
+        self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: SignalPipe | None = None
         self._thread = threading.Thread(
@@ -123,9 +124,8 @@ class Preemption:
         if self._pipe is not None and ddp._connection.store is not None:
             node = ddp.rank // ddp.local_world_size
             self._may_leave = may_leave
-            where = (
-                node if may_leave else ddp.host
-            )  # a host may have several nodes; srun may scatter ranks
+            # A host may have several nodes; srun may scatter ranks.
+            where = node if may_leave else ddp.host
             ddp._connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp._connection.store.clone()
@@ -191,9 +191,8 @@ class Preemption:
         if self._first is not None:
             # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
             if number == signal.SIGTERM and now - self._first[1] > SAME_SIGNAL_S:
-                os._exit(
-                    128 + number
-                )  # safe at any moment: a checkpoint is complete or does not exist
+                # Safe at any moment: a checkpoint is complete or does not exist.
+                os._exit(128 + number)
             return
         self._first = number, now
         name = signal.Signals(number).name
@@ -219,9 +218,8 @@ class Preemption:
         if is_sigterm and (
             self._has_lost_a_local_rank() or (not is_left and self._store.check([FIRST]))
         ):
-            self._exit(
-                128 + signal.SIGTERM
-            )  # another rank has failed, and the launcher ends this one
+            # Another rank has failed, and the launcher ends this one.
+            self._exit(128 + signal.SIGTERM)
         if is_left:
             return False
         if len(self._nodes) > 1:
@@ -245,9 +243,8 @@ class Preemption:
         elif time.monotonic() > self._node_asked_at + ALL_NODES_S:
             if cause["rank"] == self._place["rank"]:  # the last one of this node that was asked
                 print_message(LEAVES.format(**cause), stream=screen())
-            wait(
-                [in_background(sys.stdout.flush)], timeout=FLUSH_S
-            )  # what the task has printed; it may block
+            # What the task has printed; it may block.
+            wait([in_background(sys.stdout.flush)], timeout=FLUSH_S)
             self._exit(ExitCode.PREEMPTED)
 
     def _has_lost_a_local_rank(self) -> bool:
