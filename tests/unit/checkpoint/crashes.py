@@ -70,14 +70,14 @@ def prune_to_one(root: Path) -> None:
 def work_until_killed(work: Callable[[Path], object], root: Path, moment: int) -> None:
     """Die by SIGKILL just before a call that touches the disk, which is just after the one
     before."""
-    seen = 0
+    num_calls = 0
 
     def profile(frame: Any, event: str, function: Any) -> None:
-        nonlocal seen
+        nonlocal num_calls
         if event == "c_call" and function.__name__ in TOUCHES_THE_DISK:
-            if seen == moment:
+            if num_calls == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
-            seen += 1
+            num_calls += 1
 
     sys.setprofile(profile)
     work(root)
@@ -164,14 +164,14 @@ def any_moment(folder: Path) -> None:
         pid = run_child(partial(write_on, root, saved + 1, writing))
         os.close(writing)
         # Some are killed in their first save, the others some time after it.
-        told = b"" if turn % 3 == 0 else os.read(reading, 4)
+        reply = b"" if turn % 3 == 0 else os.read(reading, 4)
         time.sleep(chance.uniform(0, 0.04))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         while piece := os.read(reading, 4096):
-            told += piece
+            reply += piece
         os.close(reading)
-        saved = int.from_bytes(told[-4:], "little") if told else saved
+        saved = int.from_bytes(reply[-4:], "little") if reply else saved
         assert newest_step(root) >= saved, (list(root.iterdir()), saved)
         saved = newest_step(root)
     assert saved >= 10, saved

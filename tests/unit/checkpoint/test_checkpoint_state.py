@@ -37,11 +37,11 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     path = store.write(
         tmp_path, 3, tensors=snapshot.tensors, documents=snapshot.documents, metrics={}
     )
-    other, resumed = make()
-    assert restore(store.read(path), other, resumed) == PROGRESS
+    new_model, resumed = make()
+    assert restore(store.read(path), new_model, resumed) == PROGRESS
     train(model, optimizer)
-    train(other, resumed)
-    assert torch.equal(model.weight, other.weight)
+    train(new_model, resumed)
+    assert torch.equal(model.weight, new_model.weight)
     assert sorted(file.name for file in path.iterdir()) == [
         "manifest.json",
         "model.json",

@@ -188,14 +188,14 @@ def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
 ) -> None:
     """The run takes a step, and saves, while the events are being uploaded."""
     files = [tmp_path / "events" / "rank-00000.jsonl", tmp_path / "ledger.jsonl"]
-    seen = list[bytes]()
+    contents = list[bytes]()
 
     def train(method: str, path: str) -> None:
-        if method == "PUT" and "/events/" in path and not seen:
+        if method == "PUT" and "/events/" in path and not contents:
             for file in files:
                 file.write_text("1\n2\n")
         if method == "PUT" and path.endswith("manifest.json"):
-            seen.extend(bucket.read(f"runs/a/{file.relative_to(tmp_path)}") for file in files)
+            contents.extend(bucket.read(f"runs/a/{file.relative_to(tmp_path)}") for file in files)
 
     with Proxy(bucket.server, train) as proxy:
         use_endpoint(monkeypatch, proxy.url)
@@ -205,7 +205,7 @@ def test_the_ledger_in_the_store_is_never_ahead_of_the_events(
             file.write_text("1\n")
         folder.save(1)
         folder.close()
-    assert seen == [b"1\n", b"1\n"]
+    assert contents == [b"1\n", b"1\n"]
     assert bucket.read("runs/a/ledger.jsonl") == b"1\n2\n"
 
 
@@ -542,21 +542,21 @@ def test_retention_is_the_same_on_both_sides(bucket: Bucket, tmp_path: Path) -> 
 
 def test_what_the_mirror_did_not_make_is_not_deleted(bucket: Bucket, tmp_path: Path) -> None:
     """Objects and unfinished uploads of others, also below an address that they use, too."""
-    others = [
+    foreign_names = [
         "checkpoints/epoch-3.pt",
         "checkpoints/step-5/model.pt",
         "checkpoints/step-00000009/notes/a.txt",
     ]
-    for name in others:
+    for name in foreign_names:
         bucket.put(name, b"theirs")
-    own = "checkpoints/step-00000001/model.safetensors"
-    for key in ("other-job/model.pt", own):
+    checkpoint_file = "checkpoints/step-00000001/model.safetensors"
+    for key in ("other-job/model.pt", checkpoint_file):
         bucket.begin_upload(key)
     folder = Folder(bucket.root, tmp_path)
     folder.save(1)
     folder.close()
     assert folder.mirrored == [1]
-    assert set(others) <= bucket.sizes().keys()
+    assert set(foreign_names) <= bucket.sizes().keys()
     assert bucket.unfinished() == ["other-job/model.pt"]
 
 
@@ -583,16 +583,16 @@ def test_the_mirror_of_another_run_is_refused(
     first.save(1)
     first.close()
     before = bucket.sizes()
-    other = Folder(bucket.url, tmp_path / "b")
-    other.save(9)
-    other.close()
+    second_folder = Folder(bucket.url, tmp_path / "b")
+    second_folder.save(9)
+    second_folder.close()
     assert bucket.sizes() == before
     text = f"{bucket.url} has checkpoints, and they are not of the run in {tmp_path / 'b'}"
     assert text in caplog.text
     with pytest.raises(
         UsageError, match=f"{text}\n  try: give --checkpoint.mirror a prefix of its own, or resume"
     ):
-        restore_run(other.run, other.path)
+        restore_run(second_folder.run, second_folder.path)
 
 
 def test_a_run_that_has_continued_elsewhere_is_resumed_from_there(
@@ -690,8 +690,8 @@ def test_a_marker_in_the_store_that_cannot_be_read_is_replaced(
     folder.save(1)
     folder.close()
     assert folder.mirrored == [1]
-    own = json.loads((tmp_path / MARKER).read_text())["id"]
-    assert json.loads(bucket.read(f"runs/a/{MARKER}")) == {"ids": [own]}
+    run_id = json.loads((tmp_path / MARKER).read_text())["id"]
+    assert json.loads(bucket.read(f"runs/a/{MARKER}")) == {"ids": [run_id]}
 
 
 def test_of_two_claims_at_once_one_succeeds(
@@ -701,7 +701,7 @@ def test_of_two_claims_at_once_one_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Both have seen that nobody has the mirror before either claims it."""
-    both = threading.Event()
+    both_are_ready = threading.Event()
     arrivals = list[str]()
     first = list[bytes]()
 
@@ -709,9 +709,9 @@ def test_of_two_claims_at_once_one_succeeds(
         if method == "PUT" and path.endswith(MARKER):
             arrivals.append(path)
             if len(arrivals) == 1:
-                both.wait(LIMIT_S)
+                both_are_ready.wait(LIMIT_S)
             else:
-                both.set()
+                both_are_ready.set()
                 wait_until(lambda: f"runs/a/{MARKER}" in bucket.sizes())
                 first.append(bucket.read(f"runs/a/{MARKER}"))
 
@@ -733,7 +733,10 @@ def test_of_two_claims_at_once_one_succeeds(
     }
     assert caplog.text.count("has become the mirror of another run folder; training continues") == 1
     assert not any(
-        note.startswith("mirrored") for one in folders if one is not winner for note in one.notes
+        note.startswith("mirrored")
+        for folder in folders
+        if folder is not winner
+        for note in folder.notes
     )
 
 
@@ -742,9 +745,9 @@ def test_of_two_claims_at_once_one_succeeds(
 
 def upload(variables: dict[str, str], url: str, folder: Path) -> None:
     os.environ.update(variables)
-    one = Folder(url, folder)
-    one.save(2)
-    one.close()
+    mirrored = Folder(url, folder)
+    mirrored.save(2)
+    mirrored.close()
 
 
 def test_a_killed_upload_is_no_checkpoint_and_is_cleaned_up(bucket: Bucket, tmp_path: Path) -> None:
@@ -796,8 +799,8 @@ def test_an_empty_folder_is_restored_to_the_bit(bucket: Bucket, tmp_path: Path) 
     folder.close()
     note, skipped = restore_run(folder.run, tmp_path / "b")
     assert (note.partition(" in ")[0], skipped) == (f"restored step 2 from {bucket.url}", [])
-    other = tmp_path / "b" / "checkpoints" / path.name
-    assert {file.name: file.read_bytes() for file in other.iterdir()} == {
+    restored_path = tmp_path / "b" / "checkpoints" / path.name
+    assert {file.name: file.read_bytes() for file in restored_path.iterdir()} == {
         file.name: file.read_bytes() for file in path.iterdir()
     }
     for record in ("ledger.jsonl", "events/rank-00000.jsonl"):
@@ -807,9 +810,9 @@ def test_an_empty_folder_is_restored_to_the_bit(bucket: Bucket, tmp_path: Path) 
 
 def corrupt(bucket: Bucket, key: str, content: bytes | None = None) -> None:
     if content is None:
-        found = bytearray(bucket.read(key))
-        found[-1] ^= 1
-        content = bytes(found)
+        damaged = bytearray(bucket.read(key))
+        damaged[-1] ^= 1
+        content = bytes(damaged)
     bucket.put(key, content)
 
 
@@ -882,7 +885,7 @@ def test_a_checkpoint_that_a_running_job_removes_is_neither_listed_nor_reported(
         saved = check_checkpoints(
             tmp_path / "b" / "checkpoints", section, lambda text: None, run.verify
         )
-    assert ([one.step for one in saved], section.problems) == ([3], [])
+    assert ([checkpoint.step for checkpoint in saved], section.problems) == ([3], [])
     assert section.summary.startswith("1 of 1 complete (step 3), ")
 
 
@@ -908,16 +911,16 @@ def test_a_full_disk_leaves_nothing_of_a_restore(
     folder = Folder(bucket.url, tmp_path)
     folder.save(1, size=400_000)
     folder.close()
-    other = small_disk("size=1m") / "run"
+    small_folder = small_disk("size=1m") / "run"
     with pytest.raises(CheckpointError) as caught:
-        restore_run(folder.run, other)
-    root = other / "checkpoints"
+        restore_run(folder.run, small_folder)
+    root = small_folder / "checkpoints"
     assert str(caught.value).startswith(
         f"step 1 of {bucket.url} could not be restored to {root}: the disk is full (3.2 MB needed, "
     )
     assert f"try: free some space on the disk of {root}" in str(caught.value)
     assert [
-        path for path in other.rglob("*") if path.is_file() and path.name != "mirror.json"
+        path for path in small_folder.rglob("*") if path.is_file() and path.name != "mirror.json"
     ] == []
     assert list(root.iterdir()) == []
 

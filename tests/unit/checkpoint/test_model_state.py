@@ -58,9 +58,9 @@ def train_a_little(model: nn.Module) -> None:
         optimizer.zero_grad()
 
 
-def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
-    ours_state = ours.state_dict()
-    theirs_state = theirs.state_dict()
+def assert_same(first: nn.Module, second: nn.Module) -> None:
+    ours_state = first.state_dict()
+    theirs_state = second.state_dict()
     assert ours_state.keys() == theirs_state.keys()
     for name, tensor in ours_state.items():
         assert tensor.dtype == theirs_state[name].dtype
@@ -78,12 +78,12 @@ def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor],
 def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Tied()
-    other = Tied()
+    loaded = Tied()
     train_a_little(model)
-    load_model_state(other, *through_disk(model, tmp_path))
-    assert_same(model, other)
-    assert other.norm.num_batches_tracked.item() == 2
-    assert other.head.weight is other.tokens.weight
+    load_model_state(loaded, *through_disk(model, tmp_path))
+    assert_same(model, loaded)
+    assert loaded.norm.num_batches_tracked.item() == 2
+    assert loaded.head.weight is loaded.tokens.weight
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_is_restored_bit_for_bit(tmp_path: Path) -> None:
 )
 def test_our_own_models_are_restored(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
     model = make()
-    other = make()
-    load_model_state(other, *through_disk(model, tmp_path))
-    assert_same(model, other)
+    loaded = make()
+    load_model_state(loaded, *through_disk(model, tmp_path))
+    assert_same(model, loaded)
 
 
 def test_tied_tensors_are_stored_once() -> None:
@@ -125,10 +125,10 @@ def test_views_of_the_same_memory_are_not_the_same_tensor(tmp_path: Path) -> Non
             self.register_buffer("c", base[:1])
 
     saved = Views(torch.arange(4.0).reshape(2, 2))
-    other = Views(torch.zeros(2, 2))
+    loaded = Views(torch.zeros(2, 2))
     assert model_state(saved)[1] == {}
-    load_model_state(other, *through_disk(saved, tmp_path))
-    assert_same(saved, other)
+    load_model_state(loaded, *through_disk(saved, tmp_path))
+    assert_same(saved, loaded)
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -201,17 +201,17 @@ def test_one_tensor_cannot_take_two_values() -> None:
 
 def test_a_model_that_went_wrong_can_be_looked_at() -> None:
     model = Tied()
-    other = Tied()
+    loaded = Tied()
     nn.init.constant_(model.tokens.weight, math.nan)
-    load_model_state(other, *model_state(model))
-    assert other.head.weight.isnan().all()
+    load_model_state(loaded, *model_state(model))
+    assert loaded.head.weight.isnan().all()
 
 
 def test_another_precision_is_fine() -> None:
     model = nn.Linear(2, 2)
-    other = nn.Linear(2, 2).bfloat16()
-    load_model_state(other, *model_state(model))
-    assert torch.equal(other.weight, model.weight.bfloat16())
+    loaded = nn.Linear(2, 2).bfloat16()
+    load_model_state(loaded, *model_state(model))
+    assert torch.equal(loaded.weight, model.weight.bfloat16())
 
 
 def test_extra_state_that_is_no_tensor_is_refused() -> None:

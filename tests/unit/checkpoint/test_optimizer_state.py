@@ -98,22 +98,22 @@ def train(model: nn.Module, optimizer: Optimizer, *, steps: int, start: int = 0)
             optimizer.step()
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(first: Any, second: Any) -> None:
     """Equal in every bit and every type."""
-    assert type(ours) is type(theirs)
-    if isinstance(ours, Tensor):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
-    elif isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key in ours:
-            assert_same(ours[key], theirs[key])
-    elif isinstance(ours, list | tuple):
-        assert len(ours) == len(theirs)
-        for one, other in zip(ours, theirs, strict=True):
-            assert_same(one, other)
+    assert type(first) is type(second)
+    if isinstance(first, Tensor):
+        assert first.dtype == second.dtype
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first:
+            assert_same(first[key], second[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for first_item, second_item in zip(first, second, strict=True):
+            assert_same(first_item, second_item)
     else:
-        assert ours == theirs
+        assert first == second
 
 
 def through_disk(
@@ -131,17 +131,19 @@ def test_resumes_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:
     optimizer = MAKERS[name](model)
     train(model, optimizer, steps=steps)
     optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.3  # as a schedule would
-    other = copy.deepcopy(model)
-    resumed = MAKERS[name](other)
+    loaded_model = copy.deepcopy(model)
+    resumed = MAKERS[name](loaded_model)
     load_optimizer_state(
-        other, resumed, *through_disk(tmp_path, *optimizer_state(model, optimizer))
+        loaded_model, resumed, *through_disk(tmp_path, *optimizer_state(model, optimizer))
     )
     assert_same(resumed.state_dict(), optimizer.state_dict())
     train(model, optimizer, steps=3, start=steps)
-    train(other, resumed, steps=3, start=steps)
+    train(loaded_model, resumed, steps=3, start=steps)
     assert all(
-        torch.equal(ours, theirs)
-        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True)
+        torch.equal(parameter, loaded_parameter)
+        for parameter, loaded_parameter in zip(
+            model.parameters(), loaded_model.parameters(), strict=True
+        )
     )
 
 
@@ -196,20 +198,20 @@ def test_tied_parameters_and_names_with_slashes() -> None:
     train(model, optimizer, steps=1)
     tensors, document = optimizer_state(model, optimizer)
     assert document["groups"][0]["params"] == ["a/b.weight", "a/b.bias", "c.bias"]
-    other = AdamW(model.parameters())
-    load_optimizer_state(model, other, tensors, document)
-    assert_same(other.state_dict(), optimizer.state_dict())
+    loaded = AdamW(model.parameters())
+    load_optimizer_state(model, loaded, tensors, document)
+    assert_same(loaded.state_dict(), optimizer.state_dict())
 
 
 def test_loaded_state_is_a_copy() -> None:
     model = make_model()
     optimizer = AdamW(model.parameters())
-    other = AdamW(model.parameters())
+    loaded = AdamW(model.parameters())
     train(model, optimizer, steps=1)
     tensors, document = optimizer_state(model, optimizer)
-    load_optimizer_state(model, other, tensors, document)
+    load_optimizer_state(model, loaded, tensors, document)
     before = {name: tensor.clone() for name, tensor in tensors.items()}
-    train(model, other, steps=1)
+    train(model, loaded, steps=1)
     assert all(torch.equal(before[name], tensor) for name, tensor in tensors.items())
 
 
@@ -218,16 +220,16 @@ def test_how_to_compute_is_not_taken_from_the_checkpoint(saved_fused: bool) -> N
     model = make_model()
     optimizer = AdamW(model.parameters(), fused=saved_fused, foreach=False)
     train(model, optimizer, steps=2)
-    other = AdamW(model.parameters(), fused=not saved_fused, foreach=False)
-    load_optimizer_state(model, other, *optimizer_state(model, optimizer))
-    assert other.param_groups[0]["fused"] is not saved_fused
-    state = other.state[model[0].weight]
+    loaded = AdamW(model.parameters(), fused=not saved_fused, foreach=False)
+    load_optimizer_state(model, loaded, *optimizer_state(model, optimizer))
+    assert loaded.param_groups[0]["fused"] is not saved_fused
+    state = loaded.state[model[0].weight]
     assert (state["step"].item(), state["step"].dtype, state["step"].device.type) == (
         2,
         torch.float32,
         "cpu",
     )
-    train(model, other, steps=1)
+    train(model, loaded, steps=1)
 
 
 def test_a_rate_is_a_tensor_or_a_number_as_the_optimizer_has_it() -> None:
@@ -266,11 +268,11 @@ def test_state_of_another_type_than_its_parameter_keeps_its_bits(tmp_path: Path)
     model = make_model().bfloat16()
     optimizer = FloatStateOfHalf(model.parameters())
     train(model, optimizer, steps=3)
-    other = FloatStateOfHalf(model.parameters())
-    load_optimizer_state(model, other, *through_disk(tmp_path, *optimizer_state(model, optimizer)))
+    loaded = FloatStateOfHalf(model.parameters())
+    load_optimizer_state(model, loaded, *through_disk(tmp_path, *optimizer_state(model, optimizer)))
     for parameter in model.parameters():
-        assert other.state[parameter]["exact"].dtype == torch.float32
-        assert torch.equal(other.state[parameter]["exact"], optimizer.state[parameter]["exact"])
+        assert loaded.state[parameter]["exact"].dtype == torch.float32
+        assert torch.equal(loaded.state[parameter]["exact"], optimizer.state[parameter]["exact"])
 
 
 def test_state_of_its_parameter_s_type_follows_it() -> None:
@@ -278,9 +280,9 @@ def test_state_of_its_parameter_s_type_follows_it() -> None:
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer, steps=1)
     half = copy.deepcopy(model).bfloat16()
-    other = SGD(half.parameters(), lr=0.1, momentum=0.9)
-    load_optimizer_state(half, other, *optimizer_state(model, optimizer))
-    assert other.state[half[0].weight]["momentum_buffer"].dtype == torch.bfloat16
+    loaded = SGD(half.parameters(), lr=0.1, momentum=0.9)
+    load_optimizer_state(half, loaded, *optimizer_state(model, optimizer))
+    assert loaded.state[half[0].weight]["momentum_buffer"].dtype == torch.bfloat16
 
 
 def test_every_difference_is_listed_and_nothing_is_changed() -> None:

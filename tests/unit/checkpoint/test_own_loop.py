@@ -42,7 +42,7 @@ class Loop:
     """Two models with an optimizer each, one for both, a schedule, a loader, and a state of its
     own."""
 
-    def __init__(self, ddp: DDPManager, folder: Path, **more: Any) -> None:
+    def __init__(self, ddp: DDPManager, folder: Path, **objects: Any) -> None:
         self.loader = ddp.loader(Points(37), batch_size=8, accumulate=2)
         self.first = ddp.wrap(
             nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.BatchNorm1d(4)).double()
@@ -67,7 +67,7 @@ class Loop:
             schedule=self.schedule,
             loader=self.loader,
             running=self.running,
-            **more,
+            **objects,
         )
 
     def train(self, until: int, *, save_every: int = 0) -> None:
@@ -97,13 +97,15 @@ class Loop:
         """All that the rest of the run depends on."""
         weights = {
             **self.first.state_dict(),
-            **{f"second.{key}": one for key, one in self.second.state_dict().items()},
+            **{f"second.{key}": tensor for key, tensor in self.second.state_dict().items()},
         }
         return {
-            "weights": {key: one.tolist() for key, one in weights.items()},
+            "weights": {key: tensor.tolist() for key, tensor in weights.items()},
             "running": (self.running.mean.tolist(), self.running.best),
             "schedule": self.schedule.state_dict(),
-            "rates": [group["lr"] for one in self.optimizers for group in one.param_groups],
+            "rates": [
+                group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups
+            ],
             "cursor": self.loader.cursor,
             "noise": torch.rand(2).tolist(),
         }
@@ -133,8 +135,8 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
         loop.checkpoint.resume()
         loop.train(4, save_every=1)
     assert catalog.list_steps(tmp_path / "checkpoints") == [3, 4]
-    found = store.read(tmp_path / "checkpoints/step-00000004")
-    assert found.documents["progress"] == {
+    snapshot = store.read(tmp_path / "checkpoints/step-00000004")
+    assert snapshot.documents["progress"] == {
         "step": 4,
         "objects": {
             "first": "model",
@@ -148,9 +150,9 @@ def test_what_a_step_folder_holds(tmp_path: Path) -> None:
         },
         "world_size": 1,
     }
-    assert {*found.tensors} == {"first", "second", "adam", "sgd", "both", "running", "rng"}
-    assert "0.weight/exp_avg" in found.tensors["adam"]
-    assert "first.0.weight/exp_avg" in found.tensors["both"]
+    assert {*snapshot.tensors} == {"first", "second", "adam", "sgd", "both", "running", "rng"}
+    assert "0.weight/exp_avg" in snapshot.tensors["adam"]
+    assert "first.0.weight/exp_avg" in snapshot.tensors["both"]
 
 
 @pytest.mark.parametrize(
@@ -354,25 +356,25 @@ def test_a_save_that_fails_hides_no_other_error(
 
 def test_the_folder_is_read_by_verify_and_load_checkpoint(tmp_path: Path) -> None:
     net = nn.Linear(2, 3)
-    other = nn.Linear(2, 3)
+    wider = nn.Linear(2, 3)
     saved(tmp_path, 3, 6, net=net)
     report = verify_run(tmp_path, lambda text: None)
-    assert (report.problems, report.last_valid_step, [one.name for one in report.sections]) == (
-        [],
-        6,
-        ["checkpoints"],
-    )
+    assert (
+        report.problems,
+        report.last_valid_step,
+        [section.name for section in report.sections],
+    ) == ([], 6, ["checkpoints"])
     assert report.sections[0].summary.startswith("2 of 2 complete (step 3, 6)")
     assert [str(note) for note in report.notes] == [
         "checkpoints: saved by ddp.checkpoint: a loop of your own records no samples, events or settings"
     ]
-    assert load_checkpoint(tmp_path, other, name="net")["step"] == 6
-    assert torch.equal(other.weight, net.weight)
+    assert load_checkpoint(tmp_path, wider, name="net")["step"] == 6
+    assert torch.equal(wider.weight, net.weight)
     with pytest.raises(
         CheckpointError,
         match=r"holds no model, but net\n  try: load_checkpoint\(\.\.\., name='net'\)",
     ):
-        load_checkpoint(tmp_path, other)
+        load_checkpoint(tmp_path, wider)
     with (tmp_path / "checkpoints/step-00000003/rng.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")

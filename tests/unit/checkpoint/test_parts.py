@@ -86,8 +86,8 @@ class Job:
         """What the user reads; nothing is left of the save. `written`: by the other, if not what it
         should."""
         held = shares[1] if written is None else written
-        other = self.other(held, after) if has_other else nullcontext()
-        with other, pytest.raises(CheckpointError) as caught:
+        second_writer = self.other(held, after) if has_other else nullcontext()
+        with second_writer, pytest.raises(CheckpointError) as caught:
             self.write(shares)
         assert catalog.newest_valid(self.roots[0]) == (None, [])
         return str(caught.value)
@@ -159,21 +159,21 @@ def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         (lambda held: held.pop("layer.3"), "no layer.3 for model-part-00001.safetensors"),
         (lambda held: held.update(more=torch.ones(2)), "more for model-part-00001.safetensors"),
     ],
 )
 def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], None], said: str
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], None], difference: str
 ) -> None:
     shares = assign(tensors(), [0, 1])
-    other = {file: dict(group) for file, group in shares[1].items()}
-    change(other["model-part-00001"])
-    text = Job(tmp_path).failure(shares, written=other)
+    changed = {file: dict(group) for file, group in shares[1].items()}
+    change(changed["model-part-00001"])
+    text = Job(tmp_path).failure(shares, written=changed)
     assert (
-        f"rank 1 on node-b has {said}: its model or optimizer differs from that of rank 0 on node-a"
+        f"rank 1 on node-b has {difference}: its model or optimizer differs from that of rank 0 on node-a"
         in text
     )
     assert "try: build the same model and optimizer on every rank" in text

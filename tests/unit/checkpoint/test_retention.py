@@ -48,8 +48,10 @@ def test_the_last_ones_stay(tmp_path: Path) -> None:
     assert by_loss(tmp_path, last=2) == []
 
 
-@pytest.mark.parametrize(("higher_is_better", "kept"), [(True, [2, 4]), (False, [1, 4])])
-def test_the_best_stays_besides(tmp_path: Path, higher_is_better: bool, kept: list[int]) -> None:
+@pytest.mark.parametrize(("higher_is_better", "kept_steps"), [(True, [2, 4]), (False, [1, 4])])
+def test_the_best_stays_besides(
+    tmp_path: Path, higher_is_better: bool, kept_steps: list[int]
+) -> None:
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.4)):
         path = make(tmp_path, step, accuracy=score)
     prune(
@@ -60,7 +62,7 @@ def test_the_best_stays_besides(tmp_path: Path, higher_is_better: bool, kept: li
         higher_is_better=higher_is_better,
         newest=path,
     )
-    assert catalog.list_steps(tmp_path) == kept
+    assert catalog.list_steps(tmp_path) == kept_steps
 
 
 def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
@@ -91,8 +93,8 @@ def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_
         )
     assert catalog.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
     assert best(tmp_path, metric="loss", higher_is_better=False) == 3
-    found = catalog.newest_valid(tmp_path)
-    assert found == (
+    newest = catalog.newest_valid(tmp_path)
+    assert newest == (
         tmp_path / "step-00000003",
         [(tmp_path / "step-00000005", "model/w is not finite")],
     )
@@ -111,10 +113,10 @@ def test_a_save_that_would_be_the_best_is_known_before(tmp_path: Path) -> None:
     assert is_it(higher=True, score=0.1)  # there is none yet
     make_quick(tmp_path, 1, {"score": 0.5})
     make_quick(tmp_path, 2, {"other": 9.0})
-    found = [
+    are_best = [
         is_it(higher=higher, score=score) for higher in (True, False) for score in (0.4, 0.5, 0.6)
     ]
-    assert found == [False, True, True, True, True, False]
+    assert are_best == [False, True, True, True, True, False]
     assert not is_it(higher=True, other=1.0)
     assert not is_it(higher=True, score=math.nan)
 
@@ -207,11 +209,11 @@ def test_the_rules_hold_for_any_history(
             root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher, newest=newest
         )
     left = set(catalog.list_steps(root))
-    kept = left & set(whole)
-    assert set(whole[-last:]) <= kept
-    assert len(kept) <= last + best
-    assert len(kept & set(scored)) >= min(best, len(scored))
-    removed = set(scored) - kept
+    complete_left = left & set(whole)
+    assert set(whole[-last:]) <= complete_left
+    assert len(complete_left) <= last + best
+    assert len(complete_left & set(scored)) >= min(best, len(scored))
+    removed = set(scored) - complete_left
     sign = 1 if higher else -1
     worst_kept_best = sorted(
         (sign * (entries[step - 1][0] or 0.0) for step in scored), reverse=True
@@ -220,7 +222,7 @@ def test_the_rules_hold_for_any_history(
         sign * (entries[step - 1][0] or 0.0) <= min(worst_kept_best, default=math.inf)
         for step in removed
     )
-    assert left - kept == {
+    assert left - complete_left == {
         step for step in range(1, len(entries) + 1) if entries[step - 1][1]
     } - set(range(1, max(whole, default=0)))
 

@@ -27,20 +27,20 @@ SHAPES = {"w": [7, 3]}
 
 
 def test_whole_tensors_and_any_rows_of_them() -> None:
-    found = ShardedTensors(PIECES, SHAPES)
-    assert set(found) == {"w", "b[0:2]", "count"}, (
+    tensors = ShardedTensors(PIECES, SHAPES)
+    assert set(tensors) == {"w", "b[0:2]", "count"}, (
         "a name with brackets that is no shard stays as it is"
     )
-    assert len(found) == 3
-    assert torch.equal(found["w"], WEIGHT)
-    assert found.shape("w") == WEIGHT.shape
+    assert len(tensors) == 3
+    assert torch.equal(tensors["w"], WEIGHT)
+    assert tensors.shape("w") == WEIGHT.shape
     for start in range(8):
         for stop in range(start, 8):
-            assert torch.equal(found.rows("w", Rows(start, stop)), WEIGHT[start:stop]), (
+            assert torch.equal(tensors.rows("w", Rows(start, stop)), WEIGHT[start:stop]), (
                 start,
                 stop,
             )
-    assert torch.equal(found.rows("b[0:2]", Rows(1, 2)), torch.ones(1))
+    assert torch.equal(tensors.rows("b[0:2]", Rows(1, 2)), torch.ones(1))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_whole_tensors_and_any_rows_of_them() -> None:
 def test_gaps_and_nonsense_are_refused(
     changed: dict[str, Tensor | None], shape: Any, problem: str
 ) -> None:
-    stored = {name: one for name, one in {**PIECES, **changed}.items() if one is not None}
+    stored = {name: tensor for name, tensor in {**PIECES, **changed}.items() if tensor is not None}
     with pytest.raises(ValueError, match=problem):
         ShardedTensors(stored, {"w": shape})
 
@@ -73,9 +73,9 @@ def write(root: Path, shapes: Any) -> Path:
 
 
 def test_a_checkpoint_in_shards_is_read_as_any_other(tmp_path: Path) -> None:
-    found = store.read(write(tmp_path, {"model": SHAPES}))
-    assert torch.equal(found.tensors["model"]["w"], WEIGHT)
-    assert found.documents == {"progress": {}}
+    snapshot = store.read(write(tmp_path, {"model": SHAPES}))
+    assert torch.equal(snapshot.tensors["model"]["w"], WEIGHT)
+    assert snapshot.documents == {"progress": {}}
     only = store.read(tmp_path / "step-00000001", only=("model",))
     assert torch.equal(only.tensors["model"]["w"], WEIGHT)
 

@@ -46,10 +46,10 @@ def test_what_is_written_is_restored(tmp_path: Path) -> None:
     path = write(tmp_path / "a" / "b", 7, metrics={"loss": 0.5})
     assert path == tmp_path / "a" / "b" / "step-00000007"
     assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
-    found = catalog.verify(path)
-    assert (found.step, found.metrics) == (7, {"loss": 0.5})
-    assert datetime.fromisoformat(found.created) >= before
-    assert found.files.keys() == set(FILES) - {"manifest.json"}
+    verified = catalog.verify(path)
+    assert (verified.step, verified.metrics) == (7, {"loss": 0.5})
+    assert datetime.fromisoformat(verified.created) >= before
+    assert verified.files.keys() == set(FILES) - {"manifest.json"}
     snapshot = store.read(path)
     assert torch.equal(snapshot.tensors["model"]["w"], torch.full((8,), 7.0))
     assert snapshot.tensors.keys() == {"model", "optimizer"}
@@ -92,13 +92,13 @@ def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, na
     corrupt = write(tmp_path, 2)
     size = (corrupt / name).stat().st_size
     os.truncate(corrupt / name, size - 1)
-    found = catalog.newest_valid(tmp_path)
-    assert found.path == good
+    newest = catalog.newest_valid(tmp_path)
+    assert newest.path == good
     reason = (
         f"{name} has {size - 1} of {size} bytes" if name != "manifest.json" else "manifest.json: "
     )
-    assert [skipped.path for skipped in found.skipped] == [corrupt]
-    assert found.skipped[0].reason.startswith(reason)
+    assert [skipped.path for skipped in newest.skipped] == [corrupt]
+    assert newest.skipped[0].reason.startswith(reason)
     os.truncate(corrupt / name, 0)
     assert catalog.newest_valid(tmp_path).path == good
 
@@ -123,10 +123,10 @@ def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path, name
     intact = (corrupt / name).read_bytes()
     for position in range(0, len(intact), 7):
         flip_byte(corrupt / name, position)
-        found = catalog.newest_valid(tmp_path)
-        assert found.path == good
-        assert name in found.skipped[0].reason
-        assert name == "manifest.json" or "its checksum differs" in found.skipped[0].reason
+        newest = catalog.newest_valid(tmp_path)
+        assert newest.path == good
+        assert name in newest.skipped[0].reason
+        assert name == "manifest.json" or "its checksum differs" in newest.skipped[0].reason
         (corrupt / name).write_bytes(intact)
     assert catalog.newest_valid(tmp_path) == (corrupt, [])
 
@@ -135,9 +135,9 @@ def test_all_corrupt_ones_are_reported_newest_first(tmp_path: Path) -> None:
     paths = [write(tmp_path, step) for step in (1, 2, 3)]
     for path in paths:
         (path / "progress.json").unlink()
-    found = catalog.newest_valid(tmp_path)
-    assert found.path is None
-    assert [skipped.path for skipped in found.skipped] == paths[::-1]
+    newest = catalog.newest_valid(tmp_path)
+    assert newest.path is None
+    assert [skipped.path for skipped in newest.skipped] == paths[::-1]
 
 
 def test_a_folder_under_the_name_of_another_step_is_corrupt(tmp_path: Path) -> None:
@@ -184,19 +184,19 @@ def test_the_earlier_one_counts_until_its_replacement_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, 1, size=4)
-    seen: list[Path | None] = []
+    newest_paths: list[Path | None] = []
     rename = Path.rename
 
     def look_then_rename(source: Path, target: Path) -> Path:
-        seen.append(catalog.newest_valid(tmp_path).path)
+        newest_paths.append(catalog.newest_valid(tmp_path).path)
         result = rename(source, target)
-        seen.append(catalog.newest_valid(tmp_path).path)
+        newest_paths.append(catalog.newest_valid(tmp_path).path)
         return result
 
     monkeypatch.setattr(Path, "rename", look_then_rename)
     write(tmp_path, 1, size=5)
     aside = tmp_path / ".step-00000001.replaced"
-    assert seen == [path, aside, aside, path]
+    assert newest_paths == [path, aside, aside, path]
 
 
 def test_leftovers_of_a_killed_process_go_at_the_next_write(tmp_path: Path) -> None:
@@ -284,13 +284,13 @@ def test_remove_takes_the_valid_name_away_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, 1)
-    seen: list[bool] = []
+    states: list[bool] = []
     delete = store.delete_folder
     monkeypatch.setattr(
-        store, "delete_folder", lambda folder: (seen.append(path.exists()), delete(folder))
+        store, "delete_folder", lambda folder: (states.append(path.exists()), delete(folder))
     )
     store.remove(path)
-    assert seen == [True, False]
+    assert states == [True, False]
     assert list(tmp_path.iterdir()) == []
 
 

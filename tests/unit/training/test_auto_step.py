@@ -54,7 +54,7 @@ class Way:
 def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     taken: list[str] = []
     chosen: list[str] = []
-    said: list[str] = []
+    notes: list[str] = []
     seconds = {
         "slow": 4e-2,
         "fast": 2e-4,
@@ -64,7 +64,7 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),
         on_choice=chosen.append,
-        note=said.append,
+        note=notes.append,
     )
     each = WARM_UP_STEPS + TIMED_STEPS
     for _ in range(3 * each + 5):
@@ -73,7 +73,7 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
 
     assert taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
     assert chosen == ["fast"]
-    [sentence] = said
+    [sentence] = notes
     assert sentence.startswith(
         "steps run as fast, the fastest here; time per step relative to it: slow "
     )
@@ -105,7 +105,7 @@ def kinds_tried(
     monkeypatch.setattr(choice, "_seconds_between", lambda begin, end: 0.1)
     monkeypatch.setattr(choice, "_is_memory_used", lambda device: is_full)
     taken: list[str] = []
-    said: list[str] = []
+    notes: list[str] = []
     auto = AutoStep(
         {
             name: lambda name=name: Way(name, 0.0, taken)  # type: ignore[misc]
@@ -114,11 +114,11 @@ def kinds_tried(
         device=torch.device("cpu"),
         num_steps=num_steps,
         on_choice=lambda _: None,
-        note=said.append,
+        note=notes.append,
     )
-    while not said:
+    while not notes:
         auto(Step(PLAN, iter(())))
-    return list(dict.fromkeys(taken)), said[0].partition("eager 1.00")[2]
+    return list(dict.fromkeys(taken)), notes[0].partition("eager 1.00")[2]
 
 
 def test_what_would_cost_more_than_it_gains_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def auto_on_gpu(
     *,
     fastest: str = "eager",
     record: Record | None = None,
-    **given: Any,
+    **settings: Any,
 ) -> tuple[list[tuple[str, bool]], list[str], Any]:
     """A run with `auto` on a GPU that there is not: the kinds that it took, each with whether the
     optimizer could be captured; its notes; and the optimizer."""
@@ -226,7 +226,7 @@ def auto_on_gpu(
     taken = list[str]()
     notes = list[str]()
     (group,) = optimizer.param_groups
-    found: dict[tuple[str, bool], None] = {}
+    trials: dict[tuple[str, bool], None] = {}
 
     class Kind(Way):
         def __init__(self, name: str) -> None:
@@ -234,7 +234,7 @@ def auto_on_gpu(
 
         def __call__(self, step: Step) -> None:
             super().__call__(step)
-            found[self._name, group["capturable"]] = None
+            trials[self._name, group["capturable"]] = None
             assert isinstance(group["lr"], Tensor) == group["capturable"]
 
     def capture(inner: Kind, job: Any, note: Any) -> Kind:
@@ -259,12 +259,12 @@ def auto_on_gpu(
         heartbeat=None,
         group_settings=group_settings(optimizer),
     )
-    step = make_step(job, Config(), trials=record, note=notes.append, **given)  # type: ignore[arg-type]
+    step = make_step(job, Config(), trials=record, note=notes.append, **settings)  # type: ignore[arg-type]
     if isinstance(step, AutoStep):
         step._device = CPU
     for _ in range(5 * (WARM_UP_STEPS + TIMED_STEPS)):
         step(Step(PLAN, iter(())))
-    return list(found), notes, group
+    return list(trials), notes, group
 
 
 def test_only_captured_steps_have_an_optimizer_that_can_be_captured(
@@ -273,12 +273,12 @@ def test_only_captured_steps_have_an_optimizer_that_can_be_captured(
     plain = [("eager", False), ("compile", False)]
     all_kinds = [("graph", True), ("compiled_graph", True)]
     for fastest in ("eager", "compile"):
-        found, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
-        assert found == plain + all_kinds
+        trials, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
+        assert trials == plain + all_kinds
         assert (group["capturable"], group["lr"]) == (False, 0.5), "plain again after the choice"
     for fastest in ("graph", "compiled_graph"):
-        found, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
-        assert found == plain + all_kinds
+        trials, _, group = auto_on_gpu(monkeypatch, fastest=fastest)
+        assert trials == plain + all_kinds
         assert group["capturable"], "its graph has been captured with this state"
         # So has a run that is resumed with the choice.
         assert auto_on_gpu(monkeypatch, chosen=fastest)[0] == [(fastest, True)]
@@ -298,8 +298,8 @@ def test_a_kind_is_recorded_before_it_is_tried_and_left_out_after_a_failure(
         ("graph", ["eager", "compile"]),
         ("compiled_graph", ["eager", "compile", "graph"]),
     ):
-        found, notes, _ = auto_on_gpu(monkeypatch, record=Record(failed))
-        assert [name for name, _ in found] == expected
+        trials, notes, _ = auto_on_gpu(monkeypatch, record=Record(failed))
+        assert [name for name, _ in trials] == expected
         reason = f"{failed} steps are not tried: the run failed at an earlier start while it tried them ("
         assert notes[0].startswith(reason)
     assert auto_on_gpu(monkeypatch, record=Record("compile", "graph"))[0] == [("eager", False)]
@@ -339,10 +339,10 @@ def test_out_of_memory_in_a_trial_names_the_kind_and_can_be_started_again() -> N
 def test_compressed_gradients_are_captured_if_asked_and_powersgd_and_replicas_never() -> None:
     config = Config(dist=DistConfig(comm="powersgd"))
     several = SimpleNamespace(comm=object())
-    one = SimpleNamespace(comm=None)
+    job = SimpleNamespace(comm=None)
     reason = find_unsafe(several, config, [], is_default=False)  # type: ignore[arg-type]
     assert reason == "PowerSGD waits for the device in every step (--dist.comm powersgd)"
-    assert find_unsafe(one, config, [], is_default=False) is None  # type: ignore[arg-type]
+    assert find_unsafe(job, config, [], is_default=False) is None  # type: ignore[arg-type]
     rounded = Config(dist=DistConfig(comm="bf16"))
     reason = find_unsafe(several, rounded, [], is_default=True)  # type: ignore[arg-type]
     assert reason == "gradients go through a hook (--dist.comm bf16)"

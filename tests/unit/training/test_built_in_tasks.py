@@ -154,9 +154,9 @@ def test_options_reach_a_model_of_the_users_own(tmp_path: Path) -> None:
         "    def __init__(self, num_classes, hidden):\n"
         "        super().__init__(nn.Flatten(), nn.LazyLinear(hidden), nn.Linear(hidden, num_classes))\n"
     )
-    own = ModelConfig(name=f"{tmp_path}/own_task_model.py:Net", options={"hidden": 5})
+    model_config = ModelConfig(name=f"{tmp_path}/own_task_model.py:Net", options={"hidden": 5})
 
-    model = ImageClassification(replace(IMAGES, model=own)).model()
+    model = ImageClassification(replace(IMAGES, model=model_config)).model()
 
     assert isinstance(model, nn.Sequential)
     assert model[2].weight.shape == (3, 5)

@@ -56,8 +56,8 @@ def replace_a_buffer(model: Net) -> None:
 def test_a_plain_step_has_nothing_against_it() -> None:
     assert found(lambda model: None) == []
     assert found(lambda model: model.average.add_(1.0)) == []
-    kept = torch.ones(2, requires_grad=True)
-    assert found(lambda model: setattr(model, "latest", kept * 2)) == []
+    shared = torch.ones(2, requires_grad=True)
+    assert found(lambda model: setattr(model, "latest", shared * 2)) == []
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_plain_step_has_nothing_against_it() -> None:
     ],
 )
 def test_what_changes_on_the_host_is_named(change: Callable[[Net], Any], reason: str) -> None:
-    [said] = found(change)
-    assert said.startswith(reason)
+    [message] = found(change)
+    assert message.startswith(reason)
 
 
 def test_what_the_task_counts_is_seen() -> None:

@@ -84,8 +84,8 @@ UNEVEN = "a larger --data.prefetch_factor: workers are idle while a batch is lat
 def test_the_most_useful_one_or_two_come_first(
     facts: LoadingFacts, share: float, expected: list[str]
 ) -> None:
-    _, *found = advice(facts, share=share, seconds=12.3).split("\n  - ")
-    assert found == expected
+    _, *remedies = advice(facts, share=share, seconds=12.3).split("\n  - ")
+    assert remedies == expected
 
 
 def test_it_begins_with_what_was_measured() -> None:
@@ -187,5 +187,5 @@ def test_what_is_read_from_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_thing_to_try_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
     message = "rank 0 on a " + advice(LoadingFacts(cores=16, workers=0), share=0.75, seconds=12.3)
     PlainDisplay(sys.stdout)({"kind": "note", "time": 0.0, "step": 30, "message": message})
-    _, *more = capsys.readouterr().out.splitlines()
-    assert more == ["  - --data.workers 3", f"  - {STORED}"]
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines == ["  - --data.workers 3", f"  - {STORED}"]

@@ -254,8 +254,8 @@ def test_a_full_disk_without_a_file_name_is_the_runs_own() -> None:
 
 
 def test_the_rank_that_an_error_names_is_the_one_it_is_about() -> None:
-    other = Place(host="node-a", rank=1, step=11)
-    assert subject(NonFiniteError("NaN", place=other), PLACE) == other
+    place = Place(host="node-a", rank=1, step=11)
+    assert subject(NonFiniteError("NaN", place=place), PLACE) == place
     assert subject(NonFiniteError("NaN", place=Place("node-a", 1)), PLACE) == Place("node-a", 1, 12)
     assert subject(NonFiniteError("NaN"), PLACE) == subject(ValueError(), PLACE) == PLACE
 

@@ -52,8 +52,8 @@ def test_a_skipped_step_leaves_no_trace(kind: type[Optimizer], waits: bool) -> N
         model, optimizer, finite, meter = fixture(kind, "skip", waits=waits)
         for factor in factors:
             take_step(model, optimizer, finite, factor)
-        kept = [tensor for state in optimizer.state.values() for tensor in state.values()]
-        states.append([*model.state_dict().values(), *kept, meter.take()])
+        state_tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        states.append([*model.state_dict().values(), *state_tensors, meter.take()])
         assert finite.counts.tolist() == ([2, 4] if len(factors) == 4 else [0, 0])
     for left, right in zip(*states, strict=True):
         assert torch.equal(left, right)

@@ -71,8 +71,8 @@ def test_ranks_wait_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     for _ in range(2):
         returned.clear()
-        other = threading.Thread(target=ask, daemon=True)
-        other.start()
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
         with_local_data(config, ranks[0])
-        other.join()
+        thread.join()
         assert returned.is_set()

@@ -85,16 +85,16 @@ def run_names(
         first, "run", lambda _: (names.append("first_step"), setattr(first, "_is_due", False))
     )
     loop = Loop(context, SimpleNamespace(), Ledger(), actions)  # type: ignore[arg-type]
-    found = []
+    names_by_step = []
     for step in range(1, steps + 1):
         context.progress.step, context.progress.cursor = (
             step,
             Cursor(step // per_epoch, step % per_epoch),
         )
         loop.run_actions()
-        found.append(names[:])
+        names_by_step.append(names[:])
         names.clear()
-    return found
+    return names_by_step
 
 
 def test_the_order_is_fixed() -> None:
@@ -156,8 +156,8 @@ def test_a_run_that_is_stopped_ends_as_at_its_last_step(monkeypatch: pytest.Monk
 def test_each_action_runs_when_it_is_due_and_all_of_them_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = run_names(monkeypatch, CONFIG, steps=17, per_epoch=5)
-    due = {step: names for step, names in enumerate(found, 1) if names}
+    names_by_step = run_names(monkeypatch, CONFIG, steps=17, per_epoch=5)
+    due = {step: names for step, names in enumerate(names_by_step, 1) if names}
     assert due == {
         1: ["first_step"],
         4: ["log"],
@@ -205,7 +205,7 @@ class Counts(Action):
 
 
 @pytest.mark.parametrize(
-    ("intervals", "asked"),
+    ("intervals", "asked_at"),
     [
         ((3, AT_EPOCH_END), [[1, 3, 5, 6, 8], [1, 3, 5, 6, 8]]),
         ((0, 4), [[1, 2, 3, 4, 5, 6, 7, 8], [1, 4, 5, 8]]),
@@ -213,7 +213,7 @@ class Counts(Action):
     ],
 )
 def test_actions_are_asked_together_at_their_intervals_and_epoch_ends(
-    intervals: tuple[int, int], asked: list[list[int]]
+    intervals: tuple[int, int], asked_at: list[list[int]]
 ) -> None:
     context = make_context(CONFIG, 8)
     actions = [Counts(interval) for interval in intervals]
@@ -221,4 +221,4 @@ def test_actions_are_asked_together_at_their_intervals_and_epoch_ends(
     for step in range(1, 9):
         context.progress.step, context.progress.cursor = step, Cursor(step // 5, step % 5)
         loop.run_actions()
-    assert [action.asked for action in actions] == asked
+    assert [action.asked for action in actions] == asked_at

@@ -89,27 +89,27 @@ class Text(Task):
 def plan(
     config: Config, task: type[Task] = Perceptron, worlds: tuple[int, ...] = (1,), per_node: int = 8
 ) -> Any:
-    found = plan_memory(config, task(config), worlds=worlds, ranks_per_node=per_node)
-    return {(one.mode, one.world_size): one for one in found.ranks}
+    memory = plan_memory(config, task(config), worlds=worlds, ranks_per_node=per_node)
+    return {(rank.mode, rank.world_size): rank for rank in memory.ranks}
 
 
 @pytest.mark.parametrize(("name", "states"), [("sgd", 1), ("adamw", 2), ("torch.optim.Adagrad", 1)])
 def test_parameters_gradients_and_optimizer_state_are_exact(name: str, states: int) -> None:
-    found = plan(settings(name), worlds=(1, 2))
+    plans = plan(settings(name), worlds=(1, 2))
     for key in (("ddp", 1), ("ddp", 2)):
-        assert found[key].parameters == PARAMETERS
+        assert plans[key].parameters == PARAMETERS
         num_scalars = 0 if name == "sgd" else 4  # counts of steps
-        assert found[key].optimizer == states * PARAMETERS + num_scalars * 512
-    assert found["ddp", 2].gradients == PARAMETERS  # DDP's buckets
-    assert found["ddp", 2].communication == 0
+        assert plans[key].optimizer == states * PARAMETERS + num_scalars * 512
+    assert plans["ddp", 2].gradients == PARAMETERS  # DDP's buckets
+    assert plans["ddp", 2].communication == 0
 
 
 def test_shards_are_as_large_as_the_first_rank_s() -> None:
-    found = plan(settings("sgd"), worlds=(3,))
+    plans = plan(settings("sgd"), worlds=(3,))
     rows = -(-512 // 3), -(-128 // 3)
     largest = rows[0] * 256 * 4 + 1024 + rows[1] * 512 * 4 + 512  # biases are rounded up
     for mode in ("zero1", "fsdp"):
-        assert found[mode, 3].parameters == found[mode, 3].optimizer == largest
+        assert plans[mode, 3].parameters == plans[mode, 3].optimizer == largest
 
 
 def test_what_a_forward_pass_holds_is_what_can_be_counted_by_hand() -> None:
@@ -152,20 +152,20 @@ def kept(step: StepMemory) -> int:
 def real_bytes(config: Config, task: Task, batch: Any) -> int:
     """What autograd keeps of a real forward pass on the CPU, besides parameters."""
     model = task.model()
-    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
-    kept: dict[int, int] = {}
+    of_parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    stored: dict[int, int] = {}
     held = []
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in of_parameters:
+            stored[storage.data_ptr()] = storage.nbytes()
             held.append(storage)  # so that no other gets its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         task.loss(model, batch)
-    return sum(kept.values())
+    return sum(stored.values())
 
 
 def test_activations_of_a_gpt_are_those_of_a_real_pass() -> None:
@@ -223,16 +223,16 @@ def recompute_plan(wrap: tuple[str, ...] | None = None) -> MemoryPlan:
 
 
 def test_what_recomputation_saves_is_shown() -> None:
-    found = recompute_plan()
-    saved = found.recompute
+    plans = recompute_plan()
+    saved = plans.recompute
     assert saved is not None
     assert saved.blocks == "6 x Layers"
-    assert saved.total == found.ranks[0].total
+    assert saved.total == plans.ranks[0].total
     assert (
         saved.total_without == plan(settings(batch_size=256), Stacked)["ddp", 1].total > saved.total
     )
     assert saved.saving > 0.5
-    (line,) = recompute_lines(found)
+    (line,) = recompute_lines(plans)
     sizes = f"{memory_size(saved.total)} on 1 rank, {memory_size(saved.total_without)} without"
     assert line == f"recompute: 6 x Layers: {sizes}"
 
@@ -277,8 +277,10 @@ def test_accumulation_and_buckets_hold_gradients_twice() -> None:
     assert summed["ddp", 1].communication == 0
     assert (summed["ddp", 2].gradients, summed["ddp", 2].communication) == (PARAMETERS, PARAMETERS)
     assert summed["ddp", 2].micro_batch_size == 8
-    own = plan(replace(settings(), dist=DistConfig(gradient_as_bucket_view=False)), worlds=(2,))
-    assert own["ddp", 2].communication == PARAMETERS
+    without_view = plan(
+        replace(settings(), dist=DistConfig(gradient_as_bucket_view=False)), worlds=(2,)
+    )
+    assert without_view["ddp", 2].communication == PARAMETERS
     compressed = plan(replace(settings(), dist=DistConfig(comm="powersgd")), worlds=(2,))
     assert compressed["ddp", 2].communication - plain["ddp", 2].communication == PARAMETERS
 
@@ -297,7 +299,7 @@ def test_rounds_take_as_much_as_a_real_round(dist: DistConfig, two_replicas: Rep
     task = Perceptron(config)
     with torch.no_grad(), _MemoryTrace() as trace:
         model = task.model()
-        own = trace.live
+        live_bytes = trace.live
         sync = make_sync(dist, model, two_replicas)
         between = trace.live
         trace.moments.clear()
@@ -305,12 +307,14 @@ def test_rounds_take_as_much_as_a_real_round(dist: DistConfig, two_replicas: Rep
             sync.after_step(step, is_last=False)
             between = max(between, trace.live)
         in_round = max(moment.live for moment in trace.moments)
-    found = plan_memory(config, task, worlds=(1, 2), ranks_per_node=8).ranks
-    assert [(one.mode, one.world_size) for one in found] == [("ddp", 1), ("ddp", 2)]
-    assert found[0].communication == 0
+    ranks = plan_memory(config, task, worlds=(1, 2), ranks_per_node=8).ranks
+    assert [(rank.mode, rank.world_size) for rank in ranks] == [("ddp", 1), ("ddp", 2)]
+    assert ranks[0].communication == 0
     step = FakeJob(config, task).trace([torch.zeros(ROWS, 256)])
-    assert _for_rounds(step, 2, dist) == pytest.approx((between - own, in_round - own), rel=0.02)
-    assert found[1].communication >= between - own
+    assert _for_rounds(step, 2, dist) == pytest.approx(
+        (between - live_bytes, in_round - live_bytes), rel=0.02
+    )
+    assert ranks[1].communication >= between - live_bytes
 
 
 @pytest.fixture
@@ -324,26 +328,26 @@ def two_replicas() -> Iterator[ReplicaGroups]:
 
 def test_ranks_of_a_node_have_buckets_and_rounds() -> None:
     dist = DistConfig(sync="local:4", sync_within="node")
-    found = plan(replace(settings(), dist=dist), worlds=(2, 4), per_node=2)
-    assert found["ddp", 2].communication == 0  # one node is one replica
-    assert found["ddp", 4].gradients == PARAMETERS  # DDP's buckets
-    assert found["ddp", 4].communication >= PARAMETERS
+    plans = plan(replace(settings(), dist=dist), worlds=(2, 4), per_node=2)
+    assert plans["ddp", 2].communication == 0  # one node is one replica
+    assert plans["ddp", 4].gradients == PARAMETERS  # DDP's buckets
+    assert plans["ddp", 4].communication >= PARAMETERS
 
 
 def test_each_mode_shards_more_than_the_one_before() -> None:
-    found = plan(settings(micro_batch_size=1), Text, worlds=(4,), per_node=2)
-    assert [mode for mode, _ in found] == list(MODES)
-    totals = [found[mode, 4].total for mode in MODES]
+    plans = plan(settings(micro_batch_size=1), Text, worlds=(4,), per_node=2)
+    assert [mode for mode, _ in plans] == list(MODES)
+    totals = [plans[mode, 4].total for mode in MODES]
     assert totals == sorted(totals, reverse=True)
     # A block and the embedding are whole at times, but not the other blocks.
-    assert found["fsdp", 4].communication < found["zero1", 4].communication
+    assert plans["fsdp", 4].communication < plans["zero1", 4].communication
 
 
 def test_a_batch_that_cannot_be_split_is_reported_for_that_number_of_ranks() -> None:
     config = settings(batch_size=2)
-    found = plan_memory(config, Perceptron(config), worlds=(2, 4), ranks_per_node=8)
-    assert {one.world_size for one in found.ranks} == {2}
-    assert found.impossible == {
+    memory = plan_memory(config, Perceptron(config), worlds=(2, 4), ranks_per_node=8)
+    assert {rank.world_size for rank in memory.ranks} == {2}
+    assert memory.impossible == {
         4: "a global batch of 2 cannot be split over 4 ranks: each needs a sample"
     }
 
@@ -371,9 +375,9 @@ class OwnOptimizer(Perceptron):
 
 def test_an_optimizer_with_temporary_lists_counts_them() -> None:
     config = settings()
-    found = plan(config, OwnOptimizer)["ddp", 1]
-    assert found.optimizer >= 2 * PARAMETERS
-    assert found.activations - WORKSPACES >= PARAMETERS
+    memory = plan(config, OwnOptimizer)["ddp", 1]
+    assert memory.optimizer >= 2 * PARAMETERS
+    assert memory.activations - WORKSPACES >= PARAMETERS
 
 
 def rank(mode: str, gib: float, world_size: int = 2) -> RankMemory:
@@ -388,16 +392,18 @@ def rank(mode: str, gib: float, world_size: int = 2) -> RankMemory:
 
 
 def test_the_cheapest_mode_that_fits_is_chosen() -> None:
-    found = MemoryPlan(num_parameters=1, ranks=[rank("fsdp", 5), rank("zero1", 9), rank("ddp", 20)])
+    memory = MemoryPlan(
+        num_parameters=1, ranks=[rank("fsdp", 5), rank("zero1", 9), rank("ddp", 20)]
+    )
 
     def choice(gib: float) -> str | None:
-        chosen = found.cheapest(2, int(gib * GIB))
+        chosen = memory.cheapest(2, int(gib * GIB))
         return None if chosen is None else chosen.mode
 
     assert [choice(gib) for gib in (40, 22, 12, 9, 5)] == ["ddp", "zero1", "zero1", "fsdp", None]
     assert rank("ddp", 19).fits(20 * GIB + OUTSIDE * 20 // 19 + 1)
     assert not rank("ddp", 19).fits(20 * GIB + OUTSIDE)
-    assert found.cheapest(4, 1000 * GIB) is None
+    assert memory.cheapest(4, 1000 * GIB) is None
 
 
 def test_gpus_are_named_or_given_by_their_memory() -> None:
@@ -430,14 +436,14 @@ def test_sharded_settings_change_what_is_gathered_and_held() -> None:
 
 def test_auto_takes_the_cheapest_mode_that_fits_or_the_one_that_needs_least() -> None:
     config = settings(micro_batch_size=1, batch_size=64)
-    found = plan(config, Text, worlds=(4,))
+    plans = plan(config, Text, worlds=(4,))
 
     def choice(total: int) -> tuple[str, str]:
         return choose_mode(config, Text(config), 4, 4, int((total + OUTSIDE) / 0.95) + 1)
 
-    assert choice(found["ddp", 4].total)[0] == "ddp"
-    assert choice(found["ddp", 4].total - 1)[0] == "zero1"
-    mode, reason = choice(found["fsdp", 4].total)
+    assert choice(plans["ddp", 4].total)[0] == "ddp"
+    assert choice(plans["ddp", 4].total - 1)[0] == "zero1"
+    mode, reason = choice(plans["fsdp", 4].total)
     assert mode == "fsdp"
     assert reason.startswith("the cheapest that fits on 4 ranks; it needs ")
     mode, reason = choice(1)

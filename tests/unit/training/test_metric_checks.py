@@ -111,14 +111,14 @@ def test_a_collection_has_no_groups_and_its_members_are_checked_by_name() -> Non
     whole = whole_state()()
     whole.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
     members = {"first": SumMetric(), "second": SumMetric()}
-    found = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
-    update_metrics(found, torch.tensor([1.0, 2.0]))
-    assert compute_metrics(found, ALONE, is_updated=True) == {
+    made = make_metrics(task_with(both=MetricCollection(members, prefix="my-")), ONE_OF_TWO)
+    update_metrics(made, torch.tensor([1.0, 2.0]))
+    assert compute_metrics(made, ALONE, is_updated=True) == {
         "both/my-first": 3.0,
         "both/my-second": 3.0,
     }
-    both: Any = found["both"]
-    assert both.compute_groups == {}
+    collection: Any = made["both"]
+    assert collection.compute_groups == {}
     with pytest.raises(UsageError, match="the metric 'both/whole' cannot be merged over ranks"):
         make_metrics(task_with(both=MetricCollection({"whole": whole})), ONE_OF_TWO)
 
@@ -166,8 +166,8 @@ def test_numbers_stay_numbers_and_tensors_become_lists() -> None:
         "several": {"a": torch.tensor(1), "b": {"c": 2.0}},
     }
     metrics = {name: Recorder(value) for name, value in computed.items()}
-    found = compute_metrics(metrics, ALONE, is_updated=True)
-    assert found == {
+    reported = compute_metrics(metrics, ALONE, is_updated=True)
+    assert reported == {
         "scalar": 2.5,
         "array": 0.5,
         "yes": 1.0,
@@ -176,6 +176,6 @@ def test_numbers_stay_numbers_and_tensors_become_lists() -> None:
         "several/a": 1,
         "several/b/c": 2.0,
     }
-    assert list(numbers(found)) == ["scalar", "array", "yes", "several/a", "several/b/c"]
+    assert list(numbers(reported)) == ["scalar", "array", "yes", "several/a", "several/b/c"]
     with pytest.raises(UsageError, match="the metric 'x' computed a str"):
         compute_metrics({"x": Recorder("high")}, ALONE, is_updated=True)

@@ -57,8 +57,10 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
         file.write('{"kind": "straggler", "mess')
     notices.report(reporter)
     notices.report(reporter)
-    told = [(event["kind"], event.get("about_rank"), event.get("about_host")) for event in events]
-    assert told == [("straggler", 3, "node-b"), ("stall", 1, "node-a"), ("note", None, None)]
+    reported = [
+        (event["kind"], event.get("about_rank"), event.get("about_host")) for event in events
+    ]
+    assert reported == [("straggler", 3, "node-b"), ("stall", 1, "node-a"), ("note", None, None)]
     assert [event["message"] for event in events[:2]] == [f"straggler: {SLOW}. Try: look", STALL]
     assert {(event["rank"], event["host"]) for event in events} == {(0, "node-a")}
     with (tmp_path / NOTICES).open("a") as file:
@@ -92,12 +94,12 @@ def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Loop, "take_step", noticed)
     train_here(make_config(steps=8), Classify, run)
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
-    told = [
+    reported = [
         (event["kind"], event["step"])
         for event in events
         if event["kind"] in ("straggler", "stall")
     ]
-    assert told == [("straggler", 4), ("stall", 6)]
+    assert reported == [("straggler", 4), ("stall", 6)]
     assert events[-1]["stragglers"] == [SLOW]
     log = (run / "logs" / "rank-00000.log").read_text()
     assert f" straggler: {SLOW}. Try: look\n" in log

@@ -29,7 +29,10 @@ def network() -> nn.Module:
 
 
 def shapes(optimizer: Optimizer) -> list[list[tuple[int, ...]]]:
-    return [[tuple(one.shape) for one in group["params"]] for group in optimizer.param_groups]
+    return [
+        [tuple(parameter.shape) for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
 
 
 def test_an_optimizer_of_torch_by_its_dotted_name() -> None:
@@ -105,10 +108,10 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
 
 def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> None:
     optim = OptimConfig(name="muon", weight_decay=0.3, betas=(0.8, 0.9))
-    ours = network()
-    theirs = network()
-    optimizer = make_optimizer(ours, optim, lr=0.2)
-    embedding, matrix, *flat, last = theirs.parameters()
+    trained = network()
+    reference = network()
+    optimizer = make_optimizer(trained, optim, lr=0.2)
+    embedding, matrix, *flat, last = reference.parameters()
     separate: list[Optimizer] = [
         Muon([matrix, last], lr=0.2, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"),
         AdamW(
@@ -121,14 +124,14 @@ def test_muon_steps_as_the_two_of_torch_do_also_after_a_state_is_loaded() -> Non
     for number in range(4):
         if number == 2:  # as a resumed run does
             state = optimizer.state_dict()
-            optimizer = make_optimizer(ours, optim, lr=0.2)
+            optimizer = make_optimizer(trained, optim, lr=0.2)
             optimizer.load_state_dict(state)
-        for model in (ours, theirs):
+        for model in (trained, reference):
             (model(torch.arange(7)) ** 3).sum().backward()
-        for one in (optimizer, *separate):
-            one.step()
-            one.zero_grad()
-    for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for each in (optimizer, *separate):
+            each.step()
+            each.zero_grad()
+    for left, right in zip(trained.parameters(), reference.parameters(), strict=True):
         assert torch.equal(left, right)
 
 
@@ -168,11 +171,11 @@ def test_a_second_captured_step_gets_the_tensors_of_the_first_one() -> None:
     optimizer = Adam(parameters := list(network().parameters()), lr=0.1, capturable=True)
     built = group_settings(optimizer)
     optimizer.state[parameters[0]] = {"step": torch.tensor(3.0)}
-    kept = []
+    momenta = []
     for _ in range(2):
         set_capturable(optimizer, built, is_on=True)
-        kept.append((optimizer.param_groups[0]["lr"], optimizer.state[parameters[0]]["step"]))
-    assert all(one is other for one, other in zip(*kept, strict=True))
+        momenta.append((optimizer.param_groups[0]["lr"], optimizer.state[parameters[0]]["step"]))
+    assert all(before is after for before, after in zip(*momenta, strict=True))
     set_capturable(optimizer, built, is_on=False)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
     assert optimizer.param_groups[0]["capturable"], "as it was built"
@@ -190,13 +193,13 @@ class WithoutRate(Optimizer):
 
 def test_an_own_optimizer_must_train_the_whole_model() -> None:
     model = network()
-    other = network()
-    kept = SGD(model.parameters(), lr=0.1)
-    assert check_own_optimizer(kept, model, maker="X.optimizer()") is kept
+    second_model = network()
+    replaced = SGD(model.parameters(), lr=0.1)
+    assert check_own_optimizer(replaced, model, maker="X.optimizer()") is replaced
     wrong: list[tuple[Any, str]] = [
-        ([kept], "X.optimizer() returned a list, not a torch.optim.Optimizer"),
+        ([replaced], "X.optimizer() returned a list, not a torch.optim.Optimizer"),
         (
-            SGD(other.parameters(), lr=0.1),
+            SGD(second_model.parameters(), lr=0.1),
             "X.optimizer() holds a parameter that the model does not have",
         ),
         (

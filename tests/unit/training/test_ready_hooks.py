@@ -24,11 +24,11 @@ def make_run(model: nn.Module | None = None, **settings: Any) -> Run:
     model = model or nn.Sequential(
         nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2)
     )
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "task": None,
         "model": model,
         "_optimizer": torch.optim.SGD(
-            [one for one in model.parameters() if one.requires_grad], lr=0.1
+            [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1
         ),
         "config": Config(),
         "total_steps": 10,
@@ -38,7 +38,7 @@ def make_run(model: nn.Module | None = None, **settings: Any) -> Run:
         "folder": Path(),
         "_report": lambda *_, **__: None,
     }
-    return Run(**{**given, **settings})
+    return Run(**{**defaults, **settings})
 
 
 class Tied(nn.Module):
@@ -57,7 +57,7 @@ def test_the_average_has_every_tensor_of_a_checkpoint_once() -> None:
     ema = EMA(0.5)
     run = make_run(model)
     ema.start(run)
-    assert {name: one.dtype for name, one in ema.average.items()} == {
+    assert {name: tensor.dtype for name, tensor in ema.average.items()} == {
         "embedding.weight": torch.float32
     }
     before = model.embedding.weight.detach().float().clone()
@@ -76,24 +76,28 @@ def test_an_evaluation_has_the_average_and_training_goes_on_with_the_weights() -
         for tensor in run.model.state_dict().values():
             tensor.add_(1)
     ema.after_step(run)
-    trained = {name: one.clone() for name, one in run.model.state_dict().items()}
+    trained = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     norm: Any = list(run.model.children())[1]
     norm.running_mean = norm.running_mean.clone()  # as a forward pass may
     ema.before_evaluation(run)
-    assert all(torch.equal(one, ema.average[name]) for name, one in run.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, ema.average[name]) for name, tensor in run.model.state_dict().items()
+    )
     assert not torch.equal(run.model.state_dict()["0.weight"], trained["0.weight"])
     assert torch.equal(
         run.model.state_dict()["1.num_batches_tracked"], trained["1.num_batches_tracked"]
     )
     ema.after_evaluation(run)
-    assert all(torch.equal(one, trained[name]) for name, one in run.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, trained[name]) for name, tensor in run.model.state_dict().items()
+    )
 
 
 def test_a_resumed_average_lies_in_memory_like_the_weights() -> None:
     model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     ema = EMA(0.5)
     ema.load_state_dict(
-        {"average": {name: one.contiguous() for name, one in model.state_dict().items()}}
+        {"average": {name: tensor.contiguous() for name, tensor in model.state_dict().items()}}
     )
     ema.start(make_run(model))
     assert ema.average["weight"].stride() == model.weight.stride()
@@ -198,13 +202,13 @@ def test_a_resumed_one_counts_on() -> None:
 def test_a_metric_that_is_not_reported_is_named() -> None:
     run = make_run()
     run.metrics = {"loss": 1.0, "accuracy": 0.5, "confusion": [[1, 0], [0, 1]]}
-    for metric, known in (
+    for metric, names in (
         ("acuracy", "did you mean 'accuracy'?"),
         ("confusion", "known: accuracy, loss"),
     ):
         with pytest.raises(UsageError) as caught:
             EarlyStopping(metric).after_evaluation(run)
-        assert caught.value.what == f"the evaluation does not report {metric!r}: {known}"
+        assert caught.value.what == f"the evaluation does not report {metric!r}: {names}"
     with pytest.raises(UsageError, match=r"EarlyStopping has patience 0 and min_delta 0\.0"):
         EarlyStopping("loss", 0)
 
@@ -214,12 +218,12 @@ def test_parameters_are_frozen_until_their_step_whenever_the_run_starts() -> Non
         run = make_run(step=first)
         hook = Unfreeze("0.", "1.weight", at_step=4)
         hook.start(run)
-        flags = {name: one.requires_grad for name, one in run.model.named_parameters()}
+        flags = {name: parameter.requires_grad for name, parameter in run.model.named_parameters()}
         frozen = {name for name in flags if not flags[name]}
         assert frozen == (set() if trained else {"0.weight", "0.bias", "1.weight"})
         run.step = 4
         hook.after_step(run)
-        assert all(one.requires_grad for one in run.model.parameters())
+        assert all(parameter.requires_grad for parameter in run.model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -273,9 +277,10 @@ def test_samples_are_logged_and_nothing_of_the_training_changes() -> None:
     list(run.model.children())[2].eval()  # for good
     modes = [module.training for module in run.model.modules()]
     state = torch.get_rng_state()
-    weights = {name: one.clone() for name, one in run.model.state_dict().items()}
+    weights = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     hook = LogSamples(
-        torch.ones(2, 3), show=lambda outputs: [f"{one.argmax()} {one.dtype}" for one in outputs]
+        torch.ones(2, 3),
+        show=lambda outputs: [f"{output.argmax()} {output.dtype}" for output in outputs],
     )
     hook.after_evaluation(run)
     assert [fields["name"] for fields in logged] == ["samples/0", "samples/1"]
@@ -284,7 +289,9 @@ def test_samples_are_logged_and_nothing_of_the_training_changes() -> None:
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in run.model.modules()] == modes
-    assert all(torch.equal(one, weights[name]) for name, one in run.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, weights[name]) for name, tensor in run.model.state_dict().items()
+    )
 
 
 def test_samples_come_every_so_many_steps_or_after_evaluations() -> None:

@@ -24,8 +24,8 @@ class Run:
         self.count = 0
 
     def start(self, *, is_restart: bool = True) -> tuple[Any, Any]:
-        found = look_back(self.folder, is_restart=is_restart)
-        return found["refusal"], found["failure"]
+        failure = look_back(self.folder, is_restart=is_restart)
+        return failure["refusal"], failure["failure"]
 
     def launch(self) -> str:
         return str(json.loads(self.folder.launch_file.read_text())["launch"])

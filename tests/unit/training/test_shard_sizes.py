@@ -44,7 +44,7 @@ def test_how_much_faster_steps_become() -> None:
 def test_the_global_batch_stays_the_same(
     ranks: list[tuple[int, float]], data: st.DataObject
 ) -> None:
-    sizes, seconds = ([one[place] for one in ranks] for place in (0, 1))
+    sizes, seconds = ([entry[place] for entry in ranks] for place in (0, 1))
     smallest = data.draw(st.integers(1, max(1, sum(sizes) // len(sizes))))
     most = [size + data.draw(st.integers(0, 100)) for size in sizes]
     chosen = choose_sizes(sizes, seconds, smallest=smallest, most=most)
@@ -59,7 +59,7 @@ def test_equal_sizes_are_those_of_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "change",
     [
         {"sizes": [20, 13]},
         {"sizes": [10, 10, 12]},
@@ -71,12 +71,12 @@ def test_equal_sizes_are_those_of_the_plan() -> None:
         {"measure_at": "500"},
     ],
 )
-def test_a_record_of_something_else_is_measured_again(other: dict[str, Any]) -> None:
+def test_a_record_of_something_else_is_measured_again(change: dict[str, Any]) -> None:
     assert is_record(RECORD, EVEN)
-    assert not is_record({**RECORD, **other}, EVEN)
+    assert not is_record({**RECORD, **change}, EVEN)
 
 
 def test_no_record_is_no_record() -> None:
     assert not any(
-        is_record(found, EVEN) for found in (None, [], {}, {"sizes": [20, 12], "measure_at": 5})
+        is_record(record, EVEN) for record in (None, [], {}, {"sizes": [20, 12], "measure_at": 5})
     )

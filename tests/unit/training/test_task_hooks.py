@@ -28,7 +28,7 @@ NOW: dict[str, Any] = {"step": 3, "epoch": 1, "metrics": {}}
 
 def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks | None:
     ddp = SimpleNamespace(host="a", device=torch.device("cpu"), rank=0, world_size=1)
-    own = type(task.__name__, (task,), {"hooks": lambda self: hooks})
+    task_class = type(task.__name__, (task,), {"hooks": lambda self: hooks})
     parts = {
         "ddp": ddp,
         "model": nn.Linear(1, 1),
@@ -37,14 +37,14 @@ def hooks_of(hooks: Sequence[Any], task: type[Task] = Task) -> TaskHooks | None:
         "eval_loaders": {},
         "autocast": nullcontext(),
     }
-    job: Any = SimpleNamespace(task=own(Config()), **parts)
+    job: Any = SimpleNamespace(task=task_class(Config()), **parts)
     return make_hooks(job, Config(), Path("run"), lambda *_, **__: None, 10)
 
 
 def some(*hooks: Hook) -> TaskHooks:
-    found = hooks_of(hooks)
-    assert found is not None
-    return found
+    made = hooks_of(hooks)
+    assert made is not None
+    return made
 
 
 class Counts(Hook):
@@ -82,17 +82,17 @@ def test_a_task_without_hooks_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("value", "what"),
     [
         (Counts, "returned the class Counts, not a drumline.Hook"),
         (print, "returned a builtin_function_or_method, not a drumline.Hook"),
     ],
 )
-def test_what_is_no_hook_is_refused(given: Any, what: str) -> None:
+def test_what_is_no_hook_is_refused(value: Any, what: str) -> None:
     with pytest.raises(
         UsageError, match=rf"Task.hooks\(\) {what}\n  try: return a list of hook objects"
     ):
-        hooks_of([given])
+        hooks_of([value])
 
 
 @pytest.mark.parametrize("every", [0, 2.0, None])

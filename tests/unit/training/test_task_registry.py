@@ -24,10 +24,10 @@ def test_a_task_of_the_users_own_file(tmp_path: Path) -> None:
         "from drumline import Task\nclass Mine(Task):\n    defaults = {'optim.lr': 0.5}\n"
     )
 
-    found = load_task(f"{file}:Mine")
+    loaded = load_task(f"{file}:Mine")
 
-    assert issubclass(found, Task)
-    assert found.defaults == {"optim.lr": 0.5}
+    assert issubclass(loaded, Task)
+    assert loaded.defaults == {"optim.lr": 0.5}
 
 
 def test_a_task_of_a_package() -> None:

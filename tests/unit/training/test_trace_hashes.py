@@ -37,17 +37,17 @@ def rows(*numbers: float) -> torch.Tensor:
 
 def test_a_tensor_is_its_bits_its_type_and_its_shape() -> None:
     numbers = torch.arange(6, dtype=torch.float32)
-    same = hash_tensor(numbers.clone())
-    assert hash_tensor(numbers) == same
-    assert hash_tensor(numbers.reshape(2, 3).t().contiguous().t().reshape(-1)) == same
-    others = [
+    hash_of_copy = hash_tensor(numbers.clone())
+    assert hash_tensor(numbers) == hash_of_copy
+    assert hash_tensor(numbers.reshape(2, 3).t().contiguous().t().reshape(-1)) == hash_of_copy
+    variants = [
         numbers.reshape(2, 3),
         numbers.double(),
         numbers.view(torch.int32),
         -numbers,
         numbers[:5],
     ]
-    assert len({same, *map(hash_tensor, others)}) == len(others) + 1
+    assert len({hash_of_copy, *map(hash_tensor, variants)}) == len(variants) + 1
     assert hash_tensor(torch.tensor(float("nan"))) == hash_tensor(torch.tensor(float("nan")))
     assert hash_tensor(torch.eye(2).to_sparse()) == hash_tensor(torch.eye(2).to_sparse())
     assert hash_tensor(torch.zeros(0)) != hash_tensor(torch.zeros(()))
@@ -73,7 +73,7 @@ def test_a_sample_is_the_same_in_any_batch_of_its_kind(make: Any) -> None:
     together, rest = hash_samples(make(rows(1, 2, 3)), 3)
     alone = [hash_samples(make(rows(number)), 1) for number in (1, 2, 3)]
     assert together == [samples[0] for samples, _ in alone]
-    assert {rest} == {one for _, one in alone}
+    assert {rest} == {digest for _, digest in alone}
     assert len(set(together)) == 3
 
 
@@ -86,14 +86,14 @@ def test_what_is_not_of_a_sample_is_hashed_once() -> None:
         "none": None,
     }
     samples, rest = hash_samples(batch, 2)
-    for name, other in {
+    for name, variant in {
         "epoch": 4,
         "weights": torch.zeros(5),
         "names": {"a"},
         "none": Plain(),
         "more": 1,
     }.items():
-        changed = hash_samples({**batch, name: other}, 2)
+        changed = hash_samples({**batch, name: variant}, 2)
         assert changed[0] == samples, name
         assert changed[1] != rest, name
     assert hash_samples({**batch, "names": {"a", "b"}}, 2) == (samples, rest)

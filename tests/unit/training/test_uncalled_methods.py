@@ -51,7 +51,7 @@ class CallsThem(Task):
 
 def test_each_is_named_once_with_what_to_use_instead() -> None:
     sentences = list(uncalled_methods(FromElsewhere))
-    assert [one.partition("()")[0] for one in sentences] == [
+    assert [sentence.partition("()")[0] for sentence in sentences] == [
         f"FromElsewhere.{name}"
         for name in (
             "configure_optimizers",

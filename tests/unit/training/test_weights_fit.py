@@ -39,10 +39,10 @@ def without(*names: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("left_out", ["embedding.weight", "head.weight", "no name"])
 def test_one_name_of_a_tied_weight_is_enough(left_out: str) -> None:
-    found = without(left_out)
-    fit = fit_weights(found, Tied())
+    tensors = without(left_out)
+    fit = fit_weights(tensors, Tied())
     assert list(fit.problems()) == []
-    expected = found.get("embedding.weight", found.get("head.weight"))
+    expected = tensors.get("embedding.weight", tensors.get("head.weight"))
     assert expected is not None
     assert torch.equal(fit.fitting["embedding.weight"], expected)
     assert "head.weight" not in fit.fitting
@@ -56,14 +56,14 @@ def test_two_values_of_a_tied_weight_are_reported() -> None:
 
 
 def test_what_is_missing_unexpected_or_different_is_listed_by_name() -> None:
-    found = {
+    tensors = {
         **without("norm.weight", "norm.running_var"),
         "norm.bias": torch.zeros(4),
         "norm.num_batches_tracked": torch.tensor(1.0),
         "pooler.weight": torch.zeros(2),
         "norm.running_mean": torch.ones(3, dtype=torch.float16),
     }
-    fit = fit_weights(found, Tied())
+    fit = fit_weights(tensors, Tied())
     assert list(fit.problems()) == [
         "missing: norm.weight and norm.running_var",
         "not in the model: pooler.weight",
@@ -74,40 +74,40 @@ def test_what_is_missing_unexpected_or_different_is_listed_by_name() -> None:
 
 
 def test_long_lists_are_cut() -> None:
-    found = {f"old.{number}": torch.zeros(1) for number in range(30)}
-    (_, unexpected) = fit_weights(found, Tied()).problems()
+    tensors = {f"old.{number}": torch.zeros(1) for number in range(30)}
+    (_, unexpected) = fit_weights(tensors, Tied()).problems()
     assert unexpected.startswith("not in the model: old.0, old.1, ")
     assert unexpected.endswith(" and 10 more")
 
 
 def test_names_of_a_ddp_model_fit() -> None:
-    found = {f"module.{name}": tensor for name, tensor in state().items()}
-    assert list(fit_weights(found, Tied()).problems()) == []
+    tensors = {f"module.{name}": tensor for name, tensor in state().items()}
+    assert list(fit_weights(tensors, Tied()).problems()) == []
 
 
 def test_a_file_a_link_to_it_and_folders_are_read(tmp_path: Path) -> None:
     """Hugging Face's cache has links to files with other names."""
-    found = {
+    saved = {
         name: tensor.clone()
         for name, tensor in Tied().state_dict().items()
         if name != "head.weight"
     }
     file = tmp_path / "blob"
-    save_file(found, file)
+    save_file(saved, file)
     folder = tmp_path / "snapshot"
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(file)
     for path in (file, folder / "model.safetensors", folder):
         tensors = read_weights(path).tensors
-        assert tensors.keys() == found.keys()
-        assert all(torch.equal(tensor, found[name]) for name, tensor in tensors.items())
+        assert tensors.keys() == saved.keys()
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in tensors.items())
 
 
-def save_in_shards(folder: Path, found: dict[str, Tensor], files: list[str]) -> None:
-    weight_map = {name: files[number % len(files)] for number, name in enumerate(found)}
+def save_in_shards(folder: Path, tensors: dict[str, Tensor], files: list[str]) -> None:
+    weight_map = {name: files[number % len(files)] for number, name in enumerate(tensors)}
     for file in files:
         save_file(
-            {name: found[name] for name in found if weight_map[name] == file},
+            {name: tensors[name] for name in tensors if weight_map[name] == file},
             folder / Path(file).name,
         )
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
@@ -115,13 +115,13 @@ def save_in_shards(folder: Path, found: dict[str, Tensor], files: list[str]) -> 
 
 
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
-    found = without("head.weight")
+    saved = without("head.weight")
     save_in_shards(
-        tmp_path, found, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        tmp_path, saved, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     )
     tensors = read_weights(tmp_path).tensors
-    assert tensors.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in tensors.items())
+    assert tensors.keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in tensors.items())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(
         UsageError, match=r"model-00002-of-00002\.safetensors cannot be read: No such file"
