@@ -41,40 +41,43 @@ class Difference:
 
 def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
     """Raise with the value of each rank, given the facts of all; what may differ is a warning."""
-    found = differences(everyone)
-    for one in found:
-        if one.group in WARNINGS:
+    errors = []
+    for difference in differences(everyone):
+        if difference.group in WARNINGS:
+            values = by_rank(difference.values, hosts)
             log.warning(
-                f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}"
+                f"ranks differ in {difference.name}: {values}. {NEXT_STEPS[difference.group]}"
             )
-    if wrong := [one for one in found if one.group not in WARNINGS]:
-        text, next_step = described(wrong, hosts)
+        else:
+            errors.append(difference)
+    if errors:
+        text, next_step = described(errors, hosts)
         raise PreflightError(text, next_step=next_step)
 
 
-def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, str]:
+def described(differing: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, str]:
     """What differs, with the value of each rank, and what to do about it."""
-    lines = [f"{one.name}: {by_rank(one.values, hosts)}" for one in found[:MAX_DIFFERENCES]]
-    if len(found) > MAX_DIFFERENCES:
-        lines.append(f"and {len(found) - MAX_DIFFERENCES} more")
-    text = lines[0] if len(lines) == 1 else as_list(f"{len(found)} things:", lines)
-    return f"ranks differ in {text}", "; ".join(
-        dict.fromkeys(NEXT_STEPS[one.group] for one in found)
-    )
+    lines = [
+        f"{difference.name}: {by_rank(difference.values, hosts)}"
+        for difference in differing[:MAX_DIFFERENCES]
+    ]
+    if len(differing) > MAX_DIFFERENCES:
+        lines.append(f"and {len(differing) - MAX_DIFFERENCES} more")
+    text = lines[0] if len(lines) == 1 else as_list(f"{len(differing)} things:", lines)
+    next_steps = dict.fromkeys(NEXT_STEPS[difference.group] for difference in differing)
+    return f"ranks differ in {text}", "; ".join(next_steps)
 
 
 def differences(everyone: Sequence[Facts]) -> list[Difference]:
     """In the order of the groups. A module that some ranks have not loaded is no difference."""
-    found = []
+    differing = []
     for group in NEXT_STEPS:
         parts = [facts.get(group, {}) for facts in everyone]
         for name in dict.fromkeys(name for part in parts for name in part):
             values = [part.get(name) for part in parts]
-            known = (
-                [value for value in values if value is not None]
-                if group in OF_WHAT_IS_LOADED
-                else values
-            )
-            if any(value != known[0] for value in known):
-                found.append(Difference(group, name, values))
-    return found
+            compared = values
+            if group in OF_WHAT_IS_LOADED:
+                compared = [value for value in values if value is not None]
+            if any(value != compared[0] for value in compared):
+                differing.append(Difference(group, name, values))
+    return differing

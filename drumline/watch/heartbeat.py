@@ -86,8 +86,8 @@ class HeartbeatWriter:
         self._words[_RANK] = rank
         self._words[0] = MAGIC  # last: from here on it is a record
         if path is not None:
-            mine = weakref.WeakMethod(self._detach_in_fork)
-            os.register_at_fork(after_in_child=lambda: (detach := mine()) and detach())
+            detach_method = weakref.WeakMethod(self._detach_in_fork)
+            os.register_at_fork(after_in_child=lambda: (detach := detach_method()) and detach())
 
     def begin_step(self, step: int) -> None:
         """`step`: the optimizer steps that are done."""

@@ -39,8 +39,8 @@ class ReplicaDifference:
         return sorted(rank for group in groups for rank in group)
 
     def sentence(self, step: int, last_agreed: int | None) -> str:
-        first, *others = self.tensors
-        what = f"{first} and {plural(len(others), 'more tensor')}" if others else first
+        first, *further = self.tensors
+        what = f"{first} and {plural(len(further), 'more tensor')}" if further else first
         if self.has_majority:
             verb = "differs" if len(self.suspects) == 1 else "differ"
             who = f"{self._named(self.suspects)} {verb} from the other {len(self.groups[0])} ranks in {what}"
@@ -73,17 +73,19 @@ def find_difference(
     """Compare replicas, each `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`. `ranks`: whose they
     are; default 0, 1, 2, ..."""
     ranks = range(len(replicas)) if ranks is None else ranks
-    tensors = [one["tensors"] for one in replicas]
-    names = list(dict.fromkeys(name for one in tensors for name in one))
+    tensors = [replica["tensors"] for replica in replicas]
+    names = list(dict.fromkeys(name for hashes in tensors for name in hashes))
     groups: dict[str, list[int]] = defaultdict(list)
-    for rank, one in zip(ranks, tensors, strict=True):
-        groups[repr([one.get(name) for name in names])].append(rank)
-    kinds = [{name: kind for name, (kind, _) in one.items()} for one in tensors]
+    for rank, hashes in zip(ranks, tensors, strict=True):
+        groups[repr([hashes.get(name) for name in names])].append(rank)
+    kinds = [{name: kind for name, (kind, _) in hashes.items()} for hashes in tensors]
     return ReplicaDifference(
         tensors=[
-            name for name in names if any(one.get(name) != tensors[0].get(name) for one in tensors)
+            name
+            for name in names
+            if any(hashes.get(name) != tensors[0].get(name) for hashes in tensors)
         ],
         groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
-        hosts={rank: one["host"] for rank, one in zip(ranks, replicas, strict=True)},
-        same_kinds=all(one == kinds[0] for one in kinds),
+        hosts={rank: replica["host"] for rank, replica in zip(ranks, replicas, strict=True)},
+        same_kinds=all(kind_by_name == kinds[0] for kind_by_name in kinds),
     )

@@ -3,6 +3,7 @@ ends a job: a script may differ across ranks on purpose."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,16 +79,18 @@ class ScriptComparison:
         if not all(report.facts for report in everyone) or not self._is_new("facts"):
             return
         owners = [report.owner for report in everyone]
-        found = [
+        reported = [
             replace(
-                one, name=LABELS[one.group].format(one.name), values=_without_hashes(one.values)
+                difference,
+                name=LABELS[difference.group].format(difference.name),
+                values=_without_hashes(difference.values),
             )
-            for one in differences([report.facts for report in everyone])
-            if one.group != "arguments"
-            or not is_own_value(one.name, list(map(str, one.values)), owners)
+            for difference in differences([report.facts for report in everyone])
+            if difference.group != "arguments"
+            or not is_own_value(difference.name, list(map(str, difference.values)), owners)
         ]
-        if found:
-            text, next_step = described(found, _hosts(everyone))
+        if reported:
+            text, next_step = described(reported, _hosts(everyone))
             yield ScriptDifference(message=f"warning: {text}. Try: {next_step}")
 
     def _loaders(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
@@ -95,8 +98,8 @@ class ScriptComparison:
             loaders = [report.loaders[place] for report in everyone if place in report.loaders]
             if len(loaders) < len(everyone):
                 continue  # only rank 0 may evaluate
-            samples = [one.samples for one in loaders if one.samples is not None]
-            batches = [one.batches for one in loaders if one.batches is not None]
+            samples = [loader.samples for loader in loaders if loader.samples is not None]
+            batches = [loader.batches for loader in loaders if loader.batches is not None]
             if len(samples) == len(everyone) and len(set(samples)) > 1:
                 values = samples
                 what = "the length of the dataset"
@@ -121,13 +124,16 @@ class ScriptComparison:
         for key, ranks in keys:
             present = {rank: reports[rank] for rank in ranks if rank in reports}
             modules = {
-                rank: one.modules[key] for rank, one in present.items() if key in one.modules
+                rank: report.modules[key]
+                for rank, report in present.items()
+                if key in report.modules
             }
             if key in self._reported or len(modules) < len(ranks):
                 continue
-            for step in sorted(set.intersection(*(set(one.hashes) for one in modules.values()))):
-                tensors = [one.hashes[step].tensors for one in modules.values()]
-                if any(one != tensors[0] for one in tensors) and self._is_new(key):
+            steps = set.intersection(*(set(module.hashes) for module in modules.values()))
+            for step in sorted(steps):
+                tensors = [module.hashes[step].tensors for module in modules.values()]
+                if any(replica != tensors[0] for replica in tensors) and self._is_new(key):
                     yield self._module_difference(key, step, modules, present)
                 elif key not in self._reported:
                     self._equal_at[key] = max(step, self._equal_at.get(key, 0))
@@ -143,20 +149,20 @@ class ScriptComparison:
         hashes = [modules[rank].hashes[step] for rank in ranks]
         hosts = _hosts([reports[rank] for rank in ranks])
         replicas = [
-            {"host": host, "tensors": one.tensors} for host, one in zip(hosts, hashes, strict=True)
+            {"host": host, "tensors": state.tensors}
+            for host, state in zip(hosts, hashes, strict=True)
         ]
-        found = find_difference(replicas, ranks)
-        names = dict.fromkeys(name for one in hashes for name in one.settings)
-        settings = [
-            f"{name}: {by_rank(values, hosts, ranks)}"
-            for name in names
-            if len(set(map(str, values := [one.settings.get(name) for one in hashes]))) > 1
-        ]
+        difference = find_difference(replicas, ranks)
+        settings = []
+        for name in dict.fromkeys(name for state in hashes for name in state.settings):
+            values = [state.settings.get(name) for state in hashes]
+            if len(set(map(str, values))) > 1:
+                settings.append(f"{name}: {by_rank(values, hosts, ranks)}")
         cause = f"; their optimizers differ in {', '.join(settings)}" if settings else ""
-        place = found.place(step)
+        place = difference.place(step)
         return ScriptDifference(
             message=f"warning: DDP module {modules[ranks[0]].name}: "
-            f"{found.sentence(step, self._equal_at.get(key))}{cause}. Try: look for what differs across ranks: "
+            f"{difference.sentence(step, self._equal_at.get(key))}{cause}. Try: look for what differs across ranks: "
             "learning rate, seed, clipping, code under `if rank`; stop the job: its replicas are no longer one model",
             rank=place.rank,
             host=place.host or "",
@@ -166,10 +172,10 @@ class ScriptComparison:
 
 def _without_hashes(values: Sequence[Any]) -> list[Any]:
     """Hashes stand for secrets: the message only shows which ranks have the same one."""
-    hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
+    hashes = list(dict.fromkeys(value["hash"] for value in values if isinstance(value, Mapping)))
     return [
-        f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one
-        for one in values
+        f"hidden value {hashes.index(value['hash']) + 1}" if isinstance(value, Mapping) else value
+        for value in values
     ]
 
 
@@ -194,22 +200,16 @@ def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str,
         re.search("[A-Za-z/]", place) for place in places
     ):
         return False  # `--epochs 1`, which may be the number of a rank by chance
-    return any(
-        len(
-            {
-                _without_number(place, owner[number], first)
-                for place, owner in zip(places, owners, strict=True)
-            }
-        )
-        == 1
-        for number in NUMBERS
-        for first in (0, 1)
-    )
+    for number, first in itertools.product(NUMBERS, (0, 1)):
+        pairs = zip(places, owners, strict=True)
+        if len({_without_number(place, owner[number], first) for place, owner in pairs}) == 1:
+            return True
+    return False
 
 
 def _without_number(value: str, number: object, first: int) -> str:
     if FRACTION.fullmatch(value):
         return value
     return INTEGER.sub(
-        lambda found: "#" if int(found.group()) - first == number else found.group(), value
+        lambda match: "#" if int(match.group()) - first == number else match.group(), value
     )

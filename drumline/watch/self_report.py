@@ -114,7 +114,7 @@ def awaited_workers() -> list[tuple[int, int]]:
                 needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
                 # Workers may be added meanwhile.
                 pairs = zip(list(iterator._workers), needed, strict=False)
-                return [(n, one.pid) for n, (one, is_needed) in enumerate(pairs) if is_needed]
+                return [(n, worker.pid) for n, (worker, is_needed) in enumerate(pairs) if is_needed]
     return []
 
 
@@ -134,28 +134,34 @@ def flight_record() -> dict[str, Any]:
 
 def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The newest of each group, all in the order in which they began."""
-    by_group: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: int(entry["time_created_ns"])):
-        number, name = entry["process_group"]
-        group = str(
-            number if name in ("", "undefined") else name
-        )  # a number where the user gave no name
-        backend, _, op = str(entry["profiling_name"]).rpartition(":")
-        op = SHARDED.sub(r"\1", op)
+    by_backend: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for entry in sorted(entries, key=_began_ns):
+        if not entry.get("is_p2p"):
+            by_backend[_group_and_backend(entry)].append(entry)
+    # A group for devices and CPU has two backends, each with numbers of its own.
+    num_backends = Counter(group for group, _ in by_backend)
+    latest = [entry for queue in by_backend.values() for entry in queue[-NUM_COLLECTIVES:]]
+    records = []
+    for entry in sorted(latest, key=_began_ns):
+        group, backend = _group_and_backend(entry)
         record = {
+            "group": f"{group} of {backend}" if num_backends[group] > 1 else group,
             "number": int(entry["collective_seq_id"]),
-            "op": op,
+            "op": SHARDED.sub(r"\1", str(entry["profiling_name"]).rpartition(":")[2]),
             "sizes": entry["input_sizes"],
             # Entries of gloo never get beyond `scheduled`.
             "is_done": bool(entry["retired"]) or entry["state"] == "completed",
         }
-        if not entry.get("is_p2p"):
-            by_group[group, backend].append((int(entry["time_created_ns"]), record))
-    # A group for devices and CPU has two backends, each with numbers of its own.
-    num_backends = Counter(group for group, _ in by_group)
-    kept = [
-        (at, {"group": f"{group} of {backend}" if num_backends[group] > 1 else group, **record})
-        for (group, backend), records in by_group.items()
-        for at, record in records[-NUM_COLLECTIVES:]
-    ]
-    return [record for _, record in sorted(kept, key=lambda one: one[0])]
+        records.append(record)
+    return records
+
+
+def _began_ns(entry: dict[str, Any]) -> int:
+    return int(entry["time_created_ns"])
+
+
+def _group_and_backend(entry: dict[str, Any]) -> tuple[str, str]:
+    number, name = entry["process_group"]
+    is_unnamed = name in ("", "undefined")
+    backend = str(entry["profiling_name"]).rpartition(":")[0]
+    return str(number if is_unnamed else name), backend

@@ -98,12 +98,12 @@ def status_record(
         ],
         "lost": [
             {
-                "host": one.host,
-                "ranks": list(one.ranks),
-                "no_heartbeat_s": round(one.no_heartbeat_s, 1),
-                "how": one.how,
+                "host": lost_node.host,
+                "ranks": list(lost_node.ranks),
+                "no_heartbeat_s": round(lost_node.no_heartbeat_s, 1),
+                "how": lost_node.how,
             }
-            for one in cluster.lost
+            for lost_node in cluster.lost
         ],
         "notices": [asdict(notice) for notice in notices[-MAX_NOTICES:]],
         "has_ended": has_ended,

@@ -55,13 +55,13 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
     num_waiting = sum(map(_waits, ranks))
     lost = [
         StatusRow(
-            one["host"], _span(one["ranks"]), "", "", "", "",
-            f"no heartbeat for {one['no_heartbeat_s']:.0f} s" + (f": {one['how']}" if one["how"] else ""),
+            host["host"], _span(host["ranks"]), "", "", "", "",
+            f"no heartbeat for {host['no_heartbeat_s']:.0f} s" + (f": {host['how']}" if host["how"] else ""),
             RowLevel.BAD,
         )
-        for one in status["lost"]
+        for host in status["lost"]
     ]  # fmt: skip
-    others = [
+    rank_rows = [
         StatusRow(
             rank["host"],
             str(rank["rank"]),
@@ -73,7 +73,7 @@ def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
         )
         for rank in ranks
     ]
-    return [*lost, *others]
+    return [*lost, *rank_rows]
 
 
 def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]:
@@ -93,16 +93,18 @@ def fitting_rows(status: Mapping[str, Any], *, max_rows: int) -> list[StatusRow]
     by_host = [_merged(host, group) for host, group in hosts.items()]
     if len(by_host) <= left:
         return [*shown, *by_host]
-    kept = max(0, left - 1)
-    others = [row for host in list(hosts)[kept:] for row in hosts[host]]
-    return [*shown, *by_host[:kept], _merged(f"{len(by_host) - kept} hosts", others)][:max_rows]
+    num_shown = max(0, left - 1)
+    unshown = [row for host in list(hosts)[num_shown:] for row in hosts[host]]
+    return [*shown, *by_host[:num_shown], _merged(f"{len(by_host) - num_shown} hosts", unshown)][
+        :max_rows
+    ]
 
 
 def summary_line(status: Mapping[str, Any]) -> str:
     """`step 812, 3.1 steps/s: 8 ranks on 2 hosts, 1 needs attention`."""
     rows = all_rows(status)
     ranks = status["ranks"]
-    hosts = {rank["host"] for rank in ranks} | {one["host"] for one in status["lost"]}
+    hosts = {rank["host"] for rank in ranks} | {lost_host["host"] for lost_host in status["lost"]}
     rates = sorted(rank["rate"] for rank in ranks if rank["rate"] is not None)
     speed = f", {_rate(rates[len(rates) // 2])} steps/s" if rates else ""
     marked = sum(row.level > RowLevel.GOOD for row in rows)
@@ -129,7 +131,7 @@ def _state(
     if state == "t":
         return "paused by a debugger", RowLevel.SUSPECT
     if phase in OUT:
-        is_alone = any(other["phase"] not in OUT for other in ranks)
+        is_alone = any(peer["phase"] not in OUT for peer in ranks)
         return (
             ("left the loop; others have not", RowLevel.SUSPECT)
             if is_alone
@@ -177,10 +179,10 @@ def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
 
 
 def _span(numbers: Iterable[int]) -> str:
-    known = sorted(numbers)
-    if not known:
+    ordered = sorted(numbers)
+    if not ordered:
         return "-"
-    return str(known[0]) if known[0] == known[-1] else f"{known[0]}-{known[-1]}"
+    return str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
 
 
 def _rate(steps_per_s: float) -> str:

@@ -76,8 +76,8 @@ class SlowPhases:
 
     def straggler(self, host: str, rank: int | None) -> Straggler:
         names = (
-            "host code between steps" if one is Phase.BETWEEN else one.name.lower()
-            for one in self.phases
+            "host code between steps" if phase is Phase.BETWEEN else phase.name.lower()
+            for phase in self.phases
         )
         phase = " and ".join(names)
         factor = self.own_s / max(self.peers_s, 1e-9)
@@ -92,8 +92,20 @@ class SlowPhases:
         )
 
 
-SlowRanks = Mapping[int, Mapping[Phase, tuple[float, float]]]
-"""By rank and phase: its time and its peers' time, in seconds per step."""
+@dataclass(frozen=True, slots=True)
+class TimeAgainstPeers:
+    """The time of a rank and of its peers: fractions of a slice, or seconds per step."""
+
+    rank: float
+    peers: float
+
+    @property
+    def excess(self) -> float:
+        return self.rank - self.peers
+
+
+SlowRanks = Mapping[int, Mapping[Phase, TimeAgainstPeers]]
+"""By rank and phase, in seconds per step."""
 
 
 class Stragglers:
@@ -110,13 +122,13 @@ class Stragglers:
     def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
         """Ranks and hosts that just became stragglers, or just recovered."""
         hosts = {facts.rank: facts.host for facts in cluster.ranks}
-        found = self._next_slice(cluster)
-        if found is None or len(hosts) < 2:
+        time_slice = self._next_slice(cluster)
+        if time_slice is None or len(hosts) < 2:
             return []
-        if self._seen and self._seen[-1][0].fractions.keys() != found.fractions.keys():
+        if self._seen and self._seen[-1][0].fractions.keys() != time_slice.fractions.keys():
             self._seen.clear()  # other ranks than before: the job was restarted
-        self._seen.append((found, slow_ranks(found, factor=self._factor)))
-        return [*self._find(hosts, now), *self._end(found, hosts, now)]
+        self._seen.append((time_slice, slow_ranks(time_slice, factor=self._factor)))
+        return [*self._find(hosts, now), *self._end(time_slice, hosts, now)]
 
     def _next_slice(self, cluster: ClusterState) -> TimeSlice | None:
         """A slice, when one ends here. Ranks take their steps together, so a rank that spends less
@@ -144,7 +156,8 @@ class Stragglers:
             return None
         self._begin = now
         fractions = {
-            rank: tuple(one / sum(of_rank) for one in of_rank) for rank, of_rank in spent.items()
+            rank: tuple(phase_s / sum(of_rank) for phase_s in of_rank)
+            for rank, of_rank in spent.items()
         }
         return TimeSlice(median(seconds), median(steps), fractions)
 
@@ -153,20 +166,20 @@ class Stragglers:
         for seconds, times in WINDOWS:
             if window := self._window(seconds):
                 slow = self._slow_throughout(window, times * self._factor) | slow
-        found = []
+        stragglers = []
         for rank in slow:
             host = hosts[rank]
             if {(host, rank), (host, None)} & self._reported.keys():
                 continue
-            siblings = [other for other in hosts if hosts[other] == host]
+            siblings = [peer for peer in hosts if hosts[peer] == host]
             is_host = 1 < len(siblings) < len(hosts) and all(
                 sibling in slow for sibling in siblings
             )
             phases = _mean([slow[sibling] for sibling in siblings]) if is_host else slow[rank]
             straggler = phases.straggler(host, None if is_host else rank)
             self._reported[host, straggler.rank] = now
-            found.append(straggler)
-        return found
+            stragglers.append(straggler)
+        return stragglers
 
     def _window(self, min_s: float) -> list[tuple[TimeSlice, SlowRanks]]:
         """The latest slices, as many as a decision needs; empty if there are not enough yet."""
@@ -191,22 +204,22 @@ class Stragglers:
         often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
         if not often:
             return {}
-        found = {}
-        for rank, phases in slow_ranks(_joined([one for one, _ in window]), factor=factor).items():
-            if confirmed := {
-                phase: both for phase, both in phases.items() if (rank, phase) in often
-            }:
-                found[rank] = _costliest(confirmed)
-        return found
+        slow_phases = {}
+        whole = _joined([time_slice for time_slice, _ in window])
+        for rank, phases in slow_ranks(whole, factor=factor).items():
+            confirmed = {phase: phases[phase] for phase in phases if (rank, phase) in often}
+            if confirmed:
+                slow_phases[rank] = _costliest(confirmed)
+        return slow_phases
 
-    def _end(self, found: TimeSlice, hosts: Mapping[int, str], now: float) -> list[Straggler]:
+    def _end(self, time_slice: TimeSlice, hosts: Mapping[int, str], now: float) -> list[Straggler]:
         if not self._reported:
             return []
         # It must be clearly faster again: otherwise a rank at the limit would alternate.
-        slow = slow_ranks(found, factor=1 + (self._factor - 1) / 2, min_cost=MIN_COST / 2)
+        slow = slow_ranks(time_slice, factor=1 + (self._factor - 1) / 2, min_cost=MIN_COST / 2)
         ended = []
         for (host, rank), since in list(self._reported.items()):
-            ranks = {one for one in hosts if hosts[one] == host and rank in (None, one)}
+            ranks = {peer for peer in hosts if hosts[peer] == host and rank in (None, peer)}
             quiet = self._quiet[host, rank]
             quiet = self._quiet[host, rank] = (
                 max(0, quiet - 2) if slow.keys() & ranks else quiet + 1
@@ -219,52 +232,53 @@ class Stragglers:
         return ended
 
 
-def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
+def slow_ranks(time_slice: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
     """The ranks that take `factor` times as long in a phase as others, and so cost a noticeable
     part of this slice."""
     in_steps = median(
-        sum(one[phase] for phase in IN_STEPS) for one in found.fractions.values()
+        sum(by_phase[phase] for phase in IN_STEPS) for by_phase in time_slice.fractions.values()
     )  # of all time
     least = min_cost * in_steps
-    seconds = found.seconds / found.num_steps
-    slow: dict[int, dict[Phase, tuple[float, float]]] = {}
+    seconds = time_slice.seconds / time_slice.num_steps
+    slow: dict[int, dict[Phase, TimeAgainstPeers]] = {}
     # A rank that compiles is not slow, and those that wait for it are not either.
     reliable: tuple[Phase, ...] = (Phase.COMPILE,)
     for level in RELIABILITY:
         reliable += level
-        in_all = _against_peers(found, reliable)
+        in_all = _against_peers(time_slice, reliable)
         for phase in level:
-            for rank, (own, peers) in _against_peers(found, (phase,)).items():
-                excess = own - peers
-                confirmed = in_all[rank][0] - in_all[rank][1]
-                if excess >= least and own >= factor * peers and confirmed >= excess / 2:
-                    slow.setdefault(rank, {})[phase] = own * seconds, peers * seconds
+            for rank, times in _against_peers(time_slice, (phase,)).items():
+                is_slow = times.excess >= least and times.rank >= factor * times.peers
+                if is_slow and in_all[rank].excess >= times.excess / 2:
+                    in_seconds = TimeAgainstPeers(times.rank * seconds, times.peers * seconds)
+                    slow.setdefault(rank, {})[phase] = in_seconds
     return slow
 
 
-def _costliest(by_phase: Mapping[Phase, tuple[float, float]]) -> SlowPhases:
+def _costliest(by_phase: Mapping[Phase, TimeAgainstPeers]) -> SlowPhases:
     """The phase that costs most, and those that cost at least a third of it."""
-    ordered = sorted(by_phase.items(), key=lambda entry: entry[1][1] - entry[1][0])
-    most = ordered[0][1][0] - ordered[0][1][1]
-    counted = {phase: (own, peers) for phase, (own, peers) in ordered if own - peers >= most / 3}
-    own_s, peers_s = (sum(both) for both in zip(*counted.values(), strict=True))
-    return SlowPhases(tuple(counted), own_s, peers_s)
+    ordered = sorted(by_phase, key=lambda phase: -by_phase[phase].excess)
+    most = by_phase[ordered[0]].excess
+    phases = [phase for phase in ordered if by_phase[phase].excess >= most / 3]
+    own_s = sum(by_phase[phase].rank for phase in phases)
+    peers_s = sum(by_phase[phase].peers for phase in phases)
+    return SlowPhases(tuple(phases), own_s, peers_s)
 
 
 def _mean(of_ranks: Sequence[SlowPhases]) -> SlowPhases:
-    worst = max(of_ranks, key=lambda one: one.own_s - one.peers_s)
-    return SlowPhases(
-        worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks)
-    )
+    worst = max(of_ranks, key=lambda slow: slow.own_s - slow.peers_s)
+    own_s = mean(slow.own_s for slow in of_ranks)
+    peers_s = mean(slow.peers_s for slow in of_ranks)
+    return SlowPhases(worst.phases, own_s, peers_s)
 
 
-def _against_peers(found: TimeSlice, phases: Sequence[Phase]) -> dict[int, tuple[float, float]]:
+def _against_peers(time_slice: TimeSlice, phases: Sequence[Phase]) -> dict[int, TimeAgainstPeers]:
     """By rank: the fraction of time that it spent in these phases, and the median of all others."""
-    own = {
+    spent = {
         rank: sum(fractions[phase] for phase in phases)
-        for rank, fractions in found.fractions.items()
+        for rank, fractions in time_slice.fractions.items()
     }
-    ordered = sorted(own.values())
+    ordered = sorted(spent.values())
     low = (len(ordered) - 2) // 2
     high = (len(ordered) - 1) // 2
 
@@ -272,7 +286,7 @@ def _against_peers(found: TimeSlice, phases: Sequence[Phase]) -> dict[int, tuple
         place = bisect_left(ordered, value)
         return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
 
-    return {rank: (value, median_without(value)) for rank, value in own.items()}
+    return {rank: TimeAgainstPeers(value, median_without(value)) for rank, value in spent.items()}
 
 
 @dataclass(frozen=True)
@@ -298,12 +312,14 @@ def _spent(begin: RankState, end: RankState) -> list[float]:
 
 def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
     """Several slices of the same ranks as one."""
-    seconds = sum(one.seconds for one in slices)
+    seconds = sum(part.seconds for part in slices)
     fractions = {}
     for rank in slices[0].fractions:
-        weighted = [[part * one.seconds for part in one.fractions[rank]] for one in slices]
+        weighted = [
+            [fraction * part.seconds for fraction in part.fractions[rank]] for part in slices
+        ]
         fractions[rank] = tuple(sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True))
-    return TimeSlice(seconds, sum(one.num_steps for one in slices), fractions)
+    return TimeSlice(seconds, sum(part.num_steps for part in slices), fractions)
 
 
 def _ms(seconds: float) -> str:

@@ -85,7 +85,9 @@ class DdpModules:
         import torch.distributed as dist
 
         ranks = tuple(dist.get_process_group_ranks(module.process_group))
-        trained = next((one for one in module.parameters() if one.requires_grad), None)
+        trained = next(
+            (parameter for parameter in module.parameters() if parameter.requires_grad), None
+        )
         if trained is None or len(ranks) < 2 or self._rank not in ranks:
             return
         # Counted on every rank, also where it is not compared: the number is its name across ranks.
@@ -94,7 +96,7 @@ class DdpModules:
         if len(self._by_key) >= MAX_MODULES:
             living = set(map(id, self._modules.values()))
             dropped = next(
-                (key for key, one in self._by_key.items() if id(one) not in living), None
+                (key for key, observed in self._by_key.items() if id(observed) not in living), None
             )
             if dropped is None:
                 return
@@ -159,19 +161,19 @@ class DdpModules:
             return
         ignored = getattr(module, "parameters_to_ignore", ())
         tensors = {
-            name: one
-            for name, one in module.module.named_parameters()
+            name: parameter
+            for name, parameter in module.module.named_parameters()
             # Not one whose parts are on other ranks, nor one without data.
             if name not in ignored
-            and type(one) in (torch.nn.Parameter, torch.Tensor)
-            and one.layout is torch.strided
-            and one.device.type in ("cpu", "cuda")
+            and type(parameter) in (torch.nn.Parameter, torch.Tensor)
+            and parameter.layout is torch.strided
+            and parameter.device.type in ("cpu", "cuda")
         }
         trained = observed.trained()
         if not tensors or trained is None:
             return
         hashes, is_ready = _copy_to_host(hash_tensors(list(tensors.values()), trained.device))
-        kinds = {name: f"{one.dtype} {list(one.shape)}" for name, one in tensors.items()}
+        kinds = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
         observed.pending.append(
             _PendingHashes(step, kinds, hashes, is_ready, self._settings(trained))
         )
@@ -179,18 +181,18 @@ class DdpModules:
     def _settings(self, trained: Any) -> dict[str, Any]:
         """The numbers that the optimizer of this parameter has, by name."""
         groups = [
-            (type(one).__name__, group)
-            for one in list(self.optimizers)
-            for group in one.param_groups
+            (type(optimizer).__name__, group)
+            for optimizer in list(self.optimizers)
+            for group in optimizer.param_groups
         ]
         return {
             f"{name}'s {key}": value
             for name, group in groups
-            if any(one is trained for one in group["params"])
+            if any(parameter is trained for parameter in group["params"])
             for key, value in group.items()
             if all(
-                isinstance(one, int | float)
-                for one in (value if isinstance(value, tuple | list) else [value])
+                isinstance(number, int | float)
+                for number in (value if isinstance(value, tuple | list) else [value])
             )
         }
 

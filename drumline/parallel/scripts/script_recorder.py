@@ -89,7 +89,7 @@ class ScriptRecorder:
         while (
             frame is not None
             and frame.f_back
-            and any(one in frame.f_code.co_filename for one in INSTALLED)
+            and any(folder in frame.f_code.co_filename for folder in INSTALLED)
         ):
             frame = frame.f_back
         place = (
@@ -97,14 +97,14 @@ class ScriptRecorder:
             if frame is None
             else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         )
-        number = sum(known.partition(" ")[0] == place for known in self._loaders) + 1
+        number = sum(recorded.partition(" ")[0] == place for recorded in self._loaders) + 1
         return place if number == 1 else f"{place} (number {number})"
 
 
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     """`--lr 0.1 --amp data x=1` as `{"--lr": "0.1", "--amp": "given", "argument 1": "data", "x":
     "1"}`."""
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     rest = list(words)
     num_places = 0
     while rest:
@@ -120,8 +120,8 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
             num_places += 1
             name = f"argument {num_places}"
             value = word
-        found.setdefault(name, []).append(value)
-    return {name: " ".join(values) for name, values in found.items()}
+        values_by_name.setdefault(name, []).append(value)
+    return {name: " ".join(values) for name, values in values_by_name.items()}
 
 
 def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -131,11 +131,13 @@ def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     environment = own_variables()
     variables = sorted((*ANY_BACKEND, *(name for names in OF_BACKEND.values() for name in names)))
     # Not getattr: some modules are loaded by the first attribute access.
-    modules = [(name, getattr(one, "__dict__", {})) for name, one in list(sys.modules.items())]
+    modules = [
+        (name, getattr(module, "__dict__", {})) for name, module in list(sys.modules.items())
+    ]
     versions = {
-        name: one["__version__"]
-        for name, one in modules
-        if "." not in name and "__version__" in one
+        name: content["__version__"]
+        for name, content in modules
+        if "." not in name and "__version__" in content
     }
     return {
         "arguments": {

@@ -156,18 +156,18 @@ def _hide_own_frames(error: BaseException) -> None:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    kept = trace
+    first_shown = trace
     entry = trace
     while entry is not None:
         if entry.tb_frame.f_code.co_filename == __file__:
-            kept = entry.tb_next
+            first_shown = entry.tb_next
         entry = entry.tb_next
-    entry = kept
+    entry = first_shown
     while entry is not None:  # nor does it show where torch is observed
         while entry.tb_next is not None and entry.tb_next.tb_frame.f_globals is vars(torch_hooks):
             entry.tb_next = entry.tb_next.tb_next
         entry = entry.tb_next
-    return kept
+    return first_shown
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class JobConnection:
         recorder.fail(summary(error), failure_kind(error))
 
     def claim_failure(
-        self, error: BaseException, mine: Failure, *, environment: Mapping[str, str]
+        self, error: BaseException, failure: Failure, *, environment: Mapping[str, str]
     ) -> Failure | None:
         """Report to the other ranks and the launcher that this rank has failed. None: it failed
         first; otherwise the earlier failure. If no rank has reported one, but this rank has lost a
@@ -117,22 +117,24 @@ class JobConnection:
         first = None
         if self.rendezvous is not None:
             by_rank_0 = not self.topology.agent_hosts_store and self.topology.world_size > 1
-            first = claim_failure(self.rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
+            first = claim_failure(
+                self.rendezvous.store, failure, error, rank_0_hosts_store=by_rank_0
+            )
         if (first is None or first.is_assumed) and failure_kind(error) is FailureKind.LOST_PEER:
-            first = self._diagnosed_failure(mine) or first
-        write_failure(environment, (first or mine).record())
+            first = self._diagnosed_failure(failure) or first
+        write_failure(environment, (first or failure).record())
         return first
 
-    def _diagnosed_failure(self, mine: Failure) -> Failure | None:
+    def _diagnosed_failure(self, failure: Failure) -> Failure | None:
         """The failure that the sidecar blames for the error of this rank; None: it blames this
         rank, or nobody yet."""
         if self.watch_folder is None:
             return None
         diagnosis = wait_for_diagnosis(self.watch_folder, time.monotonic() + DIAGNOSED_S)
-        if diagnosis is None or diagnosis.rank == mine.place.rank:
+        if diagnosis is None or diagnosis.rank == failure.place.rank:
             return None
         blamed = Place(host=diagnosis.host, rank=diagnosis.rank)
-        return replace(mine, place=blamed, raised_by=mine.origin, diagnosis=diagnosis.what)
+        return replace(failure, place=blamed, raised_by=failure.origin, diagnosis=diagnosis.what)
 
     def stop_monitor(self) -> None:
         """Before the process group is destroyed."""

@@ -35,19 +35,19 @@ class NodeWatch:
         self,
         topology: Topology,
         watch: WatchConfig,
-        given: WatchSettings,
+        settings: WatchSettings,
         *,
         run: Path | None,
         continues: bool = False,
     ) -> None:
         self.rank = topology.rank
-        self._given = given.folder
+        self._given = settings.folder
         self._folder: Path | None = None
         self._lock: int | None = None
         self.listener: socket.socket | None = None
         self._alone = SidecarOptions(
             folder="",
-            owns_folder=given.folder is None,
+            owns_folder=settings.folder is None,
             node=0,
             host=topology.host,
             ranks=(0,),
@@ -57,9 +57,9 @@ class NodeWatch:
             continues=continues,
             hang_s=watch.hang_s,
             lost_s=watch.lost_s,
-            launcher_link=given.launcher_link,
+            launcher_link=settings.launcher_link,
             slow_factor=watch.slow_factor,
-            ras=given.ras,
+            ras=settings.ras,
         )
 
     def __enter__(self) -> Self:
@@ -99,11 +99,11 @@ class NodeWatch:
         store = rendezvous.store
         services = rendezvous.services
         # Where no rank of this node has local rank 0, nobody has made one.
-        other = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
+        fallback = Path(tempfile.gettempdir(), f"{PREFIX}{Path(store.prefix).name}-{node}")
         return replace(
             self._alone,
             folder=str(
-                self._folder or make_watch_folder(Path(services[node].get("folder", other)))
+                self._folder or make_watch_folder(Path(services[node].get("folder", fallback)))
             ),
             secret=sidecar_secret(store.secret, store.prefix) or "",
             peers=tuple(
@@ -117,34 +117,35 @@ class NodeWatch:
 
 
 def options_from_launcher(
-    given: WatchSettings, topology: Topology, *, node: int
+    settings: WatchSettings, topology: Topology, *, node: int
 ) -> tuple[SidecarOptions, socket.socket | None]:
     """For ranks that have no rendezvous of ours. The other nodes' names come with their first
     messages."""
-    assert given.folder is not None
+    assert settings.folder is not None
     first = topology.rank - topology.local_rank
     peers = [
-        Peer(number, address, address, port) for number, (address, port) in enumerate(given.nodes)
+        Peer(number, address, address, port)
+        for number, (address, port) in enumerate(settings.nodes)
     ]
     several = len(peers) > 1
     options = SidecarOptions(
-        folder=str(given.folder),
+        folder=str(settings.folder),
         owns_folder=False,
         node=node,
         host=topology.host,
         ranks=tuple(range(first, first + topology.local_world_size)),
         world_size=topology.world_size,
-        run=None if given.run is None else str(given.run.absolute()),
-        on_hang=given.on_hang,
-        hang_s=given.hang_s,
-        lost_s=given.lost_s,
-        launcher_link=given.launcher_link,
-        secret=given.secret or "",
+        run=None if settings.run is None else str(settings.run.absolute()),
+        on_hang=settings.on_hang,
+        hang_s=settings.hang_s,
+        lost_s=settings.lost_s,
+        launcher_link=settings.launcher_link,
+        secret=settings.secret or "",
         peers=tuple(peer for peer in peers if peer.node != node) if several else (),
-        ras=given.ras,
+        ras=settings.ras,
     )
     return options, listen_for_sidecars(
-        *given.nodes[node]
+        *settings.nodes[node]
     ) if several and topology.local_rank == 0 else None
 
 
@@ -152,16 +153,20 @@ def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
     """Where this node's sidecar listens, given the addresses by which nodes are reached. The host
     of rank 0's store takes the one that leads to any other; when no other has one either, all nodes
     are on one machine."""
-    if (own := addresses[node]) is not None:
-        return own
-    found = interfaces()
-    others = (
+    this_address = addresses[node]
+    if this_address is not None:
+        return this_address
+    local_interfaces = interfaces()
+    peer_addresses = (
         address
         for address in addresses
         if address and not ipaddress.ip_address(address).is_loopback
     )
-    towards = (interface_towards(found, address) for address in others)
-    return next((one.address for one in towards if one is not None and one.address), LOOPBACK)
+    towards = (interface_towards(local_interfaces, address) for address in peer_addresses)
+    return next(
+        (interface.address for interface in towards if interface is not None and interface.address),
+        LOOPBACK,
+    )
 
 
 def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
@@ -177,10 +182,10 @@ def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
         ) from error
 
 
-def make_watch_folder(given: Path | None) -> Path:
+def make_watch_folder(folder: Path | None) -> Path:
     """The one that the launcher gave, made where it is not there yet; else a new one. Never one
     that others can use."""
-    if given is None:
+    if folder is None:
         try:
             return make_memory_folder()
         except OSError as error:
@@ -191,19 +196,19 @@ def make_watch_folder(given: Path | None) -> Path:
             ) from error
     problem = ""
     try:
-        given.mkdir(mode=0o700, exist_ok=True)
-        found = given.lstat()  # a link would lead to wherever its owner likes
-        if not stat.S_ISDIR(found.st_mode):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()  # a link would lead to wherever its owner likes
+        if not stat.S_ISDIR(status.st_mode):
             problem = "is not a folder"
-        elif found.st_uid != os.geteuid():
-            problem = f"belongs to user {found.st_uid}, and this is user {os.geteuid()}"
-        elif found.st_mode & 0o077:
-            problem = f"is open to others (mode {stat.S_IMODE(found.st_mode):o}, 700 is needed)"
+        elif status.st_uid != os.geteuid():
+            problem = f"belongs to user {status.st_uid}, and this is user {os.geteuid()}"
+        elif status.st_mode & 0o077:
+            problem = f"is open to others (mode {stat.S_IMODE(status.st_mode):o}, 700 is needed)"
     except OSError as error:
         problem = f"cannot be made: {error.strerror}"
     if problem:
         raise PreflightError(
-            f"the watch folder {given} {problem}",
+            f"the watch folder {folder} {problem}",
             next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
         )
-    return given
+    return folder

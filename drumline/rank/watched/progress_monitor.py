@@ -89,14 +89,14 @@ def num_collectives() -> int | None:
 def raise_group_timeouts(timeout_s: float) -> None:
     """Where a group has a shorter one; for collectives that begin from now on."""
     dist = sys.modules.get("torch.distributed")
-    wanted = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     try:
         groups = [] if dist is None else list(dist.distributed_c10d._world.pg_map)
         backends = [
             group._get_backend(device) for group in groups for device in group._device_types
         ]
         for backend in backends:
-            if backend.options._timeout < wanted:
-                backend._set_default_timeout(wanted)
+            if backend.options._timeout < timeout:
+                backend._set_default_timeout(timeout)
     except (AttributeError, RuntimeError, ValueError):
         return  # as above, or a backend without a timeout

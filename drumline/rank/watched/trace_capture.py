@@ -76,8 +76,10 @@ class TraceCapture:
         self._number = 0
         self._timed_from: tuple[int, float] | None = None
         self._unprofiled_s: float | None = None
-        self._loading_s = [0.0, 0.0]
-        """While the loop waited for batches: wall time and CPU time."""
+        self._loading_s = 0.0
+        """How long the loop waited for batches."""
+        self._loading_cpu_s = 0.0
+        """The CPU time meanwhile."""
         self._sync_lines: SyncLines | None = None
         self.modules: list[torch.nn.Module] = []
         """Where DDP's buckets are looked for."""
@@ -107,15 +109,12 @@ class TraceCapture:
         """The same batches; waiting for each is a range in the trace."""
         source = iter(batches)
         while True:
-            began = (time.perf_counter(), time.process_time())
+            began_s = time.perf_counter()
+            began_cpu_s = time.process_time()
             with record_function(DATA_MARK):
                 batch: Any = next(source, _END)
-            self._loading_s = [
-                total + clock() - at
-                for total, clock, at in zip(
-                    self._loading_s, (time.perf_counter, time.process_time), began, strict=True
-                )
-            ]
+            self._loading_s += time.perf_counter() - began_s
+            self._loading_cpu_s += time.process_time() - began_cpu_s
             if batch is _END:
                 return
             yield batch
@@ -138,7 +137,8 @@ class TraceCapture:
                 (path.name, file_version(path) if self._is_written else None), device=device
             )
             is_seen = gather_json(
-                [file_version(path.parent / name) == found for name, found in files], device=device
+                [file_version(path.parent / name) == version for name, version in files],
+                device=device,
             )[0]
             content = b""
             try:
@@ -249,7 +249,7 @@ class TraceCapture:
             bucket_bytes=bucket_bytes(data),
             unprofiled_step_s=self._unprofiled_s,
             cores=len(os.sched_getaffinity(0)) / self._local_world_size,
-            loading_cores=self._loading_s[1] / self._loading_s[0] if self._loading_s[0] else None,
+            loading_cores=self._loading_cpu_s / self._loading_s if self._loading_s else None,
             left_out=tuple(self.left_out),
             sync_lines=tuple(self._sync_lines.found) if self._sync_lines else (),
             job=job,
@@ -302,12 +302,12 @@ class SyncLines:
         return synchronize
 
     def _on_warning(
-        self, message: Any, category: Any, filename: str, lineno: int, *more: Any
+        self, message: Any, category: Any, filename: str, lineno: int, *context: Any
     ) -> None:
         if SYNCHRONIZES in str(message):
             self._note(sys._getframe(1))
         else:
-            self._show_warning(message, category, filename, lineno, *more)
+            self._show_warning(message, category, filename, lineno, *context)
 
     def _note(self, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.startswith(
@@ -321,10 +321,10 @@ class SyncLines:
 def file_version(path: Path) -> list[int] | None:
     """Tells a file from an earlier one of the same name, as JSON; None: there is no such file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:

@@ -133,12 +133,12 @@ class WatchedRank:
 def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     """For a script that knows nothing of the watchdog: its launcher says which node is where. None:
     it does not."""
-    given = watch_settings_from(environment)
+    settings = watch_settings_from(environment)
     topology = topology_from(environment)
-    if given.folder is None or topology is None:
+    if settings.folder is None or topology is None:
         return None
     options, listener = options_from_launcher(
-        given, topology, node=int(environment.get("GROUP_RANK", "0"))
+        settings, topology, node=int(environment.get("GROUP_RANK", "0"))
     )
     return watch_rank(options, listener, topology.rank)
 

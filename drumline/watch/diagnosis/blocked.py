@@ -11,6 +11,7 @@ from drumline.watch.diagnosis.diagnosis import (
     PHASES,
     Cause,
     Diagnosis,
+    Explanation,
     collective_name,
     name,
     names,
@@ -66,9 +67,11 @@ def find_stopped(evidence: Evidence) -> Diagnosis | None:
     if not stopped:
         return None
     first = max(stopped, key=lambda rank: (rank.state_s, -rank.rank))
-    others = [rank for rank in stopped if rank is not first]
-    too = f"; so {'is' if len(others) == 1 else 'are'} {names(others)}" if others else ""
-    what = f"{name(first)} is stopped by a signal, {evidence.where(first)}{too}{evidence.blocked_ranks(stopped)}"
+    what = f"{name(first)} is stopped by a signal, {evidence.where(first)}"
+    other_stopped = [rank for rank in stopped if rank is not first]
+    if other_stopped:
+        what += f"; so {'is' if len(other_stopped) == 1 else 'are'} {names(other_stopped)}"
+    what += evidence.blocked_ranks(stopped)
     pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
     is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
     is_certain = first.state_s >= CERTAINLY_STOPPED_S and not is_whole_job
@@ -84,8 +87,8 @@ def find_debugged(evidence: Evidence) -> Diagnosis | None:
     if not held:
         return None
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
-    by = first.tracer or "a debugger"
-    what = f"{name(first)} is held by {by}, {evidence.where(first)}{evidence.blocked_ranks(held)}"
+    debugger = first.tracer or "a debugger"
+    what = f"{name(first)} is held by {debugger}, {evidence.where(first)}{evidence.blocked_ranks(held)}"
     next_step = _LEAVE_DEBUGGER.format(first.pid, first.host)
     return evidence.diagnosis(first, Cause.DEBUGGED, what, next_step, since_s=first.state_s)
 
@@ -100,45 +103,34 @@ def find_blocked(evidence: Evidence) -> Diagnosis | None:
     if not suspects:
         return None
     rank = suspects[0]
-    is_certain = False
-    frame = innermost(rank.stack)
-    loads = rank.phase is Phase.DATA or is_loading(rank.stack)
-    if rank.state == "D" and not rank.has_io:
+    if _waits_for_storage(rank):
         suspects = [rank]
-        cause = Cause.STORAGE
-        what = (
-            f"waits for storage that does not answer, {evidence.where(rank)}{f' ({frame})' if frame else ''}: in the "
-            f"kernel (state D) for {duration(rank.state_s)} without reading or writing a byte"
-        )
-        next_step = (
-            f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in "
-            "state D cannot be killed before its storage answers"
-        )
-    elif rank.phase is Phase.COMPILE:
-        at = f", at step {rank.step}" if evidence.has_steps else ""
-        cause = Cause.COMPILING
-        what = f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at}"
-        next_step = "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
+    explanation = _explain(evidence, rank)
+    if explanation is None:
+        return None
+    what = f"{name(rank)} {explanation.text}"
+    in_same_phase = [peer for peer in suspects[1:] if peer.phase is rank.phase]
+    if in_same_phase:
+        what += f"; {names(in_same_phase)} too"
+    what += evidence.blocked_ranks(suspects)
+    return evidence.diagnosis(
+        rank, explanation.cause, what, explanation.next_step, is_certain=explanation.is_certain
+    )
+
+
+def _explain(evidence: Evidence, rank: RankState) -> Explanation | None:
+    if _waits_for_storage(rank):
+        return _storage_wait(evidence, rank)
+    if rank.phase is Phase.COMPILE:
+        return _compilation(evidence, rank)
+    is_in_data = rank.phase is Phase.DATA or is_loading(rank.stack)
     # In data only if the innermost call is the user's own: a rank that waits for a worker may only
     # answer late.
-    elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
-        cause = Cause.GIL
-        place = f" at {frame}" if frame else ""
-        cores = f", using {cores_used(rank)}" if computes(rank) else ""
-        what = f"holds the GIL{place}, {evidence.where(rank)}{cores}: a call into C does not return"
-        next_step = f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
-    elif loads:
-        worker = _worst_worker(rank)
-        is_certain = worker is not None and (worker.state in "TXZ" or worker.in_fork_s > _FORK_S)
-        cause, what, next_step = _loads_data(evidence, rank, worker)
-    elif (found := _runs_other_code(evidence, rank)) is not None:
-        cause, what, next_step = found
-    else:
-        return None
-    same = [one for one in suspects if one is not rank and one.phase is rank.phase]
-    too = f"; {names(same)} too" if same else ""
-    what = f"{name(rank)} {what}{too}{evidence.blocked_ranks(suspects)}"
-    return evidence.diagnosis(rank, cause, what, next_step, is_certain=is_certain)
+    if rank.answers is False and (not is_in_data or users_frame(rank.stack[:1])):
+        return _held_gil(evidence, rank)
+    if is_in_data:
+        return _data_loading(evidence, rank)
+    return _code_outside_collectives(evidence, rank)
 
 
 def find_unknown(evidence: Evidence) -> Diagnosis | None:
@@ -146,63 +138,104 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     ranks = evidence.in_loop
     if not ranks:
         return None
-    places: dict[str, list[RankState]] = {}
+    ranks_by_place: dict[str, list[RankState]] = {}
     for rank in ranks:
-        one = pending(rank)
-        frame = innermost(rank.stack)
-        place = (
-            f"in {collective_name(one, with_sizes=True)}"
-            if one
-            else f"at {frame}"
-            if frame
-            else PHASES[rank.phase]
-        )
-        places.setdefault(place, []).append(rank)
-    most = sorted(places.items(), key=lambda place: -len(place[1]))
-    shown = "; ".join(f"{names(who)} {where}" for where, who in most[:_MAX_PLACES])
-    if rest := most[_MAX_PLACES:]:
-        shown += f"; {plural(sum(len(who) for _, who in rest), 'rank')} elsewhere"
+        ranks_by_place.setdefault(_place(rank), []).append(rank)
+    places = sorted(ranks_by_place, key=lambda place: -len(ranks_by_place[place]))
+    shown = "; ".join(f"{names(ranks_by_place[place])} {place}" for place in places[:_MAX_PLACES])
+    num_elsewhere = sum(len(ranks_by_place[place]) for place in places[_MAX_PLACES:])
+    if num_elsewhere:
+        shown += f"; {plural(num_elsewhere, 'rank')} elsewhere"
     first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
     what = f"no progress {evidence.since(first)}, and no rank stands out: {shown}"
     next_step = "read the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
     since_s = min(rank.still_s for rank in ranks)
-    found = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
+    diagnosis = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
     number = None if len(ranks) > 1 else first.rank
-    return replace(found, rank=number, num_blocked=len(evidence.blocked))
+    return replace(diagnosis, rank=number, num_blocked=len(evidence.blocked))
+
+
+def _place(rank: RankState) -> str:
+    entered = pending(rank)
+    if entered is not None:
+        return f"in {collective_name(entered, with_sizes=True)}"
+    frame = innermost(rank.stack)
+    return f"at {frame}" if frame else PHASES[rank.phase]
 
 
 def _weight(rank: RankState) -> int:
-    is_sure = (rank.state == "D" and not rank.has_io) or any(
-        worker.state == "T" for worker in rank.workers
-    )
+    has_stopped_worker = any(worker.state == "T" for worker in rank.workers)
+    is_sure = _waits_for_storage(rank) or has_stopped_worker
     return 2 * is_sure + (rank.answers is False)
 
 
-def _loads_data(
-    evidence: Evidence, rank: RankState, worker: WorkerState | None
-) -> tuple[Cause, str, str]:
-    """The cause, the sentence after the rank's name, and what to do."""
-    if worker is None:
-        frame = users_frame(rank.stack)
-        cause = Cause.DATASET
-        next_step = _CHECK_WAIT.format(frame or "its dataset")
-        why = ", ".join(filter(None, (frame, "holding the GIL" if rank.answers is False else "")))
-    else:
-        frame = innermost(worker.stack)
-        cause, how, template = _WORKER_STATES.get(worker.state, (Cause.DATASET, "", _STUCK_IN_FORK))
-        next_step = template.format(worker.pid, rank.host)
-        if not how and worker.in_fork_s:
-            how = "is stuck in fork"
-            frame = ""
-        elif not how:
-            next_step = _CHECK_WAIT.format(frame)
-            how = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
-        why = f"worker {worker.number} {how}{f' at {frame}' if frame else ''}"
-    return (
-        cause,
-        f"has been {evidence.where(rank, Phase.DATA)}{f' ({why})' if why else ''}",
-        next_step,
+def _waits_for_storage(rank: RankState) -> bool:
+    return rank.state == "D" and not rank.has_io
+
+
+def _storage_wait(evidence: Evidence, rank: RankState) -> Explanation:
+    text = (
+        f"waits for storage that does not answer, {evidence.where(rank)}{_in_brackets(innermost(rank.stack))}: in the "
+        f"kernel (state D) for {duration(rank.state_s)} without reading or writing a byte"
     )
+    next_step = (
+        f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in "
+        "state D cannot be killed before its storage answers"
+    )
+    return Explanation(Cause.STORAGE, text, next_step)
+
+
+def _compilation(evidence: Evidence, rank: RankState) -> Explanation:
+    at_step = f", at step {rank.step}" if evidence.has_steps else ""
+    text = f"has been {PHASES[rank.phase]} for {duration(rank.still_s)}{at_step}"
+    next_step = (
+        "wait: a large model may take minutes; TORCH_LOGS=dynamo,inductor shows what torch compiles"
+    )
+    return Explanation(Cause.COMPILING, text, next_step)
+
+
+def _held_gil(evidence: Evidence, rank: RankState) -> Explanation:
+    frame = innermost(rank.stack)
+    cores = f", using {cores_used(rank)}" if computes(rank) else ""
+    text = (
+        f"holds the GIL{_at(frame)}, {evidence.where(rank)}{cores}: a call into C does not return"
+    )
+    next_step = (
+        f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks"
+    )
+    return Explanation(Cause.GIL, text, next_step)
+
+
+def _data_loading(evidence: Evidence, rank: RankState) -> Explanation:
+    worker = _worst_worker(rank)
+    if worker is not None:
+        explanation = _explain_worker(worker, rank.host)
+    else:
+        frame = users_frame(rank.stack)
+        gil = "holding the GIL" if rank.answers is False else ""
+        why = ", ".join(filter(None, (frame, gil)))
+        next_step = _CHECK_WAIT.format(frame or "its dataset")
+        explanation = Explanation(Cause.DATASET, why, next_step)
+    text = f"has been {evidence.where(rank, Phase.DATA)}{_in_brackets(explanation.text)}"
+    return replace(explanation, text=text)
+
+
+def _explain_worker(worker: WorkerState, host: str) -> Explanation:
+    frame = innermost(worker.stack)
+    cause = Cause.DATASET
+    if worker.state in _WORKER_STATES:
+        cause, state, template = _WORKER_STATES[worker.state]
+        state += _at(frame)
+        next_step = template.format(worker.pid, host)
+    elif worker.in_fork_s:
+        state = "is stuck in fork"
+        next_step = _STUCK_IN_FORK.format(worker.pid, host)
+    else:
+        work = f"computes with {cores_used(worker)}" if computes(worker) else "is blocked"
+        state = f"{work}{_at(frame)}"
+        next_step = _CHECK_WAIT.format(frame)
+    is_certain = worker.state in "TXZ" or worker.in_fork_s > _FORK_S
+    return Explanation(cause, f"worker {worker.number} {state}", next_step, is_certain)
 
 
 def _worst_worker(rank: RankState) -> WorkerState | None:
@@ -210,31 +243,42 @@ def _worst_worker(rank: RankState) -> WorkerState | None:
         for worker in rank.workers:
             if worker.state == state:
                 return worker
-    if in_fork := [worker for worker in rank.workers if worker.in_fork_s]:
-        return in_fork[0]
+    for worker in rank.workers:
+        if worker.in_fork_s:
+            return worker
     at_work = [
         worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)
     ]
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
 
 
-def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str] | None:
+def _code_outside_collectives(evidence: Evidence, rank: RankState) -> Explanation | None:
     """In user code, or in a library, instead of the collective that others are in."""
     frame = innermost(rank.stack)
     if is_busy(rank):
         work = cores_used(rank) if computes(rank) else "reading or writing files"
-        what = (
-            f"is slow but alive: {evidence.where(rank)} ({work}{f', at {frame}' if frame else ''})"
-        )
-        return Cause.SLOW, what, f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
+        place = f", at {frame}" if frame else ""
+        text = f"is slow but alive: {evidence.where(rank)} ({work}{place})"
+        next_step = f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
+        return Explanation(Cause.SLOW, text, next_step)
     if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
         where = evidence.where(rank, Phase.USER if rank.phase is Phase.START else rank.phase)
-        what = f"has been {where}{f' ({frame})' if frame else ''}, without using the CPU"
-        return Cause.USER_CODE, what, f"check what {frame or 'it'} waits for; {_STACK}"
-    missed = next((one for one in evidence.blocked.values() if one is not None), None)
+        text = f"has been {where}{_in_brackets(frame)}, without using the CPU"
+        return Explanation(Cause.USER_CODE, text, f"check what {frame or 'it'} waits for; {_STACK}")
+    missed = next(filter(None, evidence.blocked.values()), None)
     if missed is None:
         return None
     place = f"at {frame}, " if frame else ""
-    what = f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
-    next_step = "check why it is not in that collective: often an `if` that differs across ranks; its stack is in "
-    return Cause.NOT_ENTERED, what, f"{next_step}the diagnosis file"
+    text = f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
+    next_step = (
+        f"check why it is not in that collective: often an `if` that differs across ranks; {_STACK}"
+    )
+    return Explanation(Cause.NOT_ENTERED, text, next_step)
+
+
+def _at(frame: str) -> str:
+    return f" at {frame}" if frame else ""
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""

@@ -84,6 +84,16 @@ class Diagnosis:
         return f"{alarm}: {self.what.rstrip('.')}. Try: {self.next_step}"
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a rank makes no progress, before other ranks are considered."""
+
+    cause: Cause
+    text: str  # the sentence after the rank's name
+    next_step: str
+    is_certain: bool = False
+
+
 def name(rank: RankState) -> str:
     return f"rank {rank.rank} on {rank.host}"
 
@@ -102,10 +112,10 @@ def names(ranks: Sequence[RankState]) -> str:
     )
 
 
-def collective_name(one: Collective, *, with_sizes: bool = False) -> str:
+def collective_name(collective: Collective, *, with_sizes: bool = False) -> str:
     """`all_reduce #4410`, and ` of [77290]`."""
-    text = f"{one.op} #{one.number}"
-    sizes = " and ".join(str(list(size)) for size in one.sizes[:3]) + (
-        " and more" if one.sizes[3:] else ""
-    )
-    return f"{text} of {sizes}" if with_sizes and one.sizes else text
+    text = f"{collective.op} #{collective.number}"
+    if not with_sizes or not collective.sizes:
+        return text
+    sizes = " and ".join(str(list(size)) for size in collective.sizes[:3])
+    return f"{text} of {sizes}{' and more' if collective.sizes[3:] else ''}"

@@ -16,7 +16,7 @@ from drumline.base.terminal import one_line
 from drumline.base.text import columns, duration, named_ranks, signal_name
 from drumline.base.typed_json import from_json
 from drumline.base.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.watch.cluster_state import ClusterState, RankState, RasRank
+from drumline.watch.cluster_state import ClusterState, Collective, LostNode, RankState, RasRank
 from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
 from drumline.watch.diagnosis.evidence import Evidence, pending
 
@@ -43,8 +43,8 @@ _NCCL_ERRORS = {
     3: "internal error",
     4: "invalid argument",
     5: "invalid usage",
+    6: "remote error",
 }
-_NCCL_ERRORS |= {6: "remote error"}
 _HEADINGS = ("", "rank", "host", "state", "phase", "step", "for", "CPU", "collective")
 _RIGHT = (1, 5, 6, 7)
 
@@ -57,18 +57,12 @@ def write_diagnosis(
     cluster: ClusterState,
     action: str,
     launch: str,
-    at: float,
+    unix_s: float,
 ) -> Path:
-    """Write both files; returns the `.json` file. `at`: Unix seconds. Raises OSError if the storage
+    """Write both files; returns the `.json` file. `unix_s`: the time. Raises OSError if the storage
     fails."""
     make_own_folder(folder)
-    number = (
-        max(
-            (int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))),
-            default=0,
-        )
-        + 1
-    )
+    number = _next_number(folder)
     while True:  # in a network partition each side has a leader, and both write
         path = folder / f"{number:04d}-{diagnosis.cause}.json"
         try:
@@ -82,7 +76,7 @@ def write_diagnosis(
         "sentence": diagnosis.sentence(alarm),
         "action": action,
         "launch": launch,
-        "time": at,
+        "time": unix_s,
         "diagnosis": asdict(diagnosis),
         "cluster": asdict(cluster),
     }
@@ -90,13 +84,18 @@ def write_diagnosis(
         # The file for programs is written last: if it exists, both exist.
         replace_text(
             path.with_suffix(".txt"),
-            diagnosis_text(alarm, diagnosis, cluster, action=action, at=at),
+            diagnosis_text(alarm, diagnosis, cluster, action=action, unix_s=unix_s),
         )
         replace_text(path, json.dumps(record, indent=1) + "\n")
     except OSError:
         path.with_suffix(".txt").unlink(missing_ok=True)
         raise
     return path
+
+
+def _next_number(folder: Path) -> int:
+    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return max((int(match[1]) for match in matches if match), default=0) + 1
 
 
 def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
@@ -116,9 +115,9 @@ def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
 
 
 def diagnosis_text(
-    alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float
+    alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, unix_s: float
 ) -> str:
-    when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
         [diagnosis.sentence(alarm)],
         [f"{when}. Action: {_ACTIONS.get(action, action)}."],
@@ -158,13 +157,11 @@ def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, .
 
 def _remarks(cluster: ClusterState) -> Iterator[str]:
     """Facts that do not fit into a column."""
-    for one in (*cluster.lost, *cluster.never_seen):
-        since = (
-            f", {named_ranks(one.ranks)}: no heartbeat for"
-            if one in cluster.lost
-            else ": never seen, in"
-        )
-        yield f"{one.host}{since} {duration(one.no_heartbeat_s)}{f' ({one.how})' if one.how else ''}"
+    for lost in cluster.lost:
+        ranks = named_ranks(lost.ranks)
+        yield f"{lost.host}, {ranks}: no heartbeat for {duration(lost.no_heartbeat_s)}{_how(lost)}"
+    for lost in cluster.never_seen:
+        yield f"{lost.host}: never seen, in {duration(lost.no_heartbeat_s)}{_how(lost)}"
     for node in cluster.nodes:
         if node.link:
             yield f"{node.host}: {node.link}"
@@ -184,31 +181,34 @@ def _remarks(cluster: ClusterState) -> Iterator[str]:
         yield f"NCCL RAS: {remark}"
 
 
+def _how(lost: LostNode) -> str:
+    return f" ({lost.how})" if lost.how else ""
+
+
 def ras_remarks(ranks: Sequence[RasRank]) -> Iterator[str]:
     """What NCCL reports about the ranks, as one more witness."""
     if not ranks:
         return
-    unanswered = [one.rank for one in ranks if not one.answers]
-    outside = [one.rank for one in ranks if one.answers and not one.is_member]
-    aborted = [one.rank for one in ranks if one.is_aborted]
+    unanswered = [rank.rank for rank in ranks if not rank.answers]
+    outside = [rank.rank for rank in ranks if rank.answers and not rank.is_member]
+    aborted = [rank.rank for rank in ranks if rank.is_aborted]
     errors: dict[int, list[int]] = {}
     counts: dict[int, list[int]] = {}
-    for one in ranks:
-        if one.error:
-            errors.setdefault(one.error, []).append(one.rank)
-        if one.answers and one.is_member:
-            counts.setdefault(one.num_collectives, []).append(one.rank)
-    for who, what in (
-        (unanswered, "no answer from"),
-        (outside, "not in the communicator:"),
-        (aborted, "aborted by"),
-    ):
-        if who:
-            yield f"{what} {named_ranks(who)}"
-    for code, who in errors.items():
-        yield f"{_NCCL_ERRORS.get(code, f'error {code}')} on {named_ranks(who)}"
+    for rank in ranks:
+        if rank.error:
+            errors.setdefault(rank.error, []).append(rank.rank)
+        if rank.answers and rank.is_member:
+            counts.setdefault(rank.num_collectives, []).append(rank.rank)
+    if unanswered:
+        yield f"no answer from {named_ranks(unanswered)}"
+    if outside:
+        yield f"not in the communicator: {named_ranks(outside)}"
+    if aborted:
+        yield f"aborted by {named_ranks(aborted)}"
+    for code, numbers in errors.items():
+        yield f"{_NCCL_ERRORS.get(code, f'error {code}')} on {named_ranks(numbers)}"
     if len(counts) > 1:
-        parts = [f"{named_ranks(who)}: {count:,}" for count, who in sorted(counts.items())]
+        parts = [f"{named_ranks(numbers)}: {count:,}" for count, numbers in sorted(counts.items())]
         yield f"collectives begun: {'; '.join(parts)}"
     elif not (unanswered or outside or aborted or errors):
         yield f"all {len(ranks)} ranks have begun the same {next(iter(counts)):,} collectives, none has an error"
@@ -217,8 +217,9 @@ def ras_remarks(ranks: Sequence[RasRank]) -> Iterator[str]:
 def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
     """The stack of the named rank first, then the others, then their workers."""
     ranks = sorted(cluster.ranks, key=lambda rank: (rank.rank != diagnosis.rank, rank.rank))
-    for stack, who in _equal((rank.stack, rank) for rank in ranks):
-        yield f"{names(who)}{f' (process {who[0].pid})' if len(who) == 1 else ''}", stack
+    for stack, holders in _equal((rank.stack, rank) for rank in ranks):
+        process = f" (process {holders[0].pid})" if len(holders) == 1 else ""
+        yield f"{names(holders)}{process}", stack
     for rank in ranks:
         for worker in rank.workers:
             process = f"process {worker.pid}, {_STATES.get(worker.state, worker.state)}"
@@ -227,15 +228,18 @@ def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, 
 
 
 def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
-    def lines(rank: RankState) -> tuple[str, ...]:
-        return tuple(
-            f"{collective_name(one, with_sizes=True)}{'' if one.is_done else '  <- not done'}"
-            f"{'' if one.group == 'default_pg' else f'  (group {one.group})'}"
-            for one in rank.collectives
-        )
+    lines_by_rank = ((tuple(map(_line, rank.collectives)), rank) for rank in cluster.ranks)
+    for lines, ranks in _equal(lines_by_rank):
+        yield names(ranks), lines
 
-    for same, who in _equal((lines(rank), rank) for rank in cluster.ranks):
-        yield names(who), same
+
+def _line(collective: Collective) -> str:
+    line = collective_name(collective, with_sizes=True)
+    if not collective.is_done:
+        line += "  <- not done"
+    if collective.group != "default_pg":
+        line += f"  (group {collective.group})"
+    return line
 
 
 def _equal(
@@ -249,5 +253,5 @@ def _equal(
 
 
 def _sections(title: str, entries: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
-    found = [[f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries]
-    return [[title, "-" * len(title)], *found] if found else []
+    sections = [[f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries]
+    return [[title, "-" * len(title)], *sections] if sections else []

@@ -27,8 +27,9 @@ _ORDER = {
     Phase.BACKWARD: 2,
     Phase.OPTIMIZER: 3,
     Phase.DATA: 4,
+    Phase.COMPILE: 1,
+    Phase.COMPILED: 2,
 }
-_ORDER |= {Phase.COMPILE: 1, Phase.COMPILED: 2}
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Evidence:
 
     @cached_property
     def ranks(self) -> list[RankState]:
-        lost = {one.node for one in self.cluster.lost}
-        found = (
+        lost = {node.node for node in self.cluster.lost}
+        ranks = (
             rank for node in self.cluster.nodes if node.node not in lost for rank in node.ranks
         )
-        return sorted(found, key=lambda rank: rank.rank)
+        return sorted(ranks, key=lambda rank: rank.rank)
 
     @cached_property
     def in_loop(self) -> list[RankState]:
@@ -71,29 +72,29 @@ class Evidence:
     def behind(self) -> list[RankState]:
         """The ranks that did not enter the collective that others are in; without records, those in
         earlier phases."""
-        alive = self.in_loop
-        waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
-        if waits:
-            (group, number), _ = max(waits.items(), key=lambda item: (item[1], item[0][1]))
-            return [
-                rank
-                for rank in alive
-                if not pending(rank)
-                and not any(one.group == group and one.number >= number for one in rank.collectives)
-                and (rank.collectives or not is_blocked(rank))
-            ]
+        entered = filter(None, map(pending, self.in_loop))
+        waits = Counter((collective.group, collective.number) for collective in entered)
+        if not waits:
+            return self._behind_by_phase()
+        group, number = max(waits, key=lambda key: (waits[key], key[1]))
+        return [
+            rank
+            for rank in self.in_loop
+            if not pending(rank)
+            and not _has_reached(rank, group, number)
+            and (rank.collectives or not is_blocked(rank))
+        ]
+
+    def _behind_by_phase(self) -> list[RankState]:
         points = {
             rank.rank: (rank.step, rank.micro, _ORDER[rank.phase])
-            for rank in alive
+            for rank in self.in_loop
             if rank.phase in _ORDER
         }
-        late = [
-            rank
-            for rank in alive
-            if rank.rank in points and points[rank.rank] < max(points.values())
-        ]
-        newest = max((rank.collective for rank in alive), default=0)
-        return late or [rank for rank in alive if rank.collective < newest]
+        furthest = max(points.values(), default=None)
+        late = [rank for rank in self.in_loop if points.get(rank.rank, furthest) != furthest]
+        newest = max((rank.collective for rank in self.in_loop), default=0)
+        return late or [rank for rank in self.in_loop if rank.collective < newest]
 
     def diagnosis(
         self,
@@ -136,7 +137,7 @@ class Evidence:
         """`in forward since step 812`. `phase` defaults to the rank's own."""
         return f"{PHASES[rank.phase if phase is None else phase]} {self.since(rank)}"
 
-    def at(self, rank: RankState) -> str:
+    def place(self, rank: RankState) -> str:
         """` at step 812, in forward`, as far as known."""
         parts = [f"at step {rank.step}"] if self.has_steps else []
         if rank.phase not in (Phase.FAILED, Phase.LEFT, Phase.LEAVING, Phase.START):
@@ -146,17 +147,21 @@ class Evidence:
     def blocked_ranks(self, causes: Sequence[RankState] = ()) -> str:
         """`; 7 ranks are blocked in all_reduce #4410`, or nothing. Not counting `causes`."""
         named = {rank.rank for rank in causes}
-        blocked = [one for rank, one in self.blocked.items() if rank not in named]
+        blocked = [collective for rank, collective in self.blocked.items() if rank not in named]
         if not blocked:
             return ""
-        places = [
-            place
-            for place, _ in Counter(collective_name(one) for one in blocked if one).most_common()
-        ]
-        who = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
-        if not places:
-            return f"{who} waiting for it"
-        return f"{who} blocked in {' and '.join(places[:2])}{' and others' if places[2:] else ''}"
+        ranks_are = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
+        counts = Counter(collective_name(collective) for collective in filter(None, blocked))
+        if not counts:
+            return f"{ranks_are} waiting for it"
+        places = " and ".join(place for place, _ in counts.most_common(2))
+        return f"{ranks_are} blocked in {places}{' and others' if len(counts) > 2 else ''}"
+
+
+def _has_reached(rank: RankState, group: str, number: int) -> bool:
+    return any(
+        collective.group == group and collective.number >= number for collective in rank.collectives
+    )
 
 
 def has_exited(rank: RankState) -> bool:
@@ -185,7 +190,7 @@ def cores_used(process: RankState | WorkerState) -> str:
 
 def pending(rank: RankState) -> Collective | None:
     """The oldest collective that it entered and that is not done."""
-    return next((one for one in rank.collectives if not one.is_done), None)
+    return next((collective for collective in rank.collectives if not collective.is_done), None)
 
 
 def is_blocked(rank: RankState) -> bool:

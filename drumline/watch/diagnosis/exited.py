@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from drumline.base.text import duration, plural, signal_name
 from drumline.watch.cluster_state import RankState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
+from drumline.watch.diagnosis.diagnosis import (
+    Cause,
+    Diagnosis,
+    Explanation,
+    collective_name,
+    name,
+    names,
+)
 from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
 from drumline.watch.diagnosis.mismatch import find_left_early
 from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
@@ -43,7 +50,7 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
     """The first rank that exited for its own reason; otherwise the first that drumline itself
     killed, and why."""
     # An exit is final: the last state of a node that is now lost still counts.
-    own = [
+    culprits = [
         rank
         for rank in evidence.cluster.ranks
         if _ago(rank) is not None
@@ -51,58 +58,72 @@ def find_exited(evidence: Evidence) -> Diagnosis | None:
         and rank.failure_kind is not FailureKind.LOST_PEER
         and not _was_asked_to_stop(rank)
     ]
-    if any(rank.exit is not None for rank in own):
+    if any(rank.exit is not None for rank in culprits):
         # A launcher that records exits does not record those that it caused.
-        own = [rank for rank in own if rank.exit is not None or rank.failure or rank.memory]
-    if not own:
+        culprits = list(filter(_has_reason, culprits))
+    if not culprits:
         # The reason is known, and what else is seen follows from the kill.
         by_drumline = [rank for rank in evidence.cluster.ranks if rank.killed_because]
         return _diagnosis(evidence, _first(by_drumline)) if by_drumline else None
-    first = _first(own)
-    # A rank that left the loop calls other collectives: then that is the cause.
-    if _has_mismatch(first) and (
-        found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)
-    ):
-        return found
-    also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
-    killed = "was killed by a signal" if len(also) == 1 else "were killed by a signal"
-    how = killed if all(rank.exit is not None and rank.exit < 0 for rank in also) else "failed"
-    found = _diagnosis(evidence, first, f"; {names(also)} {how} too" if also else "")
-    if any(rank.exit is not None or rank.failure or rank.memory for rank in own):
-        return found
+    first = _first(culprits)
+    if _has_mismatch(first):
+        # A rank that left the loop calls other collectives: then that is the cause.
+        mismatch = find_left_early(evidence) or _aborted_by_gloo(evidence, first, culprits)
+        if mismatch is not None:
+            return mismatch
+    also_failed = [rank for rank in culprits if rank is not first and _strength(rank) >= 2]
+    diagnosis = _diagnosis(evidence, first, _failed_too(also_failed))
+    if any(map(_has_reason, culprits)):
+        return diagnosis
     # It is unknown why these exited: their launcher may have ended them because a host was lost.
-    is_certain = not _may_follow_a_lost_host(evidence, found.since_s)
-    return None if find_unreachable(evidence) else replace(found, is_certain=is_certain)
+    is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
+    return None if find_unreachable(evidence) else replace(diagnosis, is_certain=is_certain)
+
+
+def _has_reason(rank: RankState) -> bool:
+    """Whether something shows why it exited."""
+    return rank.exit is not None or bool(rank.failure or rank.memory)
+
+
+def _failed_too(ranks: list[RankState]) -> str:
+    if not ranks:
+        return ""
+    how = "failed"
+    if all(rank.exit is not None and rank.exit < 0 for rank in ranks):
+        how = f"{'was' if len(ranks) == 1 else 'were'} killed by a signal"
+    return f"; {names(ranks)} {how} too"
 
 
 def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
     """No rank has its own cause: the first that lost a connection, which is not the cause
     itself."""
     ranks = evidence.cluster.ranks
-    asked = [rank for rank in ranks if _was_asked_to_stop(rank)]
-    if asked:
-        if len(asked) == len(ranks):  # the user stops the job
+    asked_to_stop = [rank for rank in ranks if _was_asked_to_stop(rank)]
+    if asked_to_stop:
+        if len(asked_to_stop) == len(ranks):  # the user stops the job
             return None
-        if all(
-            is_done(rank) or rank.killed_after_s is not None for rank in ranks
-        ):  # the launcher has reported it
+        # The launcher has reported it.
+        if all(is_done(rank) or rank.killed_after_s is not None for rank in ranks):
             return None
-        found = _diagnosis(evidence, _first(asked))
-        return replace(found, is_certain=not _may_follow_a_lost_host(evidence, found.since_s))
+        diagnosis = _diagnosis(evidence, _first(asked_to_stop))
+        is_certain = not _may_follow_a_lost_host(evidence, diagnosis.since_s)
+        return replace(diagnosis, is_certain=is_certain)
     lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
         return None
     first = _first(lost)
     ago_s = _ago(first) or 0.0
     cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
-    at = evidence.at(first)
+    place = evidence.place(first)
     error = f": {first.failure}" if first.failure else ""
-    what = f"{name(first)} lost its connection to the other ranks{at}{error}; no rank was seen to fail before it"
+    what = f"{name(first)} lost its connection to the other ranks{place}{error}; no rank was seen to fail before it"
     next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
     is_late = ago_s >= _WAIT_S or all(map(has_exited, ranks))
     is_certain = is_late and not _may_follow_a_lost_host(evidence, ago_s)
-    found = evidence.diagnosis(first, cause, what, next_step, is_certain=is_certain, since_s=ago_s)
-    return replace(found, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure))
+    diagnosis = evidence.diagnosis(
+        first, cause, what, next_step, is_certain=is_certain, since_s=ago_s
+    )
+    return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(first.failure))
 
 
 def _may_follow_a_lost_host(evidence: Evidence, ago_s: float) -> bool:
@@ -143,85 +164,95 @@ def _first(ranks: list[RankState]) -> RankState:
 
 
 def _diagnosis(evidence: Evidence, rank: RankState, also: str = "") -> Diagnosis:
-    at = evidence.at(rank)
-    next_step = _NEXT_STEPS.get(rank.failure_kind, "read its traceback at the end of its log")
+    explanation = _explain(rank, evidence.place(rank))
+    what = f"{name(rank)} {explanation.text}{also}"
+    num_disconnected = sum(
+        peer is not rank and peer.failure_kind is FailureKind.LOST_PEER for peer in evidence.ranks
+    )
+    stopped = [peer for peer in evidence.ranks if peer.state == "T"]
+    if num_disconnected:
+        what += f"; {plural(num_disconnected, 'rank')} lost the connection to it"
+    elif stopped:
+        what += f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
+    cause = explanation.cause
+    diagnosis = evidence.diagnosis(
+        rank, cause, what, explanation.next_step, is_certain=True, since_s=_ago(rank) or 0.0
+    )
+    return replace(diagnosis, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
+
+
+def _explain(rank: RankState, place: str) -> Explanation:
+    """Why it exited. `place`: at which step and in which phase."""
+    after_error = _NEXT_STEPS.get(rank.failure_kind, "read its traceback at the end of its log")
     if rank.memory:
-        cause = Cause.OUT_OF_MEMORY
-        how = f"ran out of memory and was killed{at} ({rank.memory})"
-        next_step = (
-            "raise the memory limit, or lower the batch size or the number of DataLoader workers"
+        return Explanation(
+            Cause.OUT_OF_MEMORY,
+            f"ran out of memory and was killed{place} ({rank.memory})",
+            "raise the memory limit, or lower the batch size or the number of DataLoader workers",
         )
-    elif rank.killed_after_s is not None:
-        cause = Cause.ENDED
-        how = _own_kill(rank, at)
+    if rank.killed_after_s is not None:
         next_step = "check the end of its log for what it was doing"
         if rank.killed_because:
             next_step = "look for the cause of that; the ranks resume from the newest checkpoint"
-    elif rank.failure:
-        cause = Cause.EXCEPTION
-        how = f"crashed{at}: {rank.failure}"
-    elif rank.exit is not None and rank.exit < 0:
-        cause = Cause.KILLED
-        how = f"was killed by {signal_name(-rank.exit)}{at}"
-        sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
-        next_step = _AFTER_SIGNAL.get(-rank.exit, sender)
-    elif rank.exit is not None:
-        cause = Cause.EXCEPTION
-        how = f"exited with code {rank.exit}{at}"
-    else:
-        cause = Cause.KILLED
-        how = f"exited{at}{',' if at else ''} for an unknown reason"
-        next_step = f"check the end of its log, and the kernel log on {rank.host} (dmesg)"
-    lost = [
-        one
-        for one in evidence.ranks
-        if one is not rank and one.failure_kind is FailureKind.LOST_PEER
-    ]
-    stopped = [one for one in evidence.ranks if one.state == "T"]
-    if lost:
-        also += f"; {plural(len(lost), 'rank')} lost the connection to it"
-    elif stopped:
-        also += f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
-    what = f"{name(rank)} {how}{also}"
-    found = evidence.diagnosis(
-        rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0
+        return Explanation(Cause.ENDED, _own_kill(rank, place), next_step)
+    if rank.failure:
+        return Explanation(Cause.EXCEPTION, f"crashed{place}: {rank.failure}", after_error)
+    if rank.exit is None:
+        return Explanation(
+            Cause.KILLED,
+            f"exited{place}{',' if place else ''} for an unknown reason",
+            f"check the end of its log, and the kernel log on {rank.host} (dmesg)",
+        )
+    if rank.exit >= 0:
+        return Explanation(Cause.EXCEPTION, f"exited with code {rank.exit}{place}", after_error)
+    sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
+    return Explanation(
+        Cause.KILLED,
+        f"was killed by {signal_name(-rank.exit)}{place}",
+        _AFTER_SIGNAL.get(-rank.exit, sender),
     )
-    return replace(found, is_ranks_error=cause is Cause.EXCEPTION and bool(rank.failure))
 
 
-def _own_kill(rank: RankState, at: str) -> str:
-    how = f"was killed by drumline's {rank.killed_by or 'launcher'}{at}"
+def _own_kill(rank: RankState, place: str) -> str:
+    how = f"was killed by drumline's {rank.killed_by or 'launcher'}{place}"
     if rank.killed_after_s:
         how += f", {duration(rank.killed_after_s)} after it was asked to exit"
     return f"{how}, because {rank.killed_because}" if rank.killed_because else how
 
 
 def _aborted_by_gloo(
-    evidence: Evidence, first: RankState, own: list[RankState]
+    evidence: Evidence, first: RankState, culprits: list[RankState]
 ) -> Diagnosis | None:
     """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered
     different collectives. Its message is only in the rank's log, so this is concluded from where
     the rank was."""
-    was_in_collective = (
-        is_in_collective(first.stack)
-        if first.stack
-        else first.phase in (Phase.BACKWARD, Phase.BETWEEN)
-    )
+    was_in_collective = first.phase in (Phase.BACKWARD, Phase.BETWEEN)
+    if first.stack:
+        was_in_collective = is_in_collective(first.stack)
     if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
     ranks = evidence.cluster.ranks
-    aborted = [rank for rank in own if _has_mismatch(rank)]
+    aborted = [rank for rank in culprits if _has_mismatch(rank)]
     intact = [rank for rank in ranks if rank not in aborted]
     # Ranks that received too much are aborted; if that is most of them, the one that sent it is
     # left.
     odd = intact if 0 < len(intact) < len(aborted) else aborted
-    place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
-    sides = ((names(odd), odd), ("the others", [rank for rank in ranks if rank not in odd]))
-    entered = "".join(f"{who}: {called}; " for who, side in sides if (called := _entered(side)))
-    at = evidence.at(odd[0])
     what = (
-        f"{names(odd)} entered a different collective than the others, or one with a different size{',' if at else ''}"
-        f"{at}{place}: {entered}gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
+        f"{names(odd)} entered a different collective than the others, or one with a different size"
+    )
+    place = evidence.place(odd[0])
+    if place:
+        what += f",{place}"
+    if odd[0].stack:
+        what += f" ({innermost(odd[0].stack)})"
+    what += ": "
+    even = [rank for rank in ranks if rank not in odd]
+    for side_name, side in ((names(odd), odd), ("the others", even)):
+        collective = _entered(side)
+        if collective:
+            what += f"{side_name}: {collective}; "
+    what += (
+        f"gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
         "than it expects"
     )
     next_step = (

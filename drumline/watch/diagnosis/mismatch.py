@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from drumline.base.text import duration, plural
 from drumline.watch.cluster_state import Collective, RankState
@@ -39,7 +39,21 @@ _BETWEEN_TWO = ("send", "recv")
 _ALONE = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER, Phase.DATA, Phase.START)
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
-Entry = tuple[RankState, Collective]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Ranks that entered the same collective under the same number."""
+
+    collective: Collective
+    ranks: list[RankState]
+
+    @property
+    def signature(self) -> Signature:
+        return _signature(self.collective)
+
+    def text(self, who: str) -> str:
+        return f"{who}: {collective_name(self.collective, with_sizes=True)}"
 
 
 def find_mismatch(evidence: Evidence) -> Diagnosis | None:
@@ -47,83 +61,91 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     sides = _first_mismatch(ranks)
     if not sides:
         return None
-    odd = 1 if len(sides[0]) > len(sides[1]) else _deviating_side(sides, ranks)
-    is_known = odd is not None
-    culprits = [rank for rank, _ in sides[odd or 0]]
-    op = sides[odd or 0][0][1]
-    others = [side for position, side in enumerate(sides) if position != (odd or 0)]
-    shown = [f"{names(culprits)}: {collective_name(op, with_sizes=True)}"]
-    for side in others:
-        are_others = is_known and len(others) == 1 and len(side) > 1
-        who = "the others" if are_others else names([rank for rank, _ in side])
-        shown.append(f"{who}: {collective_name(side[0][1], with_sizes=True)}")
-    frame = users_frame(culprits[0].stack)
+    deviating = sides[1]
+    is_known = True
+    if len(sides[0].ranks) == len(sides[1].ranks):
+        strange = _deviating_side(sides, ranks)
+        is_known = strange is not None
+        deviating = strange or sides[0]
+    culprit = deviating.ranks[0]
+    frame = users_frame(culprit.stack)
     place = f" ({frame})" if frame and is_known else ""
-    # A `break` in a user's own loop is not visible in a heartbeat: it may be the end of an epoch.
-    may_have_left = is_known and op.op.endswith("barrier")
-    what = (
-        f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
-    )
+    shown = "; ".join(_side_texts(sides, deviating, is_known=is_known))
+    what = f"ranks are in different collectives{evidence.place(culprit)}{place}: {shown}"
     next_step = (
-        f"{'check whether it left the loop before the others; if not, ' if may_have_left else ''}make every rank call "
-        "the same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
-        "batches of different length)"
+        "make every rank call the same collectives in the same order with the same shapes (look for one behind "
+        "`if rank == ...`, and for batches of different length)"
     )
-    since_s = min(rank.age_s for rank in culprits)
-    found = evidence.diagnosis(
-        culprits[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
+    # A `break` in a user's own loop is not visible in a heartbeat: it may be the end of an epoch.
+    if is_known and deviating.collective.op.endswith("barrier"):
+        next_step = f"check whether it left the loop before the others; if not, {next_step}"
+    since_s = min(rank.age_s for rank in deviating.ranks)
+    diagnosis = evidence.diagnosis(
+        culprit, Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s
     )
     if is_known:
-        return found
-    hosts = dict.fromkeys(rank.host for side in sides for rank, _ in side)
-    return replace(
-        found, rank=None, host=", ".join(hosts), what=f"{what}; it is unknown which one is wrong"
-    )
+        return diagnosis
+    hosts = dict.fromkeys(rank.host for side in sides for rank in side.ranks)
+    what += "; it is unknown which one is wrong"
+    return replace(diagnosis, rank=None, host=", ".join(hosts), what=what)
 
 
-def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:
+def _side_texts(sides: list[Side], deviating: Side, *, is_known: bool) -> list[str]:
+    texts = [deviating.text(names(deviating.ranks))]
+    for side in sides:
+        if side is deviating:
+            continue
+        are_the_others = is_known and len(sides) == 2 and len(side.ranks) > 1
+        texts.append(side.text("the others" if are_the_others else names(side.ranks)))
+    return texts
+
+
+def _first_mismatch(ranks: Sequence[RankState]) -> list[Side]:
     """The first number at which ranks differ and which is not done on all of them: which ranks
-    entered which collective, the largest group first. Empty: none. After an extra collective on one
+    entered which collective, the largest side first. Empty: none. After an extra collective on one
     rank, its numbers are ahead by one."""
     is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
-    entries: dict[tuple[int, str], list[Entry]] = defaultdict(list)
+    sides: dict[tuple[int, str], dict[Signature, Side]] = defaultdict(dict)
+    not_done: set[tuple[int, str]] = set()
     for rank in ranks:
-        for one in rank.collectives:
-            if not one.op.startswith(_BETWEEN_TWO):
-                entries[one.number, one.group].append((rank, one))
-    for _, entered in sorted(entries.items(), key=lambda item: item[0]):
-        sides: dict[Signature, list[Entry]] = defaultdict(list)
-        for rank, one in entered:
-            sides[_signature(one)].append((rank, one))
-        if len(sides) > 1 and (is_broken or not all(one.is_done for _, one in entered)):
-            return sorted(sides.values(), key=lambda side: (-len(side), side[0][0].rank))
+        for collective in rank.collectives:
+            if collective.op.startswith(_BETWEEN_TWO):
+                continue
+            key = (collective.number, collective.group)
+            side = sides[key].setdefault(_signature(collective), Side(collective, []))
+            side.ranks.append(rank)
+            if not collective.is_done:
+                not_done.add(key)
+    for key in sorted(sides):
+        if len(sides[key]) > 1 and (is_broken or key in not_done):
+            return sorted(
+                sides[key].values(), key=lambda side: (-len(side.ranks), side.ranks[0].rank)
+            )
     return []
 
 
-def _signature(one: Collective) -> Signature:
+def _signature(collective: Collective) -> Signature:
     """What must be the same on every rank."""
-    return one.op, one.sizes if one.op.removeprefix("_").startswith(_SAME_SIZES) else ()
+    has_same_sizes = collective.op.removeprefix("_").startswith(_SAME_SIZES)
+    return collective.op, collective.sizes if has_same_sizes else ()
 
 
-def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int | None:
+def _deviating_side(sides: list[Side], ranks: Sequence[RankState]) -> Side | None:
     """Among sides of equal size, the one that differs from what followed the same two collectives
     before; otherwise the one that never occurred before. None: each may be right."""
-    here = sides[0][0][1]
-    histories = [
-        [
-            _signature(one)
-            for one in rank.collectives
-            if one.group == here.group and one.number < here.number
+    here = sides[0].collective
+    history: list[Signature] = []  # the part that is the same on all ranks
+    for rank in ranks:
+        earlier = [
+            _signature(collective)
+            for collective in rank.collectives
+            if collective.group == here.group and collective.number < here.number
         ]
-        for rank in ranks
-    ]
-    history = max(histories, key=len, default=[])  # the part that is the same on all ranks
+        history = max(history, earlier, key=len)
     ends = range(len(history) - 1, 1, -1)
     followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
-    for known in (set(followers[:1]), set(history)):
-        strange = [
-            position for position, side in enumerate(sides) if _signature(side[0][1]) not in known
-        ]
+    for expected in (set(followers[:1]), set(history)):
+        strange = [side for side in sides if side.signature not in expected]
         if len(strange) == 1:
             return strange[0]
     return None
@@ -140,35 +162,41 @@ def find_left_early(evidence: Evidence) -> Diagnosis | None:
     inside = [rank for rank in ranks if rank not in left]
     if not left or not any(_is_stopped_by(left, rank) for rank in inside):
         return None
-    lost = [rank for rank in inside if rank.failure]
-    who = names(lost) if len(lost) < 4 else plural(len(lost), "rank")
-    consequences = f"; {who} lost the connection" if lost else evidence.blocked_ranks(left)
     next_step = "give every rank the same number of batches (DDPManager.loader does)"
     if len(left) > len(inside):  # the few others are the odd ones
-        after = f" after step {max(rank.step for rank in left)}" if evidence.has_steps else ""
         first = inside[0]
         since_s = max(rank.age_s for rank in left)
+        after = _after_step(evidence, max(rank.step for rank in left))
         what = f"{names(inside)} continued in the loop{after}, where {names(left)} left it"
     else:
         first = max(left, key=lambda rank: (rank.age_s, -rank.rank))
         since_s = None
-        after = f" after step {first.step}" if evidence.has_steps else ""
-        exited = (
-            f" and exited with code {first.exit}"
-            if first.exit is not None and first.exit >= 0
-            else ""
-        )
-        too = (
-            f"; so did {names([rank for rank in left if rank is not first])}"
-            if len(left) > 1
-            else ""
-        )
-        what = f"{name(first)} left the loop{after}{exited}, before the others{too}"
+        what = _left_first(evidence, first, left)
         next_step += ", and let no rank break or return on its own"
-    what += consequences
+    disconnected = [rank for rank in inside if rank.failure]
+    if not disconnected:
+        what += evidence.blocked_ranks(left)
+    elif len(disconnected) < 4:
+        what += f"; {names(disconnected)} lost the connection"
+    else:
+        what += f"; {plural(len(disconnected), 'rank')} lost the connection"
     return evidence.diagnosis(
         first, Cause.LEFT_EARLY, what, next_step, is_certain=True, since_s=since_s
     )
+
+
+def _left_first(evidence: Evidence, first: RankState, left: list[RankState]) -> str:
+    what = f"{name(first)} left the loop{_after_step(evidence, first.step)}"
+    if first.exit is not None and first.exit >= 0:
+        what += f" and exited with code {first.exit}"
+    what += ", before the others"
+    if len(left) > 1:
+        what += f"; so did {names([rank for rank in left if rank is not first])}"
+    return what
+
+
+def _after_step(evidence: Evidence, step: int) -> str:
+    return f" after step {step}" if evidence.has_steps else ""
 
 
 def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
@@ -178,15 +206,17 @@ def _is_stopped_by(left: list[RankState], rank: RankState) -> bool:
     if has_exited(rank):
         return False
     if (entered := pending(rank)) is not None:
-        return any(_identity(entered) not in map(_identity, other.collectives) for other in left)
+        return any(
+            _identity(entered) not in map(_identity, departed.collectives) for departed in left
+        )
     # A rank in no collective may have work to do alone, such as a last report.
     return rank.phase not in _ALONE and not is_busy(rank) and is_blocked(rank)
 
 
-def _identity(one: Collective) -> tuple[str, int, Signature]:
+def _identity(collective: Collective) -> tuple[str, int, Signature]:
     """Its number alone is not enough: another rank may have entered another collective under the
     same one."""
-    return one.group, one.number, _signature(one)
+    return collective.group, collective.number, _signature(collective)
 
 
 def find_teardown(evidence: Evidence) -> Diagnosis | None:

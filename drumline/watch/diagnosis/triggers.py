@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Mapping
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, RankState
 from drumline.watch.diagnosis.blocked import CERTAINLY_STOPPED_S
 from drumline.watch.diagnosis.evidence import has_exited, is_done
-from drumline.watch.diagnosis.unreachable import is_unreachable, one_way
+from drumline.watch.diagnosis.unreachable import find_one_way, is_unreachable
 from drumline.watch.heartbeat import Phase
 
 STILL_S = 1.5
@@ -51,19 +51,19 @@ def urgent_symptoms(ranks: Collection[RankState]) -> frozenset[str]:
 
 def other_symptoms(
     cluster: ClusterState,
-    seen: Mapping[int, RankState],
+    last_states: Mapping[int, RankState],
     *,
     idle_s: float,
     limit_s: float,
     was_awake: bool,
 ) -> frozenset[str]:
-    """`seen`: the last state of every rank, including those of lost nodes. `was_awake`: whether
+    """`last_states`: the last state of every rank, including those of lost nodes. `was_awake`: whether
     this sidecar had CPU time recently; otherwise missing heartbeats mean nothing."""
-    symptoms = set(stop_symptoms(seen.values()))
+    symptoms = set(stop_symptoms(last_states.values()))
     if idle_s < STILL_S:
         return frozenset(symptoms)
-    done = [rank for rank in seen.values() if is_done(rank)]
-    if len(done) < len(seen):
+    done = [rank for rank in last_states.values() if is_done(rank)]
+    if len(done) < len(last_states):
         symptoms.update(
             f"rank {rank.rank} left"
             for rank in done
@@ -72,19 +72,24 @@ def other_symptoms(
     if was_awake:
         is_long = idle_s >= limit_s
         symptoms.update(
-            f"node {one.node} is lost" for one in cluster.lost if _is_amiss(one, seen, is_long)
+            f"node {node.node} is lost"
+            for node in cluster.lost
+            if _is_amiss(node, last_states, is_long)
         )
-        if (found := one_way(cluster)) is not None:
-            symptoms.add(f"node {found[1].node} does not hear node {found[0].node}")
+        one_way = find_one_way(cluster)
+        if one_way is not None:
+            symptoms.add(f"node {one_way.receiver.node} does not hear node {one_way.sender.node}")
     return frozenset(symptoms)
 
 
-def _is_amiss(one: LostNode, seen: Mapping[int, RankState], is_long: bool) -> bool:
-    if one.ranks and all(rank in seen and is_done(seen[rank]) for rank in one.ranks):
+def _is_amiss(node: LostNode, last_states: Mapping[int, RankState], is_long: bool) -> bool:
+    if node.ranks and all(
+        rank in last_states and is_done(last_states[rank]) for rank in node.ranks
+    ):
         return False
     # If something answers, perhaps only the sidecar has exited, and the run continues.
-    is_dead = bool(one.how) and one.answer is not Answer.REFUSED
-    return is_unreachable(one) and (is_dead or is_long)
+    is_dead = bool(node.how) and node.answer is not Answer.REFUSED
+    return is_unreachable(node) and (is_dead or is_long)
 
 
 class IdleTime:

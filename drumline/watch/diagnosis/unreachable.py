@@ -3,7 +3,7 @@ off."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from drumline.base.rank_environment import LauncherLink
 from drumline.base.text import duration, join_names, named_ranks
@@ -23,54 +23,59 @@ _UNTRIED_S = 10.0
 host."""
 
 
-def is_unreachable(one: LostNode) -> bool:
+def is_unreachable(node: LostNode) -> bool:
     """Whether a node is lost rather than late. If it accepts connections, the run may be fine."""
-    if one.answer is Answer.TAKEN:
+    if node.answer is Answer.TAKEN:
         return False
-    if not one.how:
-        return one.no_heartbeat_s >= _UNTRIED_S
-    return one.no_heartbeat_s >= (_REFUSED_S if one.answer is Answer.REFUSED else NO_HEARTBEAT_S)
+    if not node.how:
+        return node.no_heartbeat_s >= _UNTRIED_S
+    return node.no_heartbeat_s >= (_REFUSED_S if node.answer is Answer.REFUSED else NO_HEARTBEAT_S)
 
 
 def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     cluster = evidence.cluster
     me = _own_node(evidence.cluster)
-    lost = [one for one in cluster.lost if is_unreachable(one) and not _was_done(cluster, one)]
+    lost = [node for node in cluster.lost if is_unreachable(node) and not _was_done(cluster, node)]
     if lost and me is not None:
-        # With three nodes or more, a node that gets no heartbeat from any other is itself cut off.
-        others = {node.node for node in cluster.nodes} - {cluster.me, *(one.node for one in lost)}
-        hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
-        if me.link or (not others and (len(lost) >= 2 or hears_no_launcher)):
+        if me.link or _hears_nobody(cluster, lost):
             return _cut_off(evidence, me, lost)
         first = lost[0]
         for node in cluster.nodes:
-            is_other = node.node not in (cluster.me, first.node)
-            if is_other and node.heartbeat_age_s.get(first.node, NO_HEARTBEAT_S) < NO_HEARTBEAT_S:
+            is_third = node.node not in (cluster.me, first.node)
+            if is_third and node.heartbeat_age_s.get(first.node, NO_HEARTBEAT_S) < NO_HEARTBEAT_S:
                 what = _dropped(first.host, me.host, first.no_heartbeat_s, f"{node.host} has")
                 next_step = _check_between(first.host, me.host)
                 return _diagnosis(evidence, first.host, what, next_step, first.no_heartbeat_s)
     if lost:
         return _lost(evidence, lost)
-    if (found := one_way(cluster)) is None:
+    one_way = find_one_way(cluster)
+    if one_way is None:
         return None
-    sender = found[0].host
-    receiver = found[1].host
-    age_s = found[2]
-    what = _dropped(sender, receiver, age_s, f"{sender} receives those of {receiver}")
-    return _diagnosis(evidence, receiver, what, _check_between(sender, receiver), age_s)
+    sender = one_way.sender.host
+    receiver = one_way.receiver.host
+    what = _dropped(sender, receiver, one_way.age_s, f"{sender} receives those of {receiver}")
+    return _diagnosis(evidence, receiver, what, _check_between(sender, receiver), one_way.age_s)
+
+
+def _hears_nobody(cluster: ClusterState, lost: list[LostNode]) -> bool:
+    """With three nodes or more, a node that gets no heartbeat from any other is itself cut off; with
+    two, if the launcher cannot reach it either."""
+    connected = {node.node for node in cluster.nodes} - {node.node for node in lost}
+    hears_no_launcher = cluster.launcher is not None and cluster.launcher.is_cut_off
+    return connected <= {cluster.me} and (len(lost) >= 2 or hears_no_launcher)
 
 
 def find_never_seen(evidence: Evidence) -> Diagnosis | None:
     """A host that was lost before its sidecar connected. Its port may be closed, so a rank must
     have lost a peer."""
-    lost = [one for one in evidence.cluster.never_seen if one.how and is_unreachable(one)]
+    lost = [node for node in evidence.cluster.never_seen if node.how and is_unreachable(node)]
     has_lost_peer = any(rank.failure_kind is FailureKind.LOST_PEER for rank in evidence.ranks)
     return _lost(evidence, lost) if lost and has_lost_peer else None
 
 
 def find_late_node(evidence: Evidence) -> Diagnosis | None:
     """A node without heartbeats that may still recover."""
-    late = [one for one in evidence.cluster.lost if not _was_done(evidence.cluster, one)]
+    late = [node for node in evidence.cluster.lost if not _was_done(evidence.cluster, node)]
     return _lost(evidence, late, is_certain=False) if late else None
 
 
@@ -89,30 +94,38 @@ def may_be_lost(cluster: ClusterState, since_s: float) -> bool:
     )
 
 
-def one_way(cluster: ClusterState) -> tuple[NodeState, NodeState, float] | None:
-    """(sender, receiver, for how long) if heartbeats do not arrive, but those in the other
-    direction do."""
-    lost = {one.node for one in cluster.lost}
+@dataclass(frozen=True)
+class OneWay:
+    """Heartbeats that do not arrive, while those in the other direction do."""
+
+    sender: NodeState
+    receiver: NodeState
+    age_s: float
+
+
+def find_one_way(cluster: ClusterState) -> OneWay | None:
+    """The one that has lasted longest."""
+    lost = {node.node for node in cluster.lost}
     nodes = {
         node.node: node for node in cluster.nodes if node.node not in lost and not _is_done(node)
     }
-    found = [
-        (nodes[sender], receiver, age_s)
-        for receiver in nodes.values()
-        for sender, age_s in receiver.heartbeat_age_s.items()
-        if sender in nodes
-        and age_s >= NO_HEARTBEAT_S
-        and nodes[sender].heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S
-    ]
-    return max(found, key=lambda one: one[2]) if found else None
+    dropped = []
+    for receiver in nodes.values():
+        for number, age_s in receiver.heartbeat_age_s.items():
+            if number not in nodes or age_s < NO_HEARTBEAT_S:
+                continue
+            sender = nodes[number]
+            if sender.heartbeat_age_s.get(receiver.node, age_s) < _FRESH_S:
+                dropped.append(OneWay(sender, receiver, age_s))
+    return max(dropped, key=lambda one_way: one_way.age_s, default=None)
 
 
 def _own_node(cluster: ClusterState) -> NodeState | None:
     return next((node for node in cluster.nodes if node.node == cluster.me), None)
 
 
-def _was_done(cluster: ClusterState, one: LostNode) -> bool:
-    return any(node.node == one.node and _is_done(node) for node in cluster.nodes)
+def _was_done(cluster: ClusterState, lost_node: LostNode) -> bool:
+    return any(node.node == lost_node.node and _is_done(node) for node in cluster.nodes)
 
 
 def _is_done(node: NodeState) -> bool:
@@ -121,16 +134,18 @@ def _is_done(node: NodeState) -> bool:
 
 
 def _cut_off(evidence: Evidence, me: NodeState, lost: list[LostNode]) -> Diagnosis:
+    launcher = evidence.cluster.launcher
     why = f"{len(lost)} of {len(lost) + 1} nodes stopped sending heartbeats together"
-    if evidence.cluster.launcher is not None and evidence.cluster.launcher.is_cut_off:
+    if me.link:
+        why = me.link
+    elif launcher is not None and launcher.is_cut_off:
         why = "no heartbeat from the launcher either"
-    why = me.link or why
-    since_s = max(one.no_heartbeat_s for one in lost)
+    since_s = max(node.no_heartbeat_s for node in lost)
     what = (
         f"{me.host} is cut off from the other nodes: {why}; it has received no heartbeat from "
-        f"{join_names(one.host for one in lost)} for {duration(since_s)}"
+        f"{join_names(node.host for node in lost)} for {duration(since_s)}"
     )
-    hosts = ",".join([me.host, *(one.host for one in lost[:3])])
+    hosts = ",".join([me.host, *(node.host for node in lost[:3])])
     check = f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts {hosts}"
     return _diagnosis(evidence, me.host, what, check, since_s)
 
@@ -144,19 +159,20 @@ def _dropped(sender: str, receiver: str, age_s: float, but: str) -> str:
 
 def _lost(evidence: Evidence, lost: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
     cluster = evidence.cluster
-    own = _own_node(evidence.cluster)
-    me = "this host" if own is None else own.host
-    first = max(lost, key=lambda one: one.no_heartbeat_s)
+    this_node = _own_node(evidence.cluster)
+    me = "this host" if this_node is None else this_node.host
+    first = max(lost, key=lambda node: node.no_heartbeat_s)
     host = first.host
     how = first.how or "it accepts connections, but its sidecar sends nothing"
     ranks = f", with {named_ranks(first.ranks)}" if first.ranks else ""
-    others = [one.host for one in lost if one is not first]
+    other_hosts = [node.host for node in lost if node is not first]
     what = f"no heartbeat from {host} for {duration(first.no_heartbeat_s)} ({how}){ranks}"
-    what += f"; none from {join_names(others)} either" if others else ""
+    if other_hosts:
+        what += f"; none from {join_names(other_hosts)} either"
     next_step = f"find out what ended the job on {host}; the host itself is up"
     if first.answer is Answer.NONE:
         next_step = f"check whether {host} is up, then {_check_between(me, host)}"
-        if len({node.node for node in cluster.nodes} | {one.node for one in lost}) == 2:
+        if len({node.node for node in cluster.nodes} | {node.node for node in lost}) == 2:
             what += _witness(cluster.launcher, first, me)
     return _diagnosis(evidence, host, what, next_step, first.no_heartbeat_s, is_certain=is_certain)
 
@@ -171,8 +187,8 @@ def _witness(launcher: LauncherLink | None, lost: LostNode, me: str) -> str:
     return f"; the launcher receives heartbeats from both {lost.host} and {me}"
 
 
-def _check_between(one: str, other: str) -> str:
-    return f"check cable and security group between {one} and {other}: drumline doctor --hosts {one},{other}"
+def _check_between(host: str, peer: str) -> str:
+    return f"check cable and security group between {host} and {peer}: drumline doctor --hosts {host},{peer}"
 
 
 def _diagnosis(

@@ -83,7 +83,9 @@ _CHECKS: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
 def diagnose(cluster: ClusterState) -> Diagnosis | None:
     """The most likely cause; None: nothing is known about any rank."""
     evidence = Evidence(cluster)
-    return next((found for check in _CHECKS if (found := check(evidence)) is not None), None)
+    return next(
+        (diagnosis for check in _CHECKS if (diagnosis := check(evidence)) is not None), None
+    )
 
 
 @dataclass(frozen=True)
@@ -328,8 +330,12 @@ class Watchdog:
 
     def _holds_up(self, diagnosis: Diagnosis) -> bool:
         """Whether any rank waits for it: a rank with more work after the loop blocks no other."""
-        others = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
-        return diagnosis.cause is Cause.TEARDOWN or not others or not all(map(is_done, others))
+        other_ranks = [rank for rank in self._seen.values() if rank.rank != diagnosis.rank]
+        return (
+            diagnosis.cause is Cause.TEARDOWN
+            or not other_ranks
+            or not all(map(is_done, other_ranks))
+        )
 
     def _is_reported(self, diagnosis: Diagnosis) -> bool:
         """A stall is reported again at growing intervals, a new cause at once, a debugged rank only
@@ -386,7 +392,7 @@ class Watchdog:
         """Whether one of these ranks (default: all) used the CPU in most of the latest
         observations."""
         recent = (self._work.get(rank, ()) for rank in (self._work if ranks is None else ranks))
-        return any(2 * sum(one) > len(one) for one in recent)
+        return any(2 * sum(observations) > len(observations) for observations in recent)
 
 
 def _is_waited_for(diagnosis: Diagnosis) -> bool:

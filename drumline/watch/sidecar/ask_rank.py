@@ -132,15 +132,18 @@ def _thread_to_ask(pid: int, signal: int) -> int | None:
         return None
     thread = pid
     if stat.state != "R":
-        names = ((one, read_stat(pid, one)) for one in threads(pid))
-        thread = next(
-            (one for one, found in names if found and found.name == ANSWERING_THREAD), pid
-        )
-    own = read_status(pid, thread)
-    if own.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
+        for number in threads(pid):
+            thread_stat = read_stat(pid, number)
+            if thread_stat is not None and thread_stat.name == ANSWERING_THREAD:
+                thread = number
+                break
+    status_of_thread = read_status(pid, thread)
+    if status_of_thread.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
         return None
     # A signal that is still pending is enough.
-    return None if any(has_signal(own, kind, signal) for kind in _NOT_HANDLED) else thread
+    return (
+        None if any(has_signal(status_of_thread, kind, signal) for kind in _NOT_HANDLED) else thread
+    )
 
 
 async def _has_handled(pid: int, thread: int, within_s: float, signal: int) -> bool:

@@ -98,15 +98,15 @@ class OutOfMemoryCheck:
     def evidence(self) -> str:
         """Which memory was used up, if the kernel killed this process for it: `the limit of 512 MiB
         of its control group`. Empty: there is no such evidence."""
-        found = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
+        kills = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
         knows_pids = NAMESPACE.exists() and NAMESPACE.stat().st_ino == FIRST_NAMESPACE
-        mine = [match for match in found if knows_pids and int(match["pid"]) == self._pid]
-        if not mine:
-            if (knows_pids and found) or num_kills(self._folder) <= self._num_kills:
+        own_kills = [match for match in kills if knows_pids and int(match["pid"]) == self._pid]
+        if not own_kills:
+            if (knows_pids and kills) or num_kills(self._folder) <= self._num_kills:
                 return ""  # it killed others, or none
-            mine = [match for match in found if match["group"].endswith(self._group)]
+            own_kills = [match for match in kills if match["group"].endswith(self._group)]
         limit = tightest_limit(self._folder, self._top) or self._limit
-        if limit and (not mine or mine[-1]["constraint"] == "CONSTRAINT_MEMCG"):
+        if limit and (not own_kills or own_kills[-1]["constraint"] == "CONSTRAINT_MEMCG"):
             return f"the limit of {memory_size(limit)} of its control group"
         host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return f"the memory of the whole host, {memory_size(host_bytes)}"
@@ -122,8 +122,8 @@ def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
     """The smallest limit of the group and its parents, or None."""
     if folder is None or top is None:
         return None
-    folders = [one for one in (folder, *folder.parents) if one.is_relative_to(top)]
-    texts = (_text(one / name).strip() for one in folders for name in LIMITS)
+    folders = [ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top)]
+    texts = (_text(group / name).strip() for group in folders for name in LIMITS)
     limits = [int(text) for text in texts if text.isdigit()]
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
@@ -160,7 +160,14 @@ def link_problem(address: str) -> str:
             probe.bind((address, 0))
         except OSError:
             return f"no interface has the address {address} any more"
-    holder = next((one for one in interfaces() if address in (one.address, *one.ipv6)), None)
+    holder = next(
+        (
+            interface
+            for interface in interfaces()
+            if address in (interface.address, *interface.ipv6)
+        ),
+        None,
+    )
     if holder is None or holder.is_up:
         return ""
     return f"{holder.name} has no carrier" if is_enabled(holder.name) else f"{holder.name} is down"

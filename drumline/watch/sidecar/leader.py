@@ -103,8 +103,8 @@ class Leader:
         nodes = {**self._latest, **(inspected or {})}
         open_s = self.network.open_s()
         connected = self.network.heartbeat_ages()
-        mine = replace(nodes[self.options.node], heartbeat_age_s=connected)
-        nodes[self.options.node] = mine
+        this_node = replace(nodes[self.options.node], heartbeat_age_s=connected)
+        nodes[self.options.node] = this_node
         lost = tuple(
             self._lost_node(peer, nodes.get(peer.node), connected[peer.node])
             for peer in self.options.peers
@@ -158,23 +158,29 @@ class Leader:
         if not leads or self.has_acted:
             return
         if recovery is not None:
-            found = recovery.diagnosis
-            self._notify("stall", rank=found.rank, host=found.host, message=recovery.sentence)
+            ended = recovery.diagnosis
+            self._notify("stall", rank=ended.rank, host=ended.host, message=recovery.sentence)
         self.report_differences()
         # With the observed activity of scripts, whose ranks mark no phases.
         nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
-        for one in self._stragglers.observe(replace(cluster, nodes=nodes), now):
-            kind = "recovery" if one.is_over else "straggler"
-            self._notify(kind, rank=one.rank, host=one.host, message=one.sentence, what=one.what)
+        for straggler in self._stragglers.observe(replace(cluster, nodes=nodes), now):
+            kind = "recovery" if straggler.is_over else "straggler"
+            self._notify(
+                kind,
+                rank=straggler.rank,
+                host=straggler.host,
+                message=straggler.sentence,
+                what=straggler.what,
+            )
         self._check_connections(now)
         if self._watchdog.wants_evidence:
-            asked = asyncio.ensure_future(
+            ras_answer = asyncio.ensure_future(
                 ask_ras(self.options.ras, self.local_ranks.pids, self.options.world_size)
             )
             inspected = self.cluster(await self._inspect())
             # It is not waited for.
-            inspected = replace(inspected, ras=asked.result() if asked.done() else ())
-            asked.cancel()
+            inspected = replace(inspected, ras=ras_answer.result() if ras_answer.done() else ())
+            ras_answer.cancel()
             self._decide(diagnose(inspected), inspected, clock())
 
     def report_differences(self) -> None:
@@ -182,9 +188,13 @@ class Leader:
         if not self._has_new_scripts:
             return
         self._has_new_scripts = False
-        for one in self._comparison.update(self._scripts):
+        for difference in self._comparison.update(self._scripts):
             self._notify(
-                "difference", rank=one.rank, host=one.host, step=one.step, message=one.message
+                "difference",
+                rank=difference.rank,
+                host=difference.host,
+                step=difference.step,
+                message=difference.message,
             )
 
     def _notify(self, kind: str, *, message: str, **place: Any) -> None:
@@ -240,27 +250,27 @@ class Leader:
         """Inspect every node that sends heartbeats, including this one."""
         self._inspection += 1
         self._inspected = {}
-        asked = {
+        nodes_asked = {
             node
             for node, age in self.network.heartbeat_ages().items()
             if age <= FRESH_S
             and node not in self._left
             and self.network.send(node, {"kind": "inspect", "number": self._inspection})
         }
-        mine = asyncio.ensure_future(
+        local_inspection = asyncio.ensure_future(
             self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s)
         )
         deadline = time.monotonic() + INSPECT_S
         while (
-            not mine.done() or not asked <= self._inspected.keys()
+            not local_inspection.done() or not nodes_asked <= self._inspected.keys()
         ) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        found = dict(self._inspected)
-        if mine.done():
-            found[self.options.node] = mine.result()
+        states = dict(self._inspected)
+        if local_inspection.done():
+            states[self.options.node] = local_inspection.result()
         else:
-            mine.cancel()
-        return found
+            local_inspection.cancel()
+        return states
 
 
 def is_printed(diagnosis: Diagnosis) -> bool:

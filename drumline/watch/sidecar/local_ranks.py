@@ -54,7 +54,7 @@ class LocalRanks:
             ranks=tuple(rank for rank in ranks if rank is not None),
             heartbeat_age_s=heartbeat_age_s,
             slowdown=self._slowdown,
-            activity=tuple(one for one in activity if one is not None),
+            activity=tuple(rank for rank in activity if rank is not None),
         )
         return self.state
 

@@ -151,20 +151,20 @@ class RankObserver:
         stack: tuple[str, ...] = ()
         report = SelfReport()
         if state.state not in STOPPED:  # a stopped rank would answer when it is continued
-            asked = asyncio.create_task(ask_report(self._folder, self._rank))
+            answer = asyncio.create_task(ask_report(self._folder, self._rank))
             asked_s = time.monotonic()
             times_before = thread_times(state.pid)
             # A rank that answers reports its stack itself. The signal is only for a rank in which
             # Python is blocked: it could crash any other (rank/self_report.py).
-            await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
-            calls = asked.result()[1].calls if asked.done() else ()
+            await asyncio.wait({answer}, timeout=ANSWERS_WITHIN_S)
+            calls = answer.result()[1].calls if answer.done() else ()
             file = self._file("stacks")
             stack = (
                 ask_rank.stack_lines(state.pid, calls)
                 if calls
                 else await ask_stack(state.pid, file)
             )
-            answers, report = await asked
+            answers, report = await answer
             if not answers and main_thread_waited(
                 state.pid, times_before, time.monotonic() - asked_s
             ):
@@ -357,16 +357,16 @@ class Descendants:
         stats = {pid: stat for pid in self._pids if (stat := read_stat(pid))}
         moved = {pid: io_bytes(pid) for pid in stats}
         elapsed_ticks = (now_s - self._counted_s) * TICKS_PER_S
-        known = {
+        measured_before = {
             pid: old
             for pid, old in self._stats.items()
             if pid in stats and stats[pid].start_ticks == old.start_ticks
         }
         self.cores = {
             pid: (stats[pid].cpu_ticks - old.cpu_ticks) / elapsed_ticks
-            for pid, old in known.items()
+            for pid, old in measured_before.items()
         }
-        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in known)
+        self.has_io = any(moved[pid] != self._io_bytes.get(pid) for pid in measured_before)
         self._stats = stats
         self._io_bytes = moved
         self._counted_s = now_s

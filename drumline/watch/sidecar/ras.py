@@ -55,7 +55,7 @@ def loopback_places(address: str) -> list[tuple[str, int]]:
     if port is None or not 0 < port < 65536:
         return []
     if host == "localhost":
-        return [(one, port) for one in LOCALHOST]
+        return [(loopback, port) for loopback in LOCALHOST]
     try:
         return [(host, port)] if ipaddress.ip_address(host).is_loopback else []
     except ValueError:
@@ -91,18 +91,18 @@ def read_status(document: bytes, pids: Mapping[int, int], world_size: int) -> tu
     """By rank, over the communicators that have all ranks of this job. Several jobs may share the
     port: a communicator belongs to this one if a rank of this node is in it, with its pid."""
     ranks: dict[int, RasRank] = {}
-    for one in parse_json(_NO_COMMA.sub(rb"\1,\2", document))["communicators"]:
-        members = one["ranks"]
-        missing = one["missing_ranks"]
+    for communicator in parse_json(_NO_COMMA.sub(rb"\1,\2", document))["communicators"]:
+        members = communicator["ranks"]
+        missing = communicator["missing_ranks"]
         is_ours = any(pids.get(entry["rank"]) == entry["pid"] for entry in (*members, *missing))
-        if one["size"] == world_size and is_ours:
+        if communicator["size"] == world_size and is_ours:
             for entry in (*_members(members), *_missing(missing)):
                 ranks[entry.rank] = _merged(ranks.get(entry.rank), entry)
     return tuple(entry for _, entry in sorted(ranks.items()) if entry.rank < world_size)
 
 
 def _members(entries: Sequence[Mapping[str, Any]]) -> list[RasRank]:
-    found = []
+    ranks = []
     for entry in entries:
         status = entry["status"]
         codes = [int(status[name]) for name in ("init_state", "async_error")]
@@ -113,7 +113,7 @@ def _members(entries: Sequence[Mapping[str, Any]]) -> list[RasRank]:
         ]
         error = next((code for code in codes if code not in (0, IN_PROGRESS)), 0)
         is_aborted = bool(status["abort_flag"])
-        found.append(
+        ranks.append(
             RasRank(
                 rank=int(entry["rank"]),
                 num_collectives=sum(counts),
@@ -121,7 +121,7 @@ def _members(entries: Sequence[Mapping[str, Any]]) -> list[RasRank]:
                 is_aborted=is_aborted,
             )
         )
-    return found
+    return ranks
 
 
 def _missing(entries: Sequence[Mapping[str, Any]]) -> list[RasRank]:

@@ -49,7 +49,7 @@ class SidecarNetwork:
     ) -> None:
         self.me = me
         self.peers = {
-            one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS
+            peer.node: peer for peer in peers if peer.node != me and min(peer.node, me) < NUM_HUBS
         }
         """The nodes that this node is connected with."""
         self.refused: Counter[str] = (
@@ -59,7 +59,7 @@ class SidecarNetwork:
         self._on_message = on_message
         self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._diallers = frozenset(node for node in self.peers if node > me)
-        self._pending = PendingConnections({one.address for one in peers})
+        self._pending = PendingConnections({peer.address for peer in peers})
         self._connections: dict[int, PeerConnection] = {}
         self._heard_at: dict[int, float] = {}
         self._results: dict[int, str] = {}
@@ -109,7 +109,7 @@ class SidecarNetwork:
         """By node, how many seconds ago its last message arrived; without nodes that never sent
         one."""
         now = time.monotonic()
-        return {node: now - at for node, at in self._heard_at.items()}
+        return {node: now - heard_at for node, heard_at in self._heard_at.items()}
 
     def open_s(self) -> float:
         """How long it has been open: a node may not have had time to connect."""

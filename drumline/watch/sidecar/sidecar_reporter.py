@@ -62,7 +62,7 @@ class SidecarReporter:
             self.print(message)
 
     def write_diagnosis(
-        self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float
+        self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, unix_s: float
     ) -> None:
         """In the run folder: the diagnosis with all observations, and the event."""
 
@@ -78,7 +78,7 @@ class SidecarReporter:
                 cluster=cluster,
                 action=action,
                 launch=launch,
-                at=at,
+                unix_s=unix_s,
             )
             place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
             text = {
@@ -86,7 +86,7 @@ class SidecarReporter:
                 "action": action,
                 "message": diagnosis.sentence(alarm),
             }
-            self._append_event(run, {"time": at, "kind": alarm, **place, **text})
+            self._append_event(run, {"time": unix_s, "kind": alarm, **place, **text})
 
         self._queue(write)
 

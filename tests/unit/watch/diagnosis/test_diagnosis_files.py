@@ -41,7 +41,7 @@ def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
         "alarm": "hang",
         "action": "restart",
         "launch": "a1b2",
-        "at": 1_700_000_000.0,
+        "unix_s": 1_700_000_000.0,
     }
     return write_diagnosis(folder, diagnosis=diagnosis, cluster=given, **{**usual, **changes})
 
@@ -94,7 +94,7 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
 
 def test_two_leaders_in_a_partition_write_a_diagnosis_each(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda at: told(tmp_path, at=float(at)), range(40)))
+        paths = list(pool.map(lambda second: told(tmp_path, unix_s=float(second)), range(40)))
     assert sorted(int(path.name[:4]) for path in paths) == list(range(1, 41))
     assert sorted(record["time"] for record in read_diagnoses(tmp_path)) == list(range(40))
     assert not list(tmp_path.glob(".*"))
@@ -102,7 +102,7 @@ def test_two_leaders_in_a_partition_write_a_diagnosis_each(tmp_path: Path) -> No
 
 def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
     assert read_diagnoses(tmp_path / "none") == []
-    first = told(tmp_path, at=1.5)
+    first = told(tmp_path, unix_s=1.5)
     second = told(tmp_path, alarm="stall", action="report", launch="c3")
     (tmp_path / "0003-stopped.json").write_text(second.read_text()[:200])
     (tmp_path / "0004-stopped.json").write_bytes(b"\xff\xfe")
@@ -136,7 +136,7 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["diagnosis"] == asdict(diagnosis)
     whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
     path = write_diagnosis(
-        tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0
+        tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", unix_s=0.0
     )
     assert path.with_suffix(".txt").read_text().count("\n>") == 4
 
