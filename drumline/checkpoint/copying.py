@@ -23,6 +23,7 @@ from torch import Tensor
 
 from drumline.checkpoint import tensor_file
 from drumline.checkpoint.staging import Staging, make_event
+from drumline.rank.torch_internals import copy_to_each
 
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -187,7 +188,7 @@ def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
             bits = _as_bits(source)
             by_type[bits.dtype].append((_as_bits(targets[name]), bits))
         for pairs in by_type.values():
-            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+            copy_to_each([target for target, _ in pairs], [source for _, source in pairs])
         # An optimizer counts its steps on the CPU.
         copied[file] = {
             name: targets[name] if name in here else sources[name].clone() for name in group

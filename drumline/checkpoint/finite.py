@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from drumline.parallel.shards import own_part
+from drumline.rank.torch_internals import norm_of_each
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:
@@ -20,7 +21,7 @@ def largest(tensors: Iterable[Tensor]) -> Tensor:
         if tensor.numel():
             by_type[tensor.dtype, tensor.device].append(tensor)
     largest_by_type = [
-        torch.stack(torch._foreach_norm(group, math.inf)).max() for group in by_type.values()
+        torch.stack(norm_of_each(group, math.inf)).max() for group in by_type.values()
     ]
     if not largest_by_type:
         return torch.zeros(())

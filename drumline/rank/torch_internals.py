@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 # Process groups
 
@@ -48,6 +49,11 @@ def live_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """The module's own buffers, not a copy: reading an attribute of a module takes several times
     longer, and these are read in every step. Without it buffers are not sent to other ranks."""
     return module._buffers
+
+
+def live_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """As `live_buffers`. Without it averages of the weights are not kept."""
+    return module._parameters
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -102,6 +108,61 @@ def parameters_in_reduction() -> set[str] | None:
             return {getattr(param, "_param_fqn", "") for param in frame.f_locals["fsdp_params"]}
         frame = frame.f_back
     return None
+
+
+# Operations, graphs and the compiler. Its modules take long to load, and few runs need them.
+
+
+def current_dispatch_mode() -> Any:
+    """The mode that sees each operation, if one is active; only torch's own modes are public.
+    Without it compiled code and hashes would be counted as operations of the model."""
+    return _get_current_dispatch_mode()
+
+
+def clear_cublas_workspaces() -> None:
+    """So that a CUDA graph gets a workspace of its own: other code (Lightning, torch's compiler)
+    may free the shared one, and the graph would still write to it. Without it captures fail with an
+    AttributeError, and steps run without a graph."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def end_allocation_to_pool(device: torch.device, pool: Any) -> None:
+    """What a capture that ended does, for one that failed. Without it torch never frees the memory
+    that other streams have used."""
+    torch._C._cuda_endAllocateToPool(device.index, pool)
+
+
+def compiler_counters() -> Any:
+    """What torch's compiler has counted in this process: graphs, breaks, hits of its cache. Without
+    it a run does not report them."""
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
+def compilations() -> list[Any]:
+    """torch's records of each compilation, which its public interface only logs. Without it a run
+    does not warn about functions that are compiled again and again."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return list(get_compilation_metrics())
+
+
+def compile_backward_early() -> None:
+    """Let the compiler compile the backward pass with the forward pass: otherwise that happens in
+    the first backward pass, too late to fall back. Without the option that is so again."""
+    from torch._functorch import config
+
+    option = "force_non_lazy_backward_lowering"
+    if hasattr(config, option):
+        setattr(config, option, True)
+
+
+def compiler_error() -> type[Exception]:
+    """The base class of all errors of the compiler. Without it a function that cannot be compiled
+    ends the run."""
+    error: type[Exception] = torch._dynamo.exc.TorchDynamoException
+    return error
 
 
 # DataLoader workers

@@ -145,9 +145,9 @@ class DdpModules:
 
     def _hash(self, module: Any, observed: _ObservedModule, step: int) -> None:
         import torch
-        from torch.utils._python_dispatch import _get_current_dispatch_mode
 
         from drumline.rank.tensor_hash import hash_tensors
+        from drumline.rank.torch_internals import current_dispatch_mode
 
         hooks = [
             getattr(hook, "__qualname__", "").lower()
@@ -156,7 +156,7 @@ class DdpModules:
         # Nothing is added to what is being recorded, as a CUDA graph or by a mode that sees each
         # operation.
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        is_captured |= _get_current_dispatch_mode() is not None
+        is_captured |= current_dispatch_mode() is not None
         if is_captured or any(word in name for name in hooks for word in DIVERGING_HOOKS):
             return
         ignored = getattr(module, "parameters_to_ignore", ())

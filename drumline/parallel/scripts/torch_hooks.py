@@ -72,7 +72,7 @@ class _AfterTorch(MetaPathFinder):
 def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     """`activity`: records which phase the main thread is in, for finding stragglers."""
     import torch
-    from torch._C._distributed_c10d import Work
+    from torch.distributed import Work
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,

@@ -23,6 +23,7 @@ from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.parallel.blocks import describe_blocks, find_blocks
 from drumline.parallel.recompute import recompute_blocks, recomputed_blocks
+from drumline.rank.torch_internals import live_buffers, live_parameters
 from drumline.training.job.evaluation_job import make_autocast
 from drumline.training.job.optimizer import check_own_optimizer, make_optimizer
 from drumline.training.steps.eager import loss_function
@@ -187,13 +188,13 @@ def _give_fake_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> No
         int, tuple[Tensor, Tensor]
     ] = {}  # with the old one, so that no other object gets its id
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        for tensors in (live_parameters(module), live_buffers(module)):
             for name, old in tensors.items():
                 if old is not None and id(old) not in made:
                     new = torch.empty_strided(
                         old.shape, old.stride(), dtype=old.dtype, device=DEVICE
                     )
-                    if tensors is module._parameters:
+                    if tensors is live_parameters(module):
                         new = nn.Parameter(new.to(dtype or old.dtype), old.requires_grad)
                     made[id(old)] = (old, new)
                 if old is not None:

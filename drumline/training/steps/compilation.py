@@ -19,6 +19,7 @@ from drumline.base.text import by_rank, duration, named_ranks, plural
 from drumline.data.loader import Step
 from drumline.rank.collectives import gather_json
 from drumline.rank.failure import wait_for_ranks
+from drumline.rank.torch_internals import compilations, compiler_counters
 from drumline.training.job.job import Job
 from drumline.training.run_context import RunContext
 from drumline.training.steps import eager
@@ -76,14 +77,12 @@ def compile_before(
 
 def _counts() -> dict[str, int]:
     """What torch's compiler has counted in this process."""
-    # Loaded only where something is compiled.
-    from torch._dynamo.utils import counters, get_compilation_metrics
-
+    counters = compiler_counters()
     caches = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
     return {
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": counters["graph_break"].total(),
-        "guards": sum(metrics.guard_count or 0 for metrics in get_compilation_metrics()),
+        "guards": sum(metrics.guard_count or 0 for metrics in compilations()),
         "hits": sum(counters[part][f"{cache}_hit"] for part, cache in caches),
         "misses": sum(counters[part][f"{cache}_miss"] for part, cache in caches),
     }
@@ -154,11 +153,9 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
 
 
 def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    from torch._dynamo.utils import get_compilation_metrics
-
     # After torch._dynamo.reset() the ids begin again.
     newest: dict[Any, Any] = {
-        metrics.compile_id: metrics for metrics in get_compilation_metrics() if metrics.co_name
+        metrics.compile_id: metrics for metrics in compilations() if metrics.co_name
     }
     for number, metrics in newest.items():
         if number in began_at and metrics.recompile_reason:

@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from drumline.base.errors import log
 from drumline.parallel.blocks import find_blocks
+from drumline.rank.torch_internals import (
+    compile_backward_early,
+    compiler_error,
+    current_dispatch_mode,
+)
 
 
 def compile_blocks(model: nn.Module, wrap: Sequence[str] = ()) -> None:
@@ -37,20 +41,14 @@ def _forward(
 ) -> Any:
     """Evaluations are not compiled, as in other modes; neither is the pass in which operations are
     counted."""
-    is_usual = torch.is_grad_enabled() and _get_current_dispatch_mode() is None
+    is_usual = torch.is_grad_enabled() and current_dispatch_mode() is None
     return (fast if is_usual else plain)(block, *inputs, **options)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled when it is first called; if that fails, it runs uncompiled, with a
     warning."""
-    from torch._functorch import config as functorch_config  # a slow import that few runs need
-
-    # The backward pass too: otherwise torch compiles it in the first backward pass, too late to
-    # fall back.
-    early = "force_non_lazy_backward_lowering"
-    if hasattr(functorch_config, early):
-        setattr(functorch_config, early, True)
+    compile_backward_early()
     compiled_function = torch.compile(function)
     is_off = False
 
@@ -59,7 +57,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if not is_off:
             try:
                 return compiled_function(*inputs, **options)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except compiler_error() as error:
                 is_off = True
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
                     repr(error)

@@ -26,6 +26,7 @@ from drumline.data.loader import MicroBatch, Step
 from drumline.parallel.sharded_model import ShardedModel
 from drumline.parallel.shards import own_parts
 from drumline.parallel.wrap import FIND_UNUSED, NAMED, LiveBuffers, names_without_gradient
+from drumline.rank.torch_internals import scale_each
 from drumline.training.job.job import Job
 from drumline.training.tasks.base import Loss, Task
 from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
@@ -239,7 +240,7 @@ class TrainStep:
         if correction is not None:
             gradients = self._own(p.grad for p in self._parameters if p.grad is not None)
             if gradients:
-                torch._foreach_mul_(gradients, correction.to(gradients[0].device))
+                scale_each(gradients, correction.to(gradients[0].device))
         if self._clip_norm is not None:
             self.grad_norm = self._clip(self._parameters, self._clip_norm)
         self._finite.check(self._parameters, self.grad_norm)

@@ -21,6 +21,11 @@ from torch.utils import _pytree as pytree
 
 from drumline.base.errors import log
 from drumline.data.loader import MicroBatch, Step
+from drumline.rank.torch_internals import (
+    clear_cublas_workspaces,
+    copy_to_each,
+    end_allocation_to_pool,
+)
 from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable
 from drumline.training.steps.capture_checks import find_hook, find_uncopyable, observed, user_line
@@ -228,9 +233,7 @@ class CapturedStep:
         fixed = [
             micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)
         ]
-        # The graph gets its own workspace for cuBLAS. Other code (Lightning, torch's compiler) may
-        # free the shared one, and a graph would still write to it. There is no public name for it.
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_cublas_workspaces()
         self._graph = torch.cuda.CUDAGraph()
         # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the
         # capture.
@@ -244,7 +247,7 @@ class CapturedStep:
 
     def replay(self, shape: Shape) -> None:
         """Run the graph on this step's batches, without waiting for the device."""
-        torch._foreach_copy_(self._inputs, shape.tensors)
+        copy_to_each(self._inputs, shape.tensors)
         self._graph.replay()
 
     def release(self) -> None:
@@ -257,13 +260,12 @@ class CapturedStep:
 
 def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
     """After a failed capture torch is still in capture mode: it would refuse random numbers, and
-    never free memory that other streams have used. `rng`: the generator's state before. torch has
-    no public name for the latter."""
+    never free memory that other streams have used. `rng`: the generator's state before."""
     fresh = torch.Generator(device)
     fresh.set_state(rng)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
     try:
-        torch._C._cuda_endAllocateToPool(device.index, pool)
+        end_allocation_to_pool(device, pool)
     except RuntimeError:
         return  # the capture had already ended
 

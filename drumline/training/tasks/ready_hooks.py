@@ -18,6 +18,7 @@ from drumline.base.errors import UsageError, did_you_mean, log
 from drumline.base.text import plural
 from drumline.checkpoint.state import keeping_rng, model_state
 from drumline.parallel.shards import own_part
+from drumline.rank.torch_internals import live_buffers, live_parameters
 from drumline.training.tasks.base import evaluation_mode
 from drumline.training.tasks.hook import Hook, Run
 
@@ -110,7 +111,7 @@ def _places(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     """By name: where the modules keep the tensors that a checkpoint holds."""
     places = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+        holders: list[dict[str, Any]] = [live_parameters(module), live_buffers(module)]
         for tensors in holders:
             places.update({f"{prefix}.{name}".lstrip("."): (tensors, name) for name in tensors})
     return {name: places[name] for name in model_state(model)[0] if name in places}

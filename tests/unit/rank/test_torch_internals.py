@@ -12,15 +12,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from drumline.rank.torch_internals import (
     abandon_workers,
     add_to_each,
+    clear_cublas_workspaces,
+    compilations,
+    compile_backward_early,
+    compiler_counters,
+    compiler_error,
     copy_to_each,
+    current_dispatch_mode,
     forget_persistent_workers,
     is_batchnorm,
     live_buffers,
+    live_parameters,
     names_ignored_by_ddp,
     norm_of_each,
     parameters_in_reduction,
@@ -81,6 +89,13 @@ def test_every_collective_is_counted(group: dist.ProcessGroup) -> None:
 )
 def test_batchnorm_is_known_by_its_base_class(module: nn.Module, expected: bool) -> None:
     assert is_batchnorm(module) is expected
+
+
+def test_a_replaced_parameter_is_seen() -> None:
+    module = nn.Linear(1, 1)
+    parameters = live_parameters(module)
+    module.weight = nn.Parameter(torch.ones(1, 1))
+    assert parameters["weight"] is module.weight
 
 
 def test_a_replaced_buffer_is_seen() -> None:
@@ -169,6 +184,50 @@ def test_a_sharded_model() -> None:
 
 def test_outside_of_a_reduction_no_parameters_are_known() -> None:
     assert parameters_in_reduction() is None
+
+
+def test_a_mode_that_sees_each_operation_is_known() -> None:
+    assert current_dispatch_mode() is None
+    with TorchDispatchMode() as mode:
+        assert current_dispatch_mode() is mode
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_the_compiler_counts_and_fails_in_its_own_way() -> None:
+    """`eager`: graphs are found, and not compiled to machine code."""
+    graphs = compiler_counters()["stats"]["unique_graphs"]
+    torch.compile(lambda number: number + 1, backend="eager")(torch.ones(3))
+    assert compiler_counters()["stats"]["unique_graphs"] == graphs + 1
+    newest = compilations()[-1]
+    assert (newest.co_name, newest.recompile_reason) == ("<lambda>", None)
+    assert newest.guard_count > 0
+    assert newest.compile_id is not None
+
+    def breaks_the_graph(number: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return number + 2
+
+    with pytest.raises(compiler_error()):
+        torch.compile(breaks_the_graph, backend="eager", fullgraph=True)(torch.ones(3))
+    breaks = compiler_counters()["graph_break"].total()
+    torch.compile(breaks_the_graph, backend="eager")(torch.ones(3))
+    assert compiler_counters()["graph_break"].total() == breaks + 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_the_backward_pass_can_be_compiled_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._functorch import config
+
+    monkeypatch.setattr(config, "force_non_lazy_backward_lowering", False)
+    compile_backward_early()
+    assert config.force_non_lazy_backward_lowering is True
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_functions_for_cuda_graphs() -> None:
+    clear_cublas_workspaces()
+    # tests/gpu calls it after a capture that failed.
+    assert callable(torch._C._cuda_endAllocateToPool)
 
 
 def test_shared_storage_is_shared() -> None:
