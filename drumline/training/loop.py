@@ -6,7 +6,7 @@ from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.rank.group import collective_counter
 from drumline.training.between_steps import actions
-from drumline.training.between_steps.actions import SimpleAction
+from drumline.training.between_steps.action import AT_EPOCH_END, Action, SimpleAction
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preemption
 from drumline.training.between_steps.saver import Saver
@@ -27,13 +27,12 @@ def between_steps(
     trace: TracedStep | None,
     saver: Saver,
     preemption: Preemption,
-    balance: actions.Action | None = None,
-) -> list[actions.Action]:
+    balance: Action | None = None,
+) -> list[Action]:
     """The actions of a run, in the order in which they run. Their order is part of their
     correctness."""
     evaluate = actions.Evaluate(context, trace)
-    save = actions.Save(context, saver, evaluate)
-    compare = actions.CompareReplicas(context, non_finite, save)
+    compare = actions.CompareReplicas(context, non_finite, saver)
     hooks = [] if context.hooks is None else hooks_after_step(context.hooks)
     return [
         # First, so that the folder has the settings of this step even if a later hook fails.
@@ -54,13 +53,13 @@ def between_steps(
         # Again, if an evaluation, which may take long, ran between the comparison and the save.
         SimpleAction(
             "compare_replicas_again",
-            due=lambda step: evaluate.due(step) and save.due(step),
+            due=lambda step: evaluate.due(step) and saver.due(step),
             run=compare.run,
-            interval=actions.AT_EPOCH_END,
+            interval=AT_EPOCH_END,
         ),
         # Before the save, which records how the next step is split.
         *([] if balance is None else [balance]),
-        save,
+        saver,
         # Not collective: when the writer's thread has finished, report the checkpoint or raise its
         # error.
         SimpleAction(
@@ -70,7 +69,7 @@ def between_steps(
             interval=0,
         ),
         # Last, so that its save contains everything of this step, and the step is not saved twice.
-        actions.Preempt(preemption, save, compare, non_finite),
+        actions.Preempt(preemption, saver, compare, non_finite),
     ]
 
 
@@ -78,11 +77,7 @@ class Loop:
     """Runs a job from its current progress to its last step."""
 
     def __init__(
-        self,
-        context: RunContext,
-        train_step: AnyStep,
-        ledger: Ledger,
-        between: list[actions.Action],
+        self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: list[Action]
     ) -> None:
         self.progress = context.progress
         self._context = context

@@ -23,7 +23,8 @@ from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
 from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.training.between_steps.actions import FirstStep, SimpleAction
+from drumline.training.between_steps.action import SimpleAction
+from drumline.training.between_steps.actions import FirstStep
 from drumline.training.between_steps.balance import make_balance
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import (

@@ -19,8 +19,8 @@ from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training import run as engine
 from drumline.training.between_steps import preemption as preempting
-from drumline.training.between_steps.actions import Save
 from drumline.training.between_steps.preemption import Preemption
+from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress, make_manager
 from drumline.training.loop import Loop
 from drumline.training.run_context import RunRequest
@@ -52,16 +52,16 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
         if self.progress.step == 5 and ddp.rank == ddp.world_size - 1:
             (run.parent / "leave").touch()
 
-    save = Save.save
+    save_step = Saver.save_step
 
-    def save_late(self: Save, *args: Any, **options: Any) -> None:
+    def save_late(self: Saver, *args: Any, **options: Any) -> None:
         if progress.is_stopping:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
-        save(self, *args, **options)
+        save_step(self, *args, **options)
 
     Loop.take_step = slowly
-    Save.save = save_late
+    Saver.save_step = save_late
     preempting.SAME_SIGNAL_S = -1.0  # a second signal would end it at once
     preempting.make_probe = lambda notice: (make_probe(notice)[0], 0.05)
     preemption.listen(prints=ddp.rank == 0)

@@ -1,4 +1,4 @@
-"""What happens between steps, as actions: each has a name, `due` (when to run) and `run`.
+"""What happens between steps, but for the save (`saver`).
 
 Every rank has the same actions and runs them in the same order, which `loop.between_steps` sets.
 """
@@ -6,9 +6,8 @@ Every rank has the same actions and runs them in the same order, which `loop.bet
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from drumline.metrics.meters import means
 from drumline.parallel.replicas import ReplicaComparison
 from drumline.rank.collectives import all_sum
+from drumline.training.between_steps.action import AT_EPOCH_END, Action, Periodic, SimpleAction
 from drumline.training.between_steps.data_advice import DataAdvice
 from drumline.training.between_steps.evaluation import evaluate, numbers
 from drumline.training.between_steps.non_finite import NonFinite
@@ -24,60 +24,12 @@ from drumline.training.between_steps.preemption import Preemption
 from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.throughput import DdpStepTimes, ExposedCommunication, Speed
 from drumline.training.between_steps.trace import TracedStep
-from drumline.training.job.job import Progress
 from drumline.training.output import WatchNotices
 from drumline.training.run_context import RunContext
 from drumline.training.steps.compilation import report_recompilations
 from drumline.training.steps.eager import AnyStep
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook
-from drumline.watch.heartbeat import Phase
-
-AT_EPOCH_END = sys.maxsize
-
-
-class Action:
-    """Something that happens between steps, on every rank."""
-
-    name = ""
-    interval = 1
-    """After how many steps `due` is called; it is also called after the first step, at the end of
-    each epoch and after the last step. 0: after every step, for an action that a thread or a signal
-    triggers."""
-
-    def start(self, context: RunContext) -> None:
-        """Collective: before the first step."""
-
-    def due(self, step: int) -> bool:
-        """Whether to run after this step: the same on every rank where `run` is collective."""
-        raise NotImplementedError
-
-    def run(self, context: RunContext) -> None:
-        """Collective, unless its docstring differs."""
-        raise NotImplementedError
-
-
-class SimpleAction(Action):
-    """An action that needs nothing but these functions."""
-
-    def __init__(
-        self,
-        name: str,
-        due: Callable[[int], bool],
-        run: Callable[[RunContext], None],
-        *,
-        interval: int,
-    ) -> None:
-        self.name = name
-        self.interval = interval
-        self._due = due
-        self._run = run
-
-    def due(self, step: int) -> bool:
-        return self._due(step)
-
-    def run(self, context: RunContext) -> None:
-        self._run(context)
 
 
 class FirstStep(Action):
@@ -236,23 +188,6 @@ class LogTraining(Action):
         context.reporter.report("phases", step=context.progress.step, phases_s=phases_s)
 
 
-class Periodic(Action):
-    """Due after every so many steps and epochs (0: never), and after the last step."""
-
-    def __init__(self, progress: Progress, *, every_steps: int, every_epochs: int) -> None:
-        self._progress = progress
-        self.interval = every_steps or AT_EPOCH_END
-        self._every_epochs = every_epochs or sys.maxsize
-
-    def due(self, step: int) -> bool:
-        cursor = self._progress.cursor
-        return (
-            step % self.interval == 0
-            or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
-            or step >= self._progress.last_step
-        )
-
-
 class Evaluate(Periodic):
     """Every `train.eval_every_epochs` and `train.eval_every_steps`, and at the end."""
 
@@ -323,50 +258,17 @@ class Evaluate(Periodic):
             )
 
 
-class Save(Periodic):
-    """Every `checkpoint.every_steps` and `checkpoint.every_epochs`, and at the end."""
-
-    name = "save"
-
-    def __init__(self, context: RunContext, saver: Saver, evaluation: Evaluate) -> None:
-        settings = context.config.checkpoint
-        super().__init__(
-            context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs
-        )
-        self._saver = saver
-        self._evaluation = evaluation
-        self.saved_step = context.progress.step
-        """The latest step that is saved, or being saved."""
-
-    def run(self, context: RunContext) -> None:
-        step = context.progress.step
-        metrics = numbers(context.metrics) if self._evaluation.due(step) else {}
-        self.save(context, metrics, must_save=step >= self._progress.last_step)
-
-    def save(self, context: RunContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
-        """Collective."""
-        step = context.progress.step
-        context.job.heartbeat.mark(Phase.SAVE)
-        with context.throughput.paused():
-            if self._saver.prepare(step, metrics, must_save=must_save):
-                context.call_hooks("before_save")
-                context.job.heartbeat.mark(Phase.SAVE)
-                self._saver.save(context.progress, metrics)
-                self.saved_step = step
-                context.call_hooks("after_save")
-
-
 class CompareReplicas(Action):
     """Every `watch.replicas_every` steps, and before each save: check that all ranks have the same
     bits. With `--dist.sync` only in rounds: what replicas share."""
 
     name = "compare_replicas"
 
-    def __init__(self, context: RunContext, non_finite: NonFinite, save: Save) -> None:
+    def __init__(self, context: RunContext, non_finite: NonFinite, saver: Saver) -> None:
         job = context.job
         config = context.config
         self._non_finite = non_finite
-        self._save = save
+        self._saver = saver
         self._is_on = config.watch.replicas_every > 0
         self.interval = config.watch.replicas_every or AT_EPOCH_END
         if job.sync is not None and self._is_on:  # what they share changes in rounds only
@@ -386,7 +288,7 @@ class CompareReplicas(Action):
         self.run(context)
 
     def due(self, step: int) -> bool:
-        return step % self.interval == 0 or self._save.due(step)
+        return step % self.interval == 0 or self._saver.due(step)
 
     def run(self, context: RunContext) -> None:
         self._non_finite.check()
@@ -402,10 +304,14 @@ class Preempt(Action):
     interval = 0
 
     def __init__(
-        self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite
+        self,
+        preemption: Preemption,
+        saver: Saver,
+        comparison: CompareReplicas,
+        non_finite: NonFinite,
     ) -> None:
         self._preemption = preemption
-        self._save = save
+        self._saver = saver
         self._comparison = comparison
         self._non_finite = non_finite
 
@@ -422,8 +328,8 @@ class Preempt(Action):
         if step >= context.progress.last_step or not self._preemption.stops_at(step):
             return
         context.progress.is_stopping = True
-        if self._save.saved_step != step:
+        if self._saver.saved_step != step:
             # also reports updates that were skipped since the last log line
             self._non_finite.read()
             self._comparison.run(context)
-            self._save.save(context, {}, must_save=True)
+            self._saver.save_step({}, must_save=True)

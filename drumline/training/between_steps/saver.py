@@ -30,7 +30,9 @@ from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum
 from drumline.runs.ledger_entries import to_json
+from drumline.training.between_steps.action import Periodic
 from drumline.training.between_steps.capture import capture_run
+from drumline.training.between_steps.evaluation import numbers
 from drumline.training.between_steps.ledger_file import LedgerFile
 from drumline.training.job.job import Progress
 from drumline.training.run_context import RunContext
@@ -43,8 +45,11 @@ FAILED_S = 5.0
 """How long a run that has failed waits for its mirror: a failure is to be reported soon."""
 
 
-class Saver:
-    """Writes the checkpoints of a run, one at a time, and before each the sample ledger."""
+class Saver(Periodic):
+    """Saves every `checkpoint.every_steps` and `checkpoint.every_epochs`, and at the end: writes
+    the checkpoints of a run, one at a time, and before each the sample ledger."""
+
+    name = "save"
 
     def __init__(
         self,
@@ -56,11 +61,23 @@ class Saver:
     ) -> None:
         """`check_state`, collective: the first tensor that is not finite, if there is one; or an
         error. `before`: what each rank keeps of the group before this one."""
+        train = context.config.train
+        settings = context.config.checkpoint
+        super().__init__(
+            context.progress, every_steps=settings.every_steps, every_epochs=settings.every_epochs
+        )
+        self._evaluations = Periodic(
+            context.progress,
+            every_steps=train.eval_every_steps,
+            every_epochs=train.eval_every_epochs,
+        )
+        self.saved_step = context.progress.step
+        """The latest step that is saved, or being saved."""
         self._before = before
         self._job = context.job
         self._context = context
         self._root = context.folder.checkpoints
-        self._settings = context.config.checkpoint
+        self._settings = settings
         self._facts = facts
         self._check_state = check_state
         ddp = context.job.ddp
@@ -101,6 +118,24 @@ class Saver:
         if self._mirror is not None:
             self._mirror.start()  # what an earlier start could not upload
         return self
+
+    def run(self, context: RunContext) -> None:
+        step = context.progress.step
+        metrics = numbers(context.metrics) if self._evaluations.due(step) else {}
+        self.save_step(metrics, must_save=step >= context.progress.last_step)
+
+    def save_step(self, metrics: Mapping[str, float], *, must_save: bool) -> None:
+        """Collective: save the state after this step, with the task's hooks before and after."""
+        context = self._context
+        step = context.progress.step
+        context.job.heartbeat.mark(Phase.SAVE)
+        with context.throughput.paused():
+            if self.prepare(step, metrics, must_save=must_save):
+                context.call_hooks("before_save")
+                context.job.heartbeat.mark(Phase.SAVE)
+                self.save(context.progress, metrics)
+                self.saved_step = step
+                context.call_hooks("after_save")
 
     def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
         """Collective: whether to save at this step. Rank 0 decides whether to wait for the previous

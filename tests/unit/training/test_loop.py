@@ -13,7 +13,9 @@ import torch
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor
-from drumline.training.between_steps.actions import AT_EPOCH_END, Action, FirstStep
+from drumline.training.between_steps.action import AT_EPOCH_END, Action
+from drumline.training.between_steps.actions import FirstStep
+from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
 from drumline.training.loop import Loop, between_steps
 from drumline.training.run_context import RunContext, RunRequest
@@ -39,7 +41,9 @@ CONFIG = Config(
 
 
 def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunContext:
-    ddp = SimpleNamespace(is_main_process=lambda: True, host="a", device=torch.device("cpu"))
+    ddp = SimpleNamespace(
+        is_main_process=lambda: True, rank=0, host="a", device=torch.device("cpu")
+    )
     model = torch.nn.Linear(1, 1)
     job: Any = SimpleNamespace(
         ddp=ddp,
@@ -57,7 +61,7 @@ def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunCont
 
 
 def make_actions(context: RunContext) -> list[Action]:
-    anything: Any = SimpleNamespace(writer=SimpleNamespace(has_news=False), is_asked=False)
+    anything: Any = SimpleNamespace(is_asked=False)
     return between_steps(
         context,
         train_step=anything,
@@ -65,7 +69,7 @@ def make_actions(context: RunContext) -> list[Action]:
         non_finite=anything,
         notices=anything,
         trace=None,
-        saver=anything,
+        saver=Saver(context, facts={}, check_state=lambda: None),
         preemption=anything,
     )
 
