@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
@@ -355,10 +355,18 @@ class Mirror:
             )
 
 
-def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
+class Restored(NamedTuple):
+    """What `restore_run` has to report."""
+
+    note: str
+    """Empty: nothing was restored."""
+    skipped: list[str]
+    """Why newer checkpoints were not."""
+
+
+def restore_run(run: MirroredRun, folder: Path) -> Restored:
     """Before a run starts: if its folder has no checkpoint, or the run has continued elsewhere,
-    fetch the newest one of its mirror, and its records; of a restore that fails nothing is left.
-    Returns a note, if it did, and why newer ones were skipped."""
+    fetch the newest one of its mirror, and its records; of a restore that fails nothing is left."""
     records: list[Path] = []
     local = [step for step, _ in complete_in(folder / CHECKPOINTS)]
     began = time.monotonic()
@@ -373,7 +381,7 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
                 explanation = f": the run has continued elsewhere; what was here is in {aside}"
         if local or is_empty:
             claim(run, folder, is_empty=is_empty)
-            return "", []
+            return Restored("", [])
         records.extend(run.fetch_files(folder))
         write_marker(run, folder, continues=True)
         # Last: it makes the run folder one to resume.
@@ -384,13 +392,13 @@ def restore_run(run: MirroredRun, folder: Path) -> tuple[str, list[str]]:
         if not isinstance(error, StoreError):
             raise
         if local:  # the thread that uploads warns of it
-            return "", []
+            return Restored("", [])
         error.what = (
             f"the mirror may have a checkpoint to resume from, but cannot be read: {error.what}"
         )
         raise
     seconds = duration(time.monotonic() - began)
-    return f"restored step {step} from {run.store} in {seconds}{explanation}", skipped
+    return Restored(f"restored step {step} from {run.store} in {seconds}{explanation}", skipped)
 
 
 def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:

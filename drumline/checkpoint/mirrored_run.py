@@ -67,11 +67,7 @@ class MirroredRun:
             named_files = {manifest.FILE_NAME}
             if manifest.FILE_NAME in files:
                 try:
-                    read = manifest.parse(self.store.read(object_name(step, manifest.FILE_NAME)))
-                    if read.step != step:
-                        raise ValueError(f"it belongs to step {read.step}")
-                    checkpoints.complete[step] = read
-                    named_files |= read.files.keys()
+                    checkpoint = self._read_manifest(step)
                 except ValueError as error:
                     checkpoints.corrupt[step] = f"{manifest.FILE_NAME}: {error}"
                     continue
@@ -81,9 +77,17 @@ class MirroredRun:
                     if not error.is_missing:  # or a running job has removed it since
                         checkpoints.corrupt[step] = error.what
                     continue
+                checkpoints.complete[step] = checkpoint
+                named_files |= checkpoint.files.keys()
             if unnamed := [object_name(step, file) for file in files if file not in named_files]:
                 checkpoints.unnamed[step] = unnamed
         return checkpoints
+
+    def _read_manifest(self, step: int) -> Manifest:
+        checkpoint = manifest.parse(self.store.read(object_name(step, manifest.FILE_NAME)))
+        if checkpoint.step != step:
+            raise ValueError(f"it belongs to step {checkpoint.step}")
+        return checkpoint
 
     def restore_newest(self, mirrored: MirroredCheckpoints, root: Path) -> tuple[int, list[str]]:
         """Fetch the newest complete checkpoint into a folder of checkpoints, every byte compared

@@ -34,45 +34,30 @@ def optimizer_state(
     groups = _groups(model, optimizer)
     names = _names_by_number(content, groups)
     tensors: dict[str, Tensor] = {}
+    saved_groups = []
+    for index, (saved, group) in enumerate(zip(content["param_groups"], groups, strict=True)):
+        settings = {key: saved[key] for key in saved if key not in _NOT_SAVED}
+        encoded = encode_state(settings, f"groups/{index}", tensors)
+        saved_groups.append({"params": list(group), "settings": encoded})
+    parameters = {
+        name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
+        for group in groups
+        for name, parameter in group.items()
+    }
+    state = {
+        names[number]: encode_state(entry, names[number], tensors)
+        for number, entry in content["state"].items()
+        if number in names
+    }
+    # A user's optimizer may have more: additional entries, and state that belongs to no parameter.
+    additional = {key: content[key] for key in content if key not in ("state", "param_groups")}
+    unnamed = {key: entry for key, entry in content["state"].items() if key not in names}
     document = {
         "class": type(optimizer).__name__,
-        "groups": [
-            {
-                "params": list(group),
-                "settings": encode_state(
-                    {key: saved[key] for key in saved if key not in _NOT_SAVED},
-                    f"groups/{index}",
-                    tensors,
-                ),
-            }
-            for index, (saved, group) in enumerate(
-                zip(content["param_groups"], groups, strict=True)
-            )
-        ],
-        "parameters": {
-            name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
-            for group in groups
-            for name, parameter in group.items()
-        },
-        "state": {
-            names[number]: encode_state(entry, names[number], tensors)
-            for number, entry in content["state"].items()
-            if number in names
-        },
-        # A user's optimizer may have more: additional entries, and state that belongs to no
-        # parameter.
-        "rest": encode_state(
-            {
-                "content": {
-                    key: content[key] for key in content if key not in ("state", "param_groups")
-                },
-                "state": {
-                    key: entry for key, entry in content["state"].items() if key not in names
-                },
-            },
-            "rest",
-            tensors,
-        ),
+        "groups": saved_groups,
+        "parameters": parameters,
+        "state": state,
+        "rest": encode_state({"content": additional, "state": unnamed}, "rest", tensors),
     }
     return tensors, document
 
@@ -218,16 +203,14 @@ def _keep_as_saved(
                 and str(saved.dtype) != own_type
             ):
                 state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
-            now = state[key]
-            parameter = parameters[name]
-            if (
-                isinstance(now, Tensor)
-                and now.shape == parameter.shape
-                and now.stride() != parameter.stride()
-            ):
-                state[key] = torch.empty_like(parameter, dtype=now.dtype, device=now.device).copy_(
-                    now
-                )
+            if isinstance(state[key], Tensor):
+                state[key] = _with_strides_of(parameters[name], state[key])
+
+
+def _with_strides_of(parameter: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def encode_state(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -55,23 +55,26 @@ class DataAdvice:
         self._begin(context)
 
     def _begin(self, context: RunContext) -> None:
-        self._since = context.throughput.seconds, context.job.loader.waited_s, context.epoch
+        self._began_s = context.throughput.seconds
+        self._waited_before_s = context.job.loader.waited_s
+        self._began_epoch = context.epoch
         self._worker_times: WorkerTimes | None = None
 
     def check(self, context: RunContext, share: float, steps_left: float) -> None:
         """After each later log interval, on rank 0. `steps_left`: how many the device had not
         finished by then."""
-        began, waited_before, epoch = self._since
         producer = context.job.loader._producer
-        seconds = context.throughput.seconds - began
+        seconds = context.throughput.seconds - self._began_s
         if share < MIN_SHARE or steps_left > MAX_STEPS_LEFT:
             self._begin(context)
         elif self._worker_times is None and producer.num_workers and not self._is_given:
             self._worker_times = producer.worker_times()
         elif seconds >= MIN_S and not self._is_given:
             self._is_given = True
-            share = min(1.0, (context.job.loader.waited_s - waited_before) / max(seconds, 1e-9))
-            facts = _facts(context, self._worker_times, has_new_epoch=context.epoch > epoch)
+            waited_s = context.job.loader.waited_s - self._waited_before_s
+            share = min(1.0, waited_s / max(seconds, 1e-9))
+            has_new_epoch = context.epoch > self._began_epoch
+            facts = _facts(context, self._worker_times, has_new_epoch=has_new_epoch)
             context.note(
                 f"rank 0 on {context.job.ddp.host} {advice(facts, share=share, seconds=seconds)}"
             )

@@ -83,17 +83,14 @@ class LedgerFile:
         first = since["first"]
         cursor = Cursor(**since["cursor"])
         split = dict(since["sharding"])
-        batches = []
-        for epoch, _, _, size, count in since["entries"]:
-            start = cursor.position if epoch == cursor.epoch else 0
-            batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
-            cursor = Cursor(epoch, start + count * size)
+        batches = _global_batches(cursor, since["entries"])[: step - first + 1]
+        if split["sizes"]:
+            split["sizes"] = tuple(split["sizes"])
         ranks = []
-        split["sizes"] = split["sizes"] and tuple(split["sizes"])
         for rank in range(split["world_size"]):
             covered = Ledger()
             sharding = Sharding(**{**split, "rank": rank})
-            for begin, size in batches[: step - first + 1]:
+            for begin, size in batches:
                 covered.add(plan_step(begin, length=begin.position + size, sharding=sharding))
             ranks.append(to_json(covered.take()))
         if step >= first:
@@ -154,3 +151,13 @@ class LedgerFile:
             yield
         except OSError as error:
             log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
+
+
+def _global_batches(cursor: Cursor, entries: Sequence[Sequence[int]]) -> list[tuple[Cursor, int]]:
+    """The start and the size of the global batch of each step, from this cursor on."""
+    batches = []
+    for epoch, _, _, size, count in entries:
+        start = cursor.position if epoch == cursor.epoch else 0
+        batches += [(Cursor(epoch, start + number * size), size) for number in range(count)]
+        cursor = Cursor(epoch, start + count * size)
+    return batches

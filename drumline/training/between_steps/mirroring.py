@@ -58,10 +58,12 @@ def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager)
     while not work.done():
         broadcast_json(False, device=ddp.device)
         wait([work], timeout=POLL_S)
-    note, warnings = work.result()
+    restored = work.result()
     broadcast_json(True, device=ddp.device)
-    messages: list[Message] = [("warning", text) for text in warnings]
-    return [*messages, ("note", note)] if note else messages
+    messages: list[Message] = [("warning", reason) for reason in restored.skipped]
+    if restored.note:
+        messages.append(("note", restored.note))
+    return messages
 
 
 def _run_of(request: RunRequest) -> MirroredRun:

@@ -33,7 +33,8 @@ class NonFinite:
         self._job = context.job
         self._progress = context.progress
         self._on_nan = context.config.train.on_nan
-        self._read_at = (context.progress.step, context.progress.cursor)
+        self._read_step = context.progress.step
+        self._read_cursor = context.progress.cursor
         self._is_resumed = context.progress.step > 0
         self._is_explained = False
         self._is_state_reported = False
@@ -43,7 +44,7 @@ class NonFinite:
     def check(self) -> None:
         """Collective: `stop` reads the counts, unless that was done after this step; the others
         read them to log."""
-        if self._on_nan == "stop" and self._read_at[0] != self._progress.step:
+        if self._on_nan == "stop" and self._read_step != self._progress.step:
             self.read()
 
     def read(self) -> None:
@@ -72,7 +73,8 @@ class NonFinite:
                 case _:
                     assert_never(self._on_nan)
             self._job.finite.counts.zero_()
-        self._read_at = (self._progress.step, self._progress.cursor)
+        self._read_step = self._progress.step
+        self._read_cursor = self._progress.cursor
 
     def check_state(self) -> str | None:
         """Collective, before a save: the first non-finite tensor on any rank. With `stop` it is an
@@ -120,7 +122,6 @@ class NonFinite:
         """Collective: run the batch of that step again. A stream cannot be read again, but if the
         weights are too large, the next batch shows it, too."""
         job = self._job
-        read_step, cursor = self._read_at
         parameter = first_non_finite(dict(job.model.named_parameters()))
         if job.is_sharded:  # a forward pass is collective: either all ranks run one, or none
             parameter = next(filter(None, gather_json(parameter, device=job.ddp.device)), None)
@@ -132,7 +133,8 @@ class NonFinite:
         # in its forward pass.
         with nullcontext() if job.is_sharded else suppress(Exception):
             if isinstance(job.loader, IndexedLoader):
-                explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
+                num_before = step - self._read_step - 1
+                explain(job, job.loader.batches_after(self._read_cursor, num_before), reasons)
             else:
                 explain(job, [job.loader.preview()], reasons)
         prefix = "" if isinstance(job.loader, IndexedLoader) else "with the next batch, "

@@ -150,21 +150,7 @@ def make_hooks(
     ddp = job.ddp
     where = f"{type(job.task).__name__}.hooks()"
     for hook in hooks:
-        if not isinstance(hook, Hook):
-            what = (
-                f"the class {hook.__name__}"
-                if isinstance(hook, type)
-                else f"a {type(hook).__name__}"
-            )
-            raise UsageError(
-                f"{where} returned {what}, not a drumline.Hook",
-                next_step="return a list of hook objects",
-            )
-        if type(hook.every_steps) is not int or hook.every_steps < 1:
-            raise UsageError(
-                f"{type(hook).__name__}.every_steps is {hook.every_steps!r}",
-                next_step="use a number of steps from 1 on",
-            )
+        _check_hook(hook, where)
     check_same(
         {where: [[type(hook).__name__, hook.every_steps] for hook in hooks]},
         host=ddp.host,
@@ -189,6 +175,21 @@ def make_hooks(
         _shared_weights=getattr(job, "shared_weights", nullcontext),
     )
     return TaskHooks(hooks, run, job)
+
+
+def _check_hook(hook: Any, where: str) -> None:
+    if not isinstance(hook, Hook):
+        is_class = isinstance(hook, type)
+        returned = f"the class {hook.__name__}" if is_class else f"a {type(hook).__name__}"
+        raise UsageError(
+            f"{where} returned {returned}, not a drumline.Hook",
+            next_step="return a list of hook objects",
+        )
+    if type(hook.every_steps) is not int or hook.every_steps < 1:
+        raise UsageError(
+            f"{type(hook).__name__}.every_steps is {hook.every_steps!r}",
+            next_step="use a number of steps from 1 on",
+        )
 
 
 def hooks_after_step(hooks: TaskHooks) -> list[Hook]:

@@ -237,7 +237,8 @@ class ExposedCommunication:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._applied = job.applied
-        self._newest = (0, 0)
+        self._newest_iteration = 0
+        self._newest_step = 0
         if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
             self._applied._set_ddp_runtime_logging_sample_rate(self.EVERY)  # type: ignore[no-untyped-call]
 
@@ -249,10 +250,11 @@ class ExposedCommunication:
         measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         iteration = int(measured.get("iteration", 0))
         sent_ns = measured.get("backward_comm_time", 0)
-        if iteration != self._newest[0]:
-            self._newest = iteration, step
+        if iteration != self._newest_iteration:
+            self._newest_iteration = iteration
+            self._newest_step = step
         # The first passes are those of the warm-up.
-        is_recent = iteration > 2 and step - self._newest[1] <= self.LONGEST
+        is_recent = iteration > 2 and step - self._newest_step <= self.LONGEST
         if not is_recent or not sent_ns or self._job.ddp.world_size == 1:
             return None
         exposed_ns = max(0, sent_ns - measured["backward_compute_comm_overlap_time"])
