@@ -79,6 +79,20 @@ class RankCounts(NamedTuple):
     """Of the step that was measured last, as `exposed_s`. NaN: unknown."""
 
 
+class LogSums(NamedTuple):
+    """What is summed over all ranks for a log line."""
+
+    ranks: RankCounts
+    num_votes: float
+    """Ranks on which a hook has asked to end the run."""
+    measured: list[float]
+    """As `Meter.take` returns it."""
+    num_bad: float
+    """Steps that were not finite."""
+    blocked_s: float
+    """How long this rank waited for the sums, and so for its device."""
+
+
 class LogTraining(Action):
     """Every `log.every_steps` steps: the loss since the last line."""
 
@@ -105,26 +119,13 @@ class LogTraining(Action):
 
     def run(self, context: RunContext) -> None:
         job = context.job
-        throughput = context.throughput
         step = context.progress.step
-        counted = [job.meter.take(), job.finite.counts]
-        if context.hooks is not None:
-            counted.insert(0, context.hooks.vote(job.finite.counts))
-        this_rank = self._counts(context)
-        counted = [*(job.finite.counts.new_full((1,), number) for number in this_rank), *counted]
-        reduction_began = time.perf_counter()
-        reduced = all_sum(torch.cat(counted)).tolist()
-        blocked_s = time.perf_counter() - reduction_began
-        ranks = RankCounts(*reduced[: len(this_rank)])
-        *sums, num_bad, _ = reduced[len(this_rank) :]
-        num_votes = 0.0 if context.hooks is None else sums.pop(0)
-        if num_bad and not sums[1]:  # all were skipped
-            sums = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
-        self._non_finite.act_on(num_bad)  # before the task's report() gets a NaN
-        numbers = job.reported(means(sums, job.meter.names))
+        sums = self._reduce(context)
+        self._non_finite.act_on(sums.num_bad)  # before the task's report() gets a NaN
+        numbers = job.reported(means(sums.measured, job.meter.names))
         if self._train_step.grad_norm is not None:
             numbers["grad_norm"] = float(self._train_step.grad_norm)
-        speed = self._lap(context, ranks)
+        speed = self._lap(context, sums.ranks)
         self._report_phases(context)
         context.reporter.report(
             "train",
@@ -132,20 +133,45 @@ class LogTraining(Action):
             epoch=context.epoch,
             lr=job.rates.highest(),
             **asdict(speed),
-            seconds_left=throughput.seconds_for(context.total_steps - step),
+            seconds_left=context.throughput.seconds_for(context.total_steps - step),
             **numbers,
         )
         self._notices.report(context.reporter)
+        self._advise(context, speed, sums.blocked_s)
+        if sums.ranks.num_compiled:
+            report_recompilations(context, self._first_step)
+        context.end_if(sums.num_votes)
+
+    def _reduce(self, context: RunContext) -> LogSums:
+        """Collective: one reduction for all that a log line needs."""
+        job = context.job
+        counts = job.finite.counts
+        this_rank = self._counts(context)
+        counted = [counts.new_full((1,), number) for number in this_rank]
+        if context.hooks is not None:
+            counted.append(context.hooks.vote(counts))
+        counted += [job.meter.take(), counts]
+        began = time.perf_counter()
+        reduced = all_sum(torch.cat(counted)).tolist()
+        blocked_s = time.perf_counter() - began
+        *measured, num_bad, _ = reduced[len(this_rank) :]
+        num_votes = 0.0 if context.hooks is None else measured.pop(0)
+        if num_bad and not measured[1]:  # all were skipped
+            measured = [math.nan, 1.0, *[math.nan] * len(job.meter.names)]
+        ranks = RankCounts(*reduced[: len(this_rank)])
+        return LogSums(ranks, num_votes, measured, num_bad, blocked_s)
+
+    def _advise(self, context: RunContext, speed: Speed, blocked_s: float) -> None:
+        """On rank 0: advice about waiting for data, from the second log line on."""
+        job = context.job
         if self._data_advice is not None:
-            waited_share = (job.loader.waited_s - self._waited_s) / max(throughput.lap_s, 1e-9)
+            waited_s = job.loader.waited_s - self._waited_s
+            waited_share = waited_s / max(context.throughput.lap_s, 1e-9)
             steps_left = blocked_s * speed.samples_per_s / job.batch.size
             self._data_advice.check(context, waited_share, steps_left)
         elif job.ddp.is_main_process():
             self._data_advice = DataAdvice(context)
         self._waited_s = job.loader.waited_s
-        if ranks.num_compiled:
-            report_recompilations(context, self._first_step)
-        context.end_if(num_votes)
 
     def _counts(self, context: RunContext) -> RankCounts:
         job = context.job
@@ -182,7 +208,8 @@ class LogTraining(Action):
     def _report_phases(self, context: RunContext) -> None:
         """What this rank's time went to since the last line; the first line has the start of the
         run, too."""
-        before, self._spent_s = self._spent_s, context.job.heartbeat.spent_s()
+        before = self._spent_s
+        self._spent_s = context.job.heartbeat.spent_s()
         spent = {name: seconds - before.get(name, 0.0) for name, seconds in self._spent_s.items()}
         phases_s = {name: round(seconds, 6) for name, seconds in spent.items() if seconds > 0}
         context.reporter.report("phases", step=context.progress.step, phases_s=phases_s)
