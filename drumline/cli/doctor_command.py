@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError
 from drumline.base.job_secret import secret_from
@@ -33,7 +33,7 @@ from drumline.tools.doctor.cluster import (
     check_over_ssh,
 )
 from drumline.tools.doctor.doctor_report import as_json, report
-from drumline.tools.doctor.finding import Finding, has_problems
+from drumline.tools.doctor.finding import has_problems
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
@@ -43,6 +43,9 @@ from drumline.tools.doctor.ranks.run_collectives import (
     local_collectives,
     numbers_text,
 )
+
+if TYPE_CHECKING:
+    from drumline.cli.doctor_task import TaskCheck
 
 WAIT_S = 10
 BATCHES = 8
@@ -265,14 +268,12 @@ def _node_options(
     )
 
 
-def _check_this_machine(
-    verb_flags: Mapping[str, Any],
-    of_task: tuple[list[Finding], str, Mapping[str, Any]] | None = None,
-) -> int:
+def _check_this_machine(verb_flags: Mapping[str, Any], task: TaskCheck | None = None) -> int:
     settings = _options(verb_flags).settings
     facts = host_facts(settings)
-    found_in_task, row, task = of_task or ([], None, None)
-    findings = [*machine_findings(facts), *found_in_task]
+    findings = list(machine_findings(facts))
+    if task is not None:
+        findings += task.findings
     numbers: Mapping[str, float] | None = None
     if verb_flags.get("collectives"):
         collective_findings, numbers = local_collectives(
@@ -283,11 +284,13 @@ def _check_this_machine(
         )
         findings += collective_findings
     if verb_flags.get("json"):
-        show(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers, task=task))
+        document = None if task is None else task.document
+        all_facts = {socket.gethostname(): facts}
+        show(as_json(findings, facts=all_facts, collectives=numbers, task=document))
     else:
         rows = machine_rows(facts)
-        if row is not None:
-            rows.append(("parameters", row))
+        if task is not None:
+            rows.append(("parameters", task.row))
         if numbers is not None:
             rows.append(("collectives", numbers_text(numbers) or "no result"))
         notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]

@@ -3,21 +3,18 @@ trained with."""
 
 from __future__ import annotations
 
-import importlib
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
 from drumline.base.terminal import show
-from drumline.base.topology import topology_from
+from drumline.cli.ranks import run_on_ranks
 from drumline.config import FlagTable, read_flags
-from drumline.config.flags import Flags, Layer
+from drumline.config.flags import Flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Count
-from drumline.launch.node_plan import NodePlan, Program, Supervision
+from drumline.launch.node_plan import Program
 from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 
@@ -58,22 +55,30 @@ them (--train.eval_batch_size, --dist.device, --task.NAME). It imports the task'
 
 
 def run(argv: Sequence[str]) -> int:
-    if (
-        flags := flags_for_run(
-            "evaluate", read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, HELP
-        )
-    ) is None:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    if shows_help(flags, OWN_FLAGS, HELP):
         return ExitCode.SUCCESS
-    return run_on_ranks(
-        ["evaluate", *argv], "evaluate_rank", flags, own=flags.own, layers=[flags.layer]
-    )
+    check_run_flags("evaluate", flags)
+
+    def load_rank() -> Callable[[], int]:
+        from drumline.cli.evaluate_rank import run_rank
+
+        return partial(run_rank, flags)
+
+    program = Program(("evaluate", *argv), is_task=True, can_resume=False)
+    return run_on_ranks(program, flags.own, [flags.layer], load_rank)
 
 
-def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> Flags | None:
-    """The flags of a verb that opens a run, checked; None: its help was asked for, and is shown."""
-    if flags.own.get("help"):
-        show("\n".join([usage, render_flags({"": own_flags})]), end="")
-        return None
+def shows_help(flags: Flags, own_flags: FlagTable, usage: str) -> bool:
+    """Whether the help was asked for; then it is shown."""
+    if not flags.own.get("help"):
+        return False
+    show("\n".join([usage, render_flags({"": own_flags})]), end="")
+    return True
+
+
+def check_run_flags(verb: str, flags: Flags) -> None:
+    """Those of a verb that opens a run."""
     if flags.layer.problems:
         raise ConfigError(flags.layer.problems, next_step=f"read drumline {verb} --help")
     if not flags.positional:
@@ -82,33 +87,3 @@ def flags_for_run(verb: str, flags: Flags, own_flags: FlagTable, usage: str) -> 
         )
     if not (verb == "export" and is_store_url(flags.positional[0])):
         find_run(Path(flags.positional[0]))
-    return flags
-
-
-def run_on_ranks(
-    words: Sequence[str],
-    module: str,
-    *arguments: Any,
-    own: Mapping[str, Any],
-    layers: Iterable[Layer],
-) -> int:
-    """Start the ranks of the command of these words, or be the one that this process is: `run_rank`
-    of this module of `drumline.cli`, with these arguments. `own`: the flags of the verb; `layers`:
-    the settings, flags first."""
-    topology = topology_from(os.environ)
-    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
-        devices = (
-            layer.settings["dist.device"].value
-            for layer in layers
-            if "dist.device" in layer.settings
-        )
-        procs = own.get("procs") or (1 if next(devices, None) == "cpu" else default_procs())
-        if topology is None and procs > 1:
-            from drumline.launch.node.local import run_node
-
-            program = Program(tuple(words), is_task=True, can_resume=False)
-            return run_node(NodePlan(num_procs=procs), program, Supervision())
-        with loading():
-            rank = importlib.import_module(f"drumline.cli.{module}")
-    code: int = rank.run_rank(*arguments)
-    return code

@@ -1,4 +1,5 @@
-"""One rank of `drumline evaluate`, and what the ranks of other verbs share with it."""
+"""One rank of `drumline evaluate`, and the opened checkpoint that `drumline predict` shares with
+it."""
 
 from __future__ import annotations
 
@@ -9,20 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import ExitCode, summary
-from drumline.base.startup import load_compiler_late
-from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.terminal import show, show_lines
 from drumline.base.text import duration, plural
 from drumline.base.topology import topology_from
-from drumline.cli.train_rank import exit_now
+from drumline.cli.as_rank import RankWork, as_rank
 from drumline.config.flags import Flags
 from drumline.metrics.display import metric_text, metrics_of
 from drumline.runs.events import as_json as as_json_types
-from drumline.training.failure_report import report_failure
-from drumline.training.job.job import Progress, make_manager
+from drumline.training.job.job import make_manager
 from drumline.training.manager import DDPManager
 from drumline.training.saved.saved_run import SavedRun, evaluate_run, open_run
-from drumline.watch.failure_kind import failure_kind
 
 
 def run_rank(flags: Flags) -> int:
@@ -40,7 +37,7 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -
     """Open the checkpoint that the flags name, join the other ranks, and do the work; returns the
     exit code."""
 
-    def prepare() -> tuple[DDPManager, Callable[[], None]]:
+    def prepare() -> RankWork:
         which = flags.own.get("which", "best")
         topology = topology_from(os.environ)
         saved = open_run(
@@ -51,34 +48,9 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -
             prints=topology is None or topology.rank == 0,
         )
         ddp = make_manager(saved.config, f"{saved.spec}, step {saved.step}")
-        return ddp, partial(work, saved, ddp)
+        return RankWork(ddp, partial(work, saved, ddp))
 
     return as_rank(prepare)
-
-
-def as_rank(prepare: Callable[[], tuple[DDPManager, Callable[[], None]]]) -> int:
-    """Prepare the manager and the work, join the other ranks, and do the work; returns the exit
-    code."""
-    ddp = DDPManager()
-    try:
-        ddp, work = prepare()
-        ddp.setup()
-        load_compiler_late()
-        work()
-    except KeyboardInterrupt as error:
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
-            print_message("interrupted")
-        exit_now(ExitCode.INTERRUPTED)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the user's code may call sys.exit, which is not success
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
-    if not ddp.cleanup():
-        exit_now(ExitCode.SUCCESS)
-    return ExitCode.SUCCESS
 
 
 def _print(result: dict[str, Any], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.startup import interruptible, loading
 from drumline.base.terminal import show_lines
-from drumline.cli.evaluate_command import CHECKPOINT_FLAG, flags_for_run
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG, check_run_flags, shows_help
 from drumline.config import FlagTable, read_flags
 from drumline.storage.object_store import is_store_url
 
@@ -34,11 +34,12 @@ s3://bucket/prefix.
 
 
 def run(argv: Sequence[str]) -> int:
-    read = read_flags(
+    flags = read_flags(
         argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none"
     )
-    if (flags := flags_for_run("export", read, OWN_FLAGS, HELP)) is None:
+    if shows_help(flags, OWN_FLAGS, HELP):
         return ExitCode.SUCCESS
+    check_run_flags("export", flags)
     if "to" not in flags.own:
         raise UsageError(
             "no --to FILE was given",

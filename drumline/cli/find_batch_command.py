@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drumline.base.errors import ExitCode
+from drumline.cli.evaluate_command import shows_help
 from drumline.cli.find_lr_command import SHARED_FLAGS, run_verb
 from drumline.config import FlagTable, read_flags
 from drumline.config.schema import Fraction
@@ -29,6 +31,7 @@ saved.
 
 
 def run(argv: Sequence[str]) -> int:
-    return run_verb(
-        "find-batch", argv, read_flags(argv, OWN_FLAGS, max_positional=1), OWN_FLAGS, USAGE
-    )
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    if shows_help(flags, OWN_FLAGS, USAGE):
+        return ExitCode.SUCCESS
+    return run_verb("find-batch", argv, flags, {"margin": MARGIN})

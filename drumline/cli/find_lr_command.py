@@ -4,17 +4,18 @@ suggests a learning rate, and what `find-batch` shares with it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.terminal import show
 from drumline.base.topology import let_first_rank_report, topology_from
-from drumline.cli.evaluate_command import run_on_ranks
+from drumline.cli.evaluate_command import shows_help
+from drumline.cli.ranks import run_on_ranks
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, read_flags
-from drumline.config.help import render_flags
 from drumline.config.schema import Count, Positive
+from drumline.launch.node_plan import Program
 
 SHARED_FLAGS: FlagTable = {
     "procs": TRAIN_FLAGS["procs"],
@@ -22,17 +23,19 @@ SHARED_FLAGS: FlagTable = {
     "json": (bool, "", "Print one JSON object, for scripts."),
     "help": (bool, "", "Show this text."),
 }
-LOW = 1e-6
-HIGH = 10.0
-STEPS = 100
+DEFAULTS = {"low": 1e-6, "high": 10.0, "steps": 100}
 OWN_FLAGS: FlagTable = {
-    "low": (Positive, "RATE", f"The rate of the first step [{LOW:g}]."),
+    "low": (Positive, "RATE", f"The rate of the first step [{DEFAULTS['low']:g}]."),
     "high": (
         Positive,
         "RATE",
-        f"The rate of the last step, unless the loss diverges before [{HIGH:g}].",
+        f"The rate of the last step, unless the loss diverges before [{DEFAULTS['high']:g}].",
     ),
-    "steps": (Count, "N", f"Optimizer steps from the low rate to the high one [{STEPS}]."),
+    "steps": (
+        Count,
+        "N",
+        f"Optimizer steps from the low rate to the high one [{DEFAULTS['steps']}].",
+    ),
     **SHARED_FLAGS,
 }
 USAGE = """\
@@ -47,29 +50,33 @@ TASK`. Nothing is saved.
 
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    low = flags.own.get("low", LOW)
-    high = flags.own.get("high", HIGH)
+    low = flags.own.get("low", DEFAULTS["low"])
+    high = flags.own.get("high", DEFAULTS["high"])
     if low >= high:
         raise UsageError(
             f"--low {low:g} is not below --high {high:g}",
             next_step="give a low rate and a high one",
         )
-    return run_verb("find-lr", argv, flags, OWN_FLAGS, USAGE)
-
-
-def run_verb(verb: str, argv: Sequence[str], flags: Flags, own_flags: FlagTable, usage: str) -> int:
-    """All mistakes in the command are reported before torch is imported."""
-    if flags.own.get("help"):
-        show("\n".join([usage, render_flags({"": own_flags})]), end="")
+    if shows_help(flags, OWN_FLAGS, USAGE):
         return ExitCode.SUCCESS
+    return run_verb("find-lr", argv, flags, DEFAULTS)
+
+
+def run_verb(verb: str, argv: Sequence[str], flags: Flags, defaults: Mapping[str, float]) -> int:
+    """All mistakes in the command are reported before torch is imported. `defaults`: of the verb's
+    flags."""
     task = flags.positional[0] if flags.positional else None
-    topology = topology_from(os.environ)
     try:
         layers = settle_before_torch(task, flags)
     except ConfigError:
-        let_first_rank_report(topology)
+        let_first_rank_report(topology_from(os.environ))
         raise
     assert task is not None
-    return run_on_ranks(
-        [verb, *argv], "find_rank", verb, task, layers, flags.own, own=flags.own, layers=layers
-    )
+
+    def load_rank() -> Callable[[], int]:
+        from drumline.cli.find_rank import run_rank
+
+        return partial(run_rank, verb, task, layers, {**defaults, **flags.own})
+
+    program = Program((verb, *argv), is_task=True, can_resume=False)
+    return run_on_ranks(program, flags.own, layers, load_rank)

@@ -12,9 +12,7 @@ from typing import Any
 
 from drumline.base.terminal import print_message, show, show_lines, show_progress
 from drumline.base.text import memory_size
-from drumline.cli.evaluate_rank import as_rank
-from drumline.cli.find_batch_command import MARGIN
-from drumline.cli.find_lr_command import HIGH, LOW, STEPS
+from drumline.cli.as_rank import RankWork, as_rank
 from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.runs.events import as_json
@@ -36,14 +34,17 @@ FASTER = 1.05
 def run_rank(verb: str, task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
 
-    def prepare() -> tuple[DDPManager, Callable[[], None]]:
+    def prepare() -> RankWork:
         task_class = load_task(task)
         config = resolve_task(task, task_class, layers)
         ddp = make_manager(config, task)
-        find = _find_lr if verb == "find-lr" else _find_batch
-        return ddp, lambda: find(
-            settle_mode(with_local_data(config, ddp), task_class, ddp), task_class, ddp, verb_flags
-        )
+
+        def work() -> None:
+            settled = settle_mode(with_local_data(config, ddp), task_class, ddp)
+            find = _find_lr if verb == "find-lr" else _find_batch
+            find(settled, task_class, ddp, verb_flags)
+
+        return RankWork(ddp, work)
 
     return as_rank(prepare)
 
@@ -51,29 +52,27 @@ def run_rank(verb: str, task: str, layers: Layers, verb_flags: Mapping[str, Any]
 def _find_lr(
     config: Config, task_class: type[Task], ddp: DDPManager, verb_flags: Mapping[str, Any]
 ) -> None:
-    options = RangeOptions(
-        verb_flags.get("low", LOW), verb_flags.get("high", HIGH), verb_flags.get("steps", STEPS)
-    )
+    options = RangeOptions(verb_flags["low"], verb_flags["high"], verb_flags["steps"])
     is_main = ddp.is_main_process()
     progress, note = _outputs(ddp)
 
     def on_step(number: int, rate: float, loss: float) -> None:
         progress(f"step {number + 1} of {options.steps}: rate {rate:.2g}, loss {loss:.4g}")
 
-    result_of_test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
+    test = measure_range(config, task_class, ddp, options, note=note, on_step=on_step)
     progress("")
     if is_main and not verb_flags.get("json"):
-        show_lines(range_table(result_of_test))
-    rate = result_of_test.suggestion()  # raises on every rank if there is none
+        show_lines(range_table(test))
+    rate = test.suggestion()  # raises on every rank if there is none
     if is_main and verb_flags.get("json"):
         result = {
-            "lr": None if result_of_test.own_optimizer else lr_setting(result_of_test, rate),
+            "lr": None if test.own_optimizer else lr_setting(test, rate),
             "rate": rate,
-            "has_diverged": result_of_test.has_diverged,
+            "has_diverged": test.has_diverged,
         }
-        _show_json({**result, "rates": result_of_test.rates, "losses": result_of_test.losses})
+        _show_json({**result, "rates": test.rates, "losses": test.losses})
     elif is_main:
-        show_lines([describe_rate(result_of_test, rate)])
+        show_lines([describe_rate(test, rate)])
 
 
 def lr_setting(test: RangeTest, rate: float) -> float:
@@ -114,7 +113,7 @@ def describe_rate(test: RangeTest, rate: float) -> str:
 def _find_batch(
     config: Config, task_class: type[Task], ddp: DDPManager, verb_flags: Mapping[str, Any]
 ) -> None:
-    margin = verb_flags.get("margin", MARGIN)
+    margin = verb_flags["margin"]
     progress, note = _outputs(ddp)
     if config.train.step not in (None, "eager"):
         note(

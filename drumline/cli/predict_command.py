@@ -4,14 +4,17 @@ in order."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.topology import topology_from
-from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, flags_for_run, run_on_ranks
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, check_run_flags, shows_help
 from drumline.cli.export_command import check_new
+from drumline.cli.ranks import run_on_ranks
 from drumline.config import FlagTable, read_flags
+from drumline.launch.node_plan import Program
 
 ENDINGS = (".jsonl", ".npy")
 OWN_FLAGS: FlagTable = {
@@ -32,22 +35,24 @@ settings are those of the checkpoint; flags override them. It imports the task's
 
 
 def run(argv: Sequence[str]) -> int:
-    if (
-        flags := flags_for_run(
-            "predict", read_flags(argv, OWN_FLAGS, max_positional=2), OWN_FLAGS, HELP
-        )
-    ) is None:
+    flags = read_flags(argv, OWN_FLAGS, max_positional=2)
+    if shows_help(flags, OWN_FLAGS, HELP):
         return ExitCode.SUCCESS
+    check_run_flags("predict", flags)
     if "to" in flags.own:
         to = Path(flags.own["to"])
         if to.suffix not in ENDINGS:
             raise UsageError(
                 f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl"
             )
-        if (
-            topology_from(os.environ) is None
-        ):  # a rank may see the file that rank 0 has begun to write
+        # A rank may see the file that rank 0 has begun to write.
+        if topology_from(os.environ) is None:
             check_new(to, force=flags.own.get("force", False))
-    return run_on_ranks(
-        ["predict", *argv], "predict_rank", flags, own=flags.own, layers=[flags.layer]
-    )
+
+    def load_rank() -> Callable[[], int]:
+        from drumline.cli.predict_rank import run_rank
+
+        return partial(run_rank, flags)
+
+    program = Program(("predict", *argv), is_task=True, can_resume=False)
+    return run_on_ranks(program, flags.own, [flags.layer], load_rank)

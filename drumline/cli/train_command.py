@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
-from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptible, loading
+from drumline.base.startup import loading
 from drumline.base.terminal import show
 from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.user_code import is_class_spec
+from drumline.cli.ranks import run_on_ranks
 from drumline.config import (
     PRESETS,
     Flags,
@@ -27,7 +29,7 @@ from drumline.config import (
 )
 from drumline.config.schema import Count, CountOrZero
 from drumline.config.task_fields import task_fields
-from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
+from drumline.launch.node_plan import TASK_RESTARTS, Program
 from drumline.runs.run_folder import default_run
 
 OWN_FLAGS: FlagTable = {
@@ -83,15 +85,15 @@ def run(argv: Sequence[str]) -> int:
         raise
     assert task is not None
     folder = run_folder(flags, task)
-    # Among several ranks the launcher reports an interrupt.
-    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
-        if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
-            return code
+    fresh = bool(flags.own.get("fresh"))
 
-        with loading():
-            from drumline.cli.train_rank import run_rank
+    def load_rank() -> Callable[[], int]:
+        from drumline.cli.train_rank import run_rank
 
-    return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
+        return partial(run_rank, task, layers, folder=folder, fresh=fresh, argv=argv)
+
+    program = Program(("train", *argv), is_task=True, run=str(folder))
+    return run_on_ranks(program, flags.own, layers, load_rank)
 
 
 def settle_before_torch(task: str | None, flags: Flags) -> Layers:
@@ -116,30 +118,6 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
     except ConfigError as error:
         raise ConfigError([problem, *error.problems], next_step=error.next_step) from None
     raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
-
-
-def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
-    """Start several ranks and wait for them; None when one rank is enough: then it is this
-    process."""
-    devices = [
-        layer.settings["dist.device"].value for layer in layers if "dist.device" in layer.settings
-    ]
-    num_procs = flags.own.get("procs") or (1 if devices[:1] == ["cpu"] else default_procs())
-    max_restarts = flags.own.get("max-restarts")
-    if num_procs == 1 and not max_restarts:
-        return None
-
-    from drumline.launch.node.local import run_node
-
-    node = NodePlan(
-        num_procs=num_procs, max_restarts=TASK_RESTARTS if max_restarts is None else max_restarts
-    )
-    code = run_node(node, Program(("train", *argv), is_task=True, run=str(folder)), Supervision())
-    if code in (ExitCode.TRAINING_FAILED, ExitCode.HANG):  # else rank 0 has done it
-        from drumline.cli.report_command import report_at_end
-
-        report_at_end(folder)
-    return code
 
 
 def run_folder(flags: Flags, task: str) -> Path:
