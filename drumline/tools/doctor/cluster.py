@@ -155,25 +155,27 @@ async def _examine(
 
 def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
     findings = []
-    known = {}
+    facts_of_hosts = {}
     reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}
     for number, host in enumerate(survey.hosts):
         if host.facts is None:
             continue
         try:
-            found = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
+            machine = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             what = f"its facts cannot be read ({error!r}): its version of drumline is different"
             fix = "install the same drumline on all hosts"
             findings.append(Finding("problem", "version", host.name, what, fix))
             host.facts = None  # must not be used
             continue
-        known[host.name] = host.facts
+        facts_of_hosts[host.name] = host.facts
         # For hosts that others have probed, the probe of gloo's and NCCL's network replaces the
         # local check.
-        kept = [one for one in found if one.check != "network" or number not in reached]
-        findings += [replace(one, where=host.name) for one in kept]
-    if len(known) < 2:
+        unprobed = [
+            finding for finding in machine if finding.check != "network" or number not in reached
+        ]
+        findings += [replace(finding, where=host.name) for finding in unprobed]
+    if len(facts_of_hosts) < 2:
         return findings, []
-    differences, compared = compare_hosts(known)
+    differences, compared = compare_hosts(facts_of_hosts)
     return [*differences, *findings], [row for row in compared if row.differs]

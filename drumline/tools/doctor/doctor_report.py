@@ -34,7 +34,9 @@ def as_json(
         "result": result_line(findings),
         "findings": [finding.as_json() for finding in sorted_findings(findings)],
         "facts": facts,
-        "differences": None if differences is None else [one.as_json() for one in differences],
+        "differences": None
+        if differences is None
+        else [difference.as_json() for difference in differences],
         "network": None if survey is None else survey.as_json(),
         "collectives": collectives,
         "task": task,
@@ -69,12 +71,8 @@ def report(
     if is_terminal:
         _draw(tables, lines, width)
     else:
-        show_lines(
-            [
-                *(line for table in tables for line in plain_lines(table)),
-                *(text for _, text in lines),
-            ]
-        )
+        table_lines = [line for table in tables for line in plain_lines(table)]
+        show_lines([*table_lines, *(text for _, text in lines)])
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Level = Literal["problem", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
@@ -27,8 +27,12 @@ class VariableFix:
         return f"export {self.name}={quoted}"
 
 
-Fault = tuple[Level, str, str | VariableFix]
-"""Level, what and fix of a finding; the caller adds what was checked and where."""
+class Fault(NamedTuple):
+    """A finding without what was checked and where, which the caller adds."""
+
+    level: Level
+    what: str
+    fix: str | VariableFix
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,8 @@ class Finding:
 
     @classmethod
     def of_fault(cls, check: str, where: str, fault: Fault) -> Self:
-        level, what, fix = fault
-        return cls(
-            level,
-            check,
-            where,
-            what,
-            str(fix),
-            variable=fix if isinstance(fix, VariableFix) else None,
-        )
+        variable = fault.fix if isinstance(fault.fix, VariableFix) else None
+        return cls(fault.level, check, where, fault.what, str(fault.fix), variable=variable)
 
     def line(self) -> str:
         """`problem: b -> a: data ports ...`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from drumline.base.text import join_names, memory_size, plural
 from drumline.tools.doctor.finding import Finding, Level
@@ -50,8 +50,8 @@ class ComparedValue:
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
         shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
-        more = len(self.groups) - MAX_VALUES
-        return "; ".join(shown) + (f"; and {more} more values" if more > 0 else "")
+        num_hidden = len(self.groups) - MAX_VALUES
+        return "; ".join(shown) + (f"; and {num_hidden} more values" if num_hidden > 0 else "")
 
     def finding(self, level: Level, fix: str) -> Finding:
         what = f"{self.name} differs across hosts: {self.text()}"
@@ -70,7 +70,7 @@ def compare_values(
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
     ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    groups = ((unset if value is None else show(value), tuple(who)) for value, who in ordered)
+    groups = ((unset if value is None else show(value), tuple(names)) for value, names in ordered)
     return ComparedValue(name, tuple(groups))
 
 
@@ -84,31 +84,46 @@ def _gpus(facts: Facts) -> str | None:
 
 def _mtu(facts: Facts) -> str | None:
     chosen = facts["nccl_interface"] if facts["gpus"] else facts["gloo_interface"]
-    return next((str(one["mtu"]) for one in facts["interfaces"] if one["name"] == chosen), None)
+    return next(
+        (str(interface["mtu"]) for interface in facts["interfaces"] if interface["name"] == chosen),
+        None,
+    )
 
 
-# Facts that should be the same on all hosts: name, value, and the level and fix of a difference.
-TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
-    ("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
-    ("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
-    ("CUDA (of torch)", lambda facts: facts["cuda"], "problem", SAME_ENVIRONMENT),
-    ("NCCL", lambda facts: facts["nccl"], "problem", SAME_ENVIRONMENT),
-    ("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
-    ("driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"),
-    ("GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"),
-    (
+class Trait(NamedTuple):
+    """A fact that should be the same on all hosts; level and fix are those of a difference."""
+
+    name: str
+    value_of: Callable[[Facts], str | None]
+    level: Level
+    fix: str
+
+
+TRAITS = (
+    Trait("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
+    Trait("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
+    Trait("CUDA (of torch)", lambda facts: facts["cuda"], "problem", SAME_ENVIRONMENT),
+    Trait("NCCL", lambda facts: facts["nccl"], "problem", SAME_ENVIRONMENT),
+    Trait("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
+    Trait(
+        "driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"
+    ),
+    Trait(
+        "GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"
+    ),
+    Trait(
         "architecture",
         lambda facts: facts["platform"].split()[-1],
         "warning",
         "use one architecture",
     ),
-    (
+    Trait(
         "file system of the run folder",
         lambda facts: facts["disk"].get("file_system"),
         "warning",
         "check that the shared volume is mounted on all hosts (mount)",
     ),
-    ("MTU", _mtu, "warning", "set the same on all hosts: ip link set dev NAME mtu 1500"),
+    Trait("MTU", _mtu, "warning", "set the same on all hosts: ip link set dev NAME mtu 1500"),
 )
 
 
@@ -121,13 +136,15 @@ def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
 
 
 def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    for name, value_of, level, fix in TRAITS:
-        row = compare_values(name, {host: value_of(one) for host, one in facts.items()})
+    # Versions of Python that differ only in the patch number are compatible.
+    minors = {tuple(host_facts["python"].split(".")[:2]) for host_facts in facts.values()}
+    for trait in TRAITS:
+        values = {host: trait.value_of(host_facts) for host, host_facts in facts.items()}
+        row = compare_values(trait.name, values)
         yield row
         if row.differs:
-            # Versions of Python that differ only in the patch number are compatible.
-            minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
-            yield row.finding("problem" if name == "Python" and len(minors) > 1 else level, fix)
+            is_problem = trait.name == "Python" and len(minors) > 1
+            yield row.finding("problem" if is_problem else trait.level, trait.fix)
 
 
 # Packages and variables
@@ -137,10 +154,13 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Fi
     """One finding per set of differing hosts, so that an old environment is one line and not
     forty."""
     names = sorted(
-        {name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"}
+        {name for host_facts in facts.values() for name in host_facts["packages"]}
+        - {"torch", "drumline"}
     )
     rows = [
-        compare_values(name, {host: one["packages"].get(name) for host, one in facts.items()})
+        compare_values(
+            name, {host: host_facts["packages"].get(name) for host, host_facts in facts.items()}
+        )
         for name in names
     ]
     by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
@@ -149,27 +169,33 @@ def _compare_packages(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Fi
         by_hosts.setdefault(row.odd_hosts, []).append(row)
     # Most differences first; packages that differ on every host last.
     ordered = sorted(by_hosts.items(), key=lambda item: (-len(item[1]), len(item[0])))
-    for hosts, found in ordered[:MAX_FINDINGS]:
-        shown = "; ".join(f"{row.name} {row.text()}" for row in found[:MAX_PACKAGES])
-        more = f"; and {len(found) - MAX_PACKAGES} more" if len(found) > MAX_PACKAGES else ""
-        verb = "differs" if len(found) == 1 else "differ"
-        what = f"{plural(len(found), 'package')} {verb} across hosts: {shown}{more}"
+    for hosts, rows_of_hosts in ordered[:MAX_FINDINGS]:
+        shown = "; ".join(f"{row.name} {row.text()}" for row in rows_of_hosts[:MAX_PACKAGES])
+        hidden = (
+            f"; and {len(rows_of_hosts) - MAX_PACKAGES} more"
+            if len(rows_of_hosts) > MAX_PACKAGES
+            else ""
+        )
+        verb = "differs" if len(rows_of_hosts) == 1 else "differ"
+        what = f"{plural(len(rows_of_hosts), 'package')} {verb} across hosts: {shown}{hidden}"
         fix = "pip freeze > all.txt on a host that is right, pip install -r all.txt on these"
         yield Finding("warning", "differences", join_names(hosts), what, fix)
 
 
 def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
-    every = {name for one in facts.values() for name in one["variables"]}
+    every = {name for host_facts in facts.values() for name in host_facts["variables"]}
     for name in sorted(
         name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER)
     ):
         row = compare_values(
-            name, {host: one["variables"].get(name) for host, one in facts.items()}, unset="unset"
+            name,
+            {host: host_facts["variables"].get(name) for host, host_facts in facts.items()},
+            unset="unset",
         )
         yield row
         if row.differs:
-            same = f"unset {name}" if row.usual == "unset" else f"export {name}={row.usual}"
-            fix = f"{same} on all hosts, or in the environment of the launcher"
+            command = f"unset {name}" if row.usual == "unset" else f"export {name}={row.usual}"
+            fix = f"{command} on all hosts, or in the environment of the launcher"
             yield row.finding("problem" if name in MUST_AGREE else "warning", fix)
 
 
@@ -178,45 +204,43 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | F
 
 def _compare_code(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     """The first files that differ are named."""
-    known = _known(facts, "code")
+    codes = _existing_folders(facts, "code")
     # Compare only up to where the first host stopped reading, if one did.
     until = min(
-        (one["until"] for one in known.values() if one["until"]), key=sort_key, default=None
+        (code["until"] for code in codes.values() if code["until"]), key=sort_key, default=None
     )
     files = {
         host: {
             name: short
-            for name, short in one["files"].items()
+            for name, short in code["files"].items()
             if until is None or sort_key(name) < sort_key(until)
         }
-        for host, one in known.items()
+        for host, code in codes.items()
     }
 
-    def changes(usual: str, other: str) -> Iterator[str]:
+    def changes(usual: str, odd: str) -> Iterator[str]:
         right = files[usual]
-        here = files[other]
+        here = files[odd]
         for name in sorted(right.keys() | here.keys(), key=sort_key):
             if right.get(name) != here.get(name):
-                how = (
-                    "is missing"
-                    if name not in here
-                    else "is extra"
-                    if name not in right
-                    else "differs"
-                )
-                yield f"{name} {how}"
+                if name not in here:
+                    yield f"{name} is missing"
+                elif name not in right:
+                    yield f"{name} is extra"
+                else:
+                    yield f"{name} differs"
 
-    keys = {host: hash_of_files(found) for host, found in files.items()}
+    keys = {host: hash_of_files(hashes) for host, hashes in files.items()}
     fix = "drumline launch --sync copies the code first; or use git pull or rsync"
-    yield from _compare_folders("code", compare_values("code", keys), known, changes, fix)
+    yield from _compare_folders("code", compare_values("code", keys), codes, changes, fix)
 
 
 def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Finding]:
     """If a host could not read all of it in time, only the files that all hosts have read are
     compared."""
-    known = _known(facts, "data")
-    partly = [host for host, one in known.items() if not one["complete"]]
-    fewest = min((one["files"] for one in known.values()), default=0)
+    folders = _existing_folders(facts, "data")
+    partly = [host for host, data in folders.items() if not data["complete"]]
+    fewest = min((data["files"] for data in folders.values()), default=0)
     mark = str(1 << (fewest.bit_length() - 1)) if fewest else "0"
 
     def key(data: Facts) -> Hashable:
@@ -226,9 +250,9 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
         shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
         return shown, data["bytes"], tuple(data["samples"].items())
 
-    def changes(usual: str, other: str) -> Iterator[str]:
-        right = known[usual]
-        here = known[other]
+    def changes(usual: str, odd: str) -> Iterator[str]:
+        right = folders[usual]
+        here = folders[odd]
         if right["complete"] and here["complete"]:
             for name in ("files", "bytes"):
                 if right[name] != here[name]:
@@ -238,36 +262,36 @@ def _compare_data(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Findin
                 yield f"{name} has different content"
 
     row = compare_values(
-        "data", {host: key(one) for host, one in known.items()}, show=lambda key: str(key[0])
+        "data", {host: key(data) for host, data in folders.items()}, show=lambda key: str(key[0])
     )
     yield from _compare_folders(
-        "data", row, known, changes, "copy it again, or mount the same volume"
+        "data", row, folders, changes, "copy it again, or mount the same volume"
     )
     if partly:
         what = f"the data has too many files to read all of them in a second; the first {mark} were compared"
         yield Finding("note", "data", join_names(partly), what)
 
 
-def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
+def _existing_folders(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
     """The hosts that have the folder; a missing folder is a separate finding."""
-    found = {host: one.get(name) for host, one in facts.items()}
-    return {host: one for host, one in found.items() if one and "files" in one}
+    folders = {host: host_facts.get(name) for host, host_facts in facts.items()}
+    return {host: folder for host, folder in folders.items() if folder and "files" in folder}
 
 
 def _compare_folders(
     name: str,
     row: ComparedValue,
-    known: Mapping[str, Facts],
+    folders: Mapping[str, Facts],
     changes: Callable[[str, str], Iterator[str]],
     fix: str,
 ) -> Iterator[ComparedValue | Finding]:
     """One finding for each version of the code or data that differs from that of most hosts.
     `changes`: between two hosts."""
-    if not known:
+    if not folders:
         return
     yield row
     usual = row.groups[0][1]
     for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
         changed = join_names(changes(usual[0], hosts[0])) or "names or sizes of files differ"
-        what = f"the {name} in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
+        what = f"the {name} in {folders[hosts[0]]['folder']} differs from that on {join_names(usual)}: {changed}"
         yield Finding("problem", name, join_names(hosts), what, fix)

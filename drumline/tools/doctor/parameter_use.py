@@ -65,7 +65,7 @@ def measure_use(
                 unused.update(without_gradient(job, task, batch))
     finally:
         job.close()
-    trained = [name for name, one in job.model.named_parameters() if one.requires_grad]
+    trained = [name for name, parameter in job.model.named_parameters() if parameter.requires_grad]
     return ParameterUse(
         num_trained=len(trained),
         num_batches=most,
@@ -89,10 +89,10 @@ def _faults(use: ParameterUse, config: Config) -> Iterator[Fault]:
     can_be_static = use.is_static and config.train.exact != "elastic"  # whose steps are not DDP's
     if not use.unused and finds:
         what = f"--dist.find_unused_parameters costs time in every step, and each of {num} batches uses all parameters"
-        yield "note", what, "leave it off, unless other batches or a hook leave some out"
+        yield Fault("note", what, "leave it off, unless other batches or a hook leave some out")
     elif use.unused and finds and can_be_static:
         what = f"none of {num} batches uses {join_names(use.never)}, and all batches use the others"
-        yield (
+        yield Fault(
             "note",
             what,
             "set --dist.static_graph in place of --dist.find_unused_parameters, which costs time",
@@ -100,13 +100,13 @@ def _faults(use: ParameterUse, config: Config) -> Iterator[Fault]:
     elif use.unused and use.is_static and not finds and not (can_be_static and dist.static_graph):
         setting = "--dist.static_graph, since all batches use the others" if can_be_static else FIND
         what = f"none of {num} batches uses {join_names(use.never)}: several ranks would wait for the gradients"
-        yield "problem", what, f"freeze them (requires_grad=False), or set {setting}"
+        yield Fault("problem", what, f"freeze them (requires_grad=False), or set {setting}")
     elif not use.is_static and not finds:
         counts = join_names(
             f"{name} (unused in {count} of {num})" for name, count in use.unused.items()
         )
         what = f"batches use different parameters: {counts}; several ranks would wait for gradients"
-        yield (
+        yield Fault(
             "problem",
             what,
             f"set {FIND}{' in place of --dist.static_graph' if dist.static_graph else ''}",

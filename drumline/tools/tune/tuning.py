@@ -13,7 +13,7 @@ from typing import Any
 
 from drumline.base.text import bit_rate, join_names
 from drumline.net.interfaces import NCCL_LAST, NCCL_VARIABLE
-from drumline.tools.doctor.finding import Finding, VariableFix
+from drumline.tools.doctor.finding import Fault, Finding, VariableFix
 from drumline.tools.doctor.machine.machine_checks import num_visible_gpus
 from drumline.tools.doctor.pairs.pair_checks import edges_into, working_address
 from drumline.tools.doctor.pairs.survey import OPEN, Survey
@@ -117,13 +117,13 @@ def _threads(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
                 f"{ranks} ranks with OMP_NUM_THREADS={threads} are more threads than the {usable} "
                 "processors it may use"
             )
-            yield Finding.of_fault("threads", host, ("warning", what, fix))
+            yield Finding.of_fault("threads", host, Fault("warning", what, fix))
         elif not threads and usable < cpus["count"]:
             what = (
                 f"a process may use {usable} of {cpus['count']} processors, and would start a thread "
                 "for each of them"
             )
-            yield Finding.of_fault("threads", host, ("warning", what, fix))
+            yield Finding.of_fault("threads", host, Fault("warning", what, fix))
 
 
 def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -148,7 +148,7 @@ def _efa(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
                 named = VariableFix(
                     "NCCL_NET_PLUGIN", name.removeprefix("libnccl-net-").removesuffix(".so")
                 )
-                yield Finding.of_fault("EFA", host, ("warning", what, named))
+                yield Finding.of_fault("EFA", host, Fault("warning", what, named))
 
 
 def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -180,7 +180,7 @@ def _infiniband(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
                 kinds = f"InfiniBand ({join_names(infiniband[host])}) and RoCE ({join_names(roce[host])})"
                 what = f"NCCL cannot connect {kinds}: cards of one kind only"
                 fix = VariableFix("NCCL_IB_HCA", f"={','.join(usable[host])}")
-                yield Finding.of_fault("InfiniBand", host, ("warning", what, fix))
+                yield Finding.of_fault("InfiniBand", host, Fault("warning", what, fix))
 
 
 def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
@@ -198,7 +198,7 @@ def _nccl_interfaces(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Fin
             is_prefix = any(longer.startswith(name) and longer != name for longer in names)
             fix = VariableFix(NCCL_VARIABLE, f"={name}" if is_prefix else name)
             what = f"NCCL would also use {join_names(unreached)}, which no other host reaches; {name} ({works}) works"
-            yield Finding.of_fault("interface", host.name, ("warning", what, fix))
+            yield Finding.of_fault("interface", host.name, Fault("warning", what, fix))
 
 
 def _unreached_interfaces(survey: Survey, number: int) -> list[str]:
@@ -257,7 +257,7 @@ def _sockets(hosts: Mapping[str, Facts], survey: Survey) -> Iterator[Finding]:
 def _on_each(
     hosts: Mapping[str, Facts], check: str, what: str, fix: VariableFix
 ) -> Iterator[Finding]:
-    return (Finding.of_fault(check, host, ("warning", what, fix)) for host in hosts)
+    return (Finding.of_fault(check, host, Fault("warning", what, fix)) for host in hosts)
 
 
 def _with_gpus(hosts: Mapping[str, Facts]) -> dict[str, Facts]:

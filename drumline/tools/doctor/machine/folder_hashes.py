@@ -124,7 +124,8 @@ def data_facts(folder: Path) -> dict[str, Any]:
         "hash": digest.hexdigest(),
         "marks": marks,
         "samples": {
-            name: _sample_hash(entry) for _, name, entry in sorted(samples, key=lambda one: one[1])
+            name: _sample_hash(entry)
+            for _, name, entry in sorted(samples, key=lambda sample: sample[1])
         },
     }
 
@@ -138,12 +139,12 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
     """All files, sorted by `sort_key` of their names. Links are followed, and a loop of them is
     entered once."""
     root = folder.stat()
-    seen = {(root.st_dev, root.st_ino)}
+    entered = {(root.st_dev, root.st_ino)}
 
     def walk(path: str, prefix: str) -> Iterator[FileEntry]:
         try:
-            with os.scandir(path) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(path) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError:
             yield FileEntry(prefix or "/", path, UNREADABLE)
             return
@@ -158,8 +159,8 @@ def files_below(folder: Path, *, enters: Callable[[os.DirEntry[str]], bool]) -> 
             identity = (status.st_dev, status.st_ino)
             if stat.S_ISREG(status.st_mode):  # opening a named pipe would block forever
                 yield FileEntry(name, entry.path, status.st_size)
-            elif is_folder and enters(entry) and identity not in seen:
-                seen.add(identity)
+            elif is_folder and enters(entry) and identity not in entered:
+                entered.add(identity)
                 yield from walk(entry.path, f"{name}/")
 
     return walk(str(folder), "")

@@ -47,21 +47,24 @@ class NvidiaSmi:
 
     def facts(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
-        known = _known_to_kernel()
+        from_kernel = _known_to_kernel()
         if not self._processes:
             return {
-                **known,
-                "gpu_error": "nvidia-smi is not on the PATH" if known["driver"] else "",
+                **from_kernel,
+                "gpu_error": "nvidia-smi is not on the PATH" if from_kernel["driver"] else "",
             }
         deadline = time.monotonic() + timeout_s
         gpus, processes = (_output(process, deadline) for process in self._processes)
         if gpus is None:
-            return {**known, "gpu_error": f"nvidia-smi did not answer within {timeout_s:.1f} s"}
+            return {
+                **from_kernel,
+                "gpu_error": f"nvidia-smi did not answer within {timeout_s:.1f} s",
+            }
         if self._processes[0].returncode == 0:
             return read_nvidia_smi(gpus, processes or "")
         has_none = "No devices" in gpus
         first_line = (gpus.strip() or "no output").splitlines()[0]
-        return {**known, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
+        return {**from_kernel, "gpu_error": "" if has_none else f"nvidia-smi failed: {first_line}"}
 
 
 def _known_to_kernel() -> dict[str, Any]:
@@ -69,11 +72,13 @@ def _known_to_kernel() -> dict[str, Any]:
     processes."""
     driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file_text(DRIVER_FOLDER / "version"))
     files = sorted(DRIVER_FOLDER.glob("gpus/*/information"))
-    known = [dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files]
+    details = [
+        dict(re.findall(r"(?m)^(Model|GPU UUID):\s*(.*)$", file_text(file))) for file in files
+    ]
     unknown: dict[str, Any] = {"memory_bytes": None, "used_bytes": None, "processes": []}
     gpus = [
-        {"index": index, "uuid": one.get("GPU UUID", "?"), "name": one.get("Model", "?"), **unknown}
-        for index, one in enumerate(known)
+        {"index": index, "uuid": gpu.get("GPU UUID", "?"), "name": gpu.get("Model", "?"), **unknown}
+        for index, gpu in enumerate(details)
     ]
     return {"driver": driver[1] if driver else None, "gpus": gpus}
 
@@ -82,7 +87,7 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
     """From its two outputs, in CSV without a header and units."""
     rows = _rows(gpus, GPU_FIELDS)
     apps = _rows(processes, PROCESS_FIELDS)
-    found = [
+    listed = [
         {
             "index": _number(row["index"]),
             "uuid": row["uuid"],
@@ -94,7 +99,7 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
         for row in rows
     ]
     driver = min((row["driver_version"] for row in rows), default=None)
-    return {"driver": driver, "gpus": found, "gpu_error": ""}
+    return {"driver": driver, "gpus": listed, "gpu_error": ""}
 
 
 def _process(row: Mapping[str, str]) -> dict[str, Any]:

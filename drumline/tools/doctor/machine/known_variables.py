@@ -57,24 +57,24 @@ def variable_faults(facts: Mapping[str, Any]) -> Iterator[Fault]:
     for name, value in variables.items():
         if broken := _broken_rule(RENAMED.get(name, name), value):
             level, what = broken
-            yield level, f"{name}={value}: {what}", FIXES.get(name, VariableFix(name))
+            yield Fault(level, f"{name}={value}: {what}", FIXES.get(name, VariableFix(name)))
         elif new := RENAMED.get(name):
             what = f"{name}={value} is a deprecated name; it is now {new}"
-            yield "note", what, f"unset {name}; export {new}={value}"
+            yield Fault("note", what, f"unset {name}; export {new}={value}")
         elif name in REMOVED:
             see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
-            yield "warning", f"{name}={value} has no effect any more{see}", VariableFix(name)
+            yield Fault("warning", f"{name}={value} has no effect any more{see}", VariableFix(name))
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
                 what = f"{name} is not a known variable; did you mean {near}?"
-                yield "warning", what, f'export {near}="${name}"; unset {name}'
+                yield Fault("warning", what, f'export {near}="${name}"; unset {name}')
     threads, sockets = (
         variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     )
     if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
         what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
         what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
-        yield (
+        yield Fault(
             "warning",
             what,
             VariableFix("NCCL_NSOCKS_PERTHREAD", str(max(1, MAX_SOCKETS // max(1, int(threads))))),

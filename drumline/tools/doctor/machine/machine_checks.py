@@ -85,7 +85,7 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
 
 def _python(facts: Facts) -> Iterator[Fault]:
     if _numbers(facts["python"])[:2] < MIN_PYTHON:
-        yield (
+        yield Fault(
             "problem",
             f"Python {facts['python']} is older than 3.11",
             "use a newer Python (--python PATH)",
@@ -98,14 +98,14 @@ def _torch(facts: Facts) -> Iterator[Fault]:
     gpus = facts["gpus"]
     install = "pip install 'torch>=2.11'"
     if torch is None:
-        yield "problem", f"torch is not installed for {facts['executable']}", install
+        yield Fault("problem", f"torch is not installed for {facts['executable']}", install)
     elif _numbers(torch)[:2] < MIN_TORCH:
-        yield "problem", f"torch {torch} is older than 2.11", install
+        yield Fault("problem", f"torch {torch} is older than 2.11", install)
     elif gpus and cuda is None:
         what = f"torch {torch} was built without CUDA and cannot use the {plural(len(gpus), 'GPU')}"
-        yield "problem", what, "pip uninstall torch, and install a CUDA build"
+        yield Fault("problem", what, "pip uninstall torch, and install a CUDA build")
     elif cuda is not None and not gpus and not facts["gpu_error"]:
-        yield "note", f"torch {torch} was built for CUDA {cuda}, but there is no GPU", ""
+        yield Fault("note", f"torch {torch} was built for CUDA {cuda}, but there is no GPU", "")
 
 
 def _driver(facts: Facts) -> Iterator[Fault]:
@@ -114,13 +114,13 @@ def _driver(facts: Facts) -> Iterator[Fault]:
     if facts["gpu_error"]:
         # Without persistence mode it may only be slow to start; /proc has listed the GPUs.
         fix = "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine"
-        yield "problem" if cuda and not facts["gpus"] else "warning", facts["gpu_error"], fix
+        yield Fault("problem" if cuda and not facts["gpus"] else "warning", facts["gpu_error"], fix)
     needed = MIN_DRIVERS.get(_numbers(cuda)[0]) if cuda else None
     if driver and needed and _numbers(driver) < needed:
         what = f"driver {driver} is too old for CUDA {cuda}, which torch was built for: "
         what += f"{'.'.join(map(str, needed))} or later is needed"
         fix = "update the driver (in a container, add cuda-compat), or install a build for an older CUDA"
-        yield "problem", what, fix
+        yield Fault("problem", what, fix)
 
 
 def num_visible_gpus(facts: Facts) -> int:
@@ -144,18 +144,18 @@ def _visible_gpus(facts: Facts) -> Iterator[Fault]:
     words = _words(value)
     fix = f"unset {VISIBLE_GPUS}, or export {VISIBLE_GPUS}={','.join(str(gpu['index']) for gpu in gpus)}"
     if words[0] in ("", "-1", "NoDevFiles"):
-        yield "problem", f"{setting} hides {num_gpus} from torch", fix
+        yield Fault("problem", f"{setting} hides {num_gpus} from torch", fix)
         return
     if twice := sorted({word for word in words if words.count(word) > 1}):
-        yield (
+        yield Fault(
             "problem",
             f"{setting} lists {join_names(twice)} twice, so torch sees no GPU at all",
             fix,
         )
-    if (known := _num_known(words, gpus)) < len(words):
-        seen = f"torch sees only the first {known}" if known else "torch sees none"
-        what = f"{setting} lists {words[known]!r}, which is not one of the {num_gpus} of this host: {seen}"
-        yield "problem", what, fix
+    if (num_usable := _num_known(words, gpus)) < len(words):
+        visible = f"torch sees only the first {num_usable}" if num_usable else "torch sees none"
+        what = f"{setting} lists {words[num_usable]!r}, which is not one of the {num_gpus} of this host: {visible}"
+        yield Fault("problem", what, fix)
 
 
 def _words(value: str) -> list[str]:
@@ -181,18 +181,20 @@ def _gpus(facts: Facts) -> Iterator[Fault]:
         shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
         most = max(models.values(), key=len)
         fix = f"export {VISIBLE_GPUS}={','.join(most)}"
-        yield "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
+        yield Fault(
+            "warning", f"the GPUs differ, and the slowest one slows all of them: {shown}", fix
+        )
     busy = [
         gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES
     ]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
         fix = "stop them if they are yours" + (f", or export {VISIBLE_GPUS}={free}" if free else "")
-        yield "warning", f"already in use: {join_names(map(_use, busy))}", fix
+        yield Fault("warning", f"already in use: {join_names(map(_use, busy))}", fix)
 
 
 def _use(gpu: Mapping[str, Any]) -> str:
-    users = join_names(f"{one['name']} (pid {one['pid']})" for one in gpu["processes"])
+    users = join_names(f"{process['name']} (pid {process['pid']})" for process in gpu["processes"])
     hidden = f"a process that is not visible from here ({memory_size(gpu['used_bytes'] or 0)})"
     return f"GPU {gpu['index']} by {users or hidden}"
 
@@ -208,7 +210,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _shared_memory(facts: Facts) -> Iterator[Fault]:
     shm = facts["shm"]
     if shm is None:
-        yield (
+        yield Fault(
             "problem",
             f"there is no {SHM}, through which DataLoader workers and NCCL pass tensors",
             SHM_FIX,
@@ -228,7 +230,7 @@ def _shared_memory(facts: Facts) -> Iterator[Fault]:
     what += "DataLoader workers and NCCL crash there with a bus error"
     left_over = size > 2 * max(free, needed)
     fix = "delete what dead processes left in /dev/shm" if left_over else SHM_FIX
-    yield "problem" if free < needed else "warning", what, fix
+    yield Fault("problem" if free < needed else "warning", what, fix)
 
 
 def _open_files(facts: Facts) -> Iterator[Fault]:
@@ -241,7 +243,7 @@ def _open_files(facts: Facts) -> Iterator[Fault]:
     fix = "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf"
     if hard is None or hard > COMMON_OPEN_FILES:
         fix = f"ulimit -n {min(hard or 65536, 65536)}"
-    yield "problem" if soft < MIN_OPEN_FILES else "warning", what, fix
+    yield Fault("problem" if soft < MIN_OPEN_FILES else "warning", what, fix)
 
 
 def _memory(facts: Facts) -> Iterator[Fault]:
@@ -255,7 +257,7 @@ def _memory(facts: Facts) -> Iterator[Fault]:
             else memory_size(memory["bytes"])
         )
         what = f"{memory_size(free)} of memory is free, of {of}: a rank with DataLoader workers needs more"
-        yield (
+        yield Fault(
             "warning",
             what,
             "stop other processes, or give the container more memory (docker run --memory)",
@@ -266,36 +268,40 @@ def _disk(facts: Facts) -> Iterator[Fault]:
     disk = facts["disk"]
     if "unreachable" in disk:
         what = f"the file system of {disk['folder']} does not respond: {disk['unreachable']}"
-        yield "problem", what, "check that its server is up (mount, dmesg)"
+        yield Fault("problem", what, "check that its server is up (mount, dmesg)")
         return
     parent = disk["parent"]
     free = disk["free_bytes"]
     free_files = disk["free_files"]
     if disk["error"]:
         what = f"cannot write to {parent}, where the run will be saved: {disk['error']}"
-        yield "problem", what, "choose a folder that you can write to with --run PATH"
+        yield Fault("problem", what, "choose a folder that you can write to with --run PATH")
     elif free < DISK_LOW:
         level: Level = "problem" if free < DISK_FULL else "warning"
         fix = "free some space, or choose another folder with --run PATH"
-        yield level, f"{memory_size(free)} free at {parent}, where the run will be saved", fix
+        yield Fault(
+            level, f"{memory_size(free)} free at {parent}, where the run will be saved", fix
+        )
     if free_files is not None and free_files < MIN_FREE_FILES:
         what = f"the disk of {parent} has room for only {free_files} more files"
-        yield "problem", what, "delete files that are not needed (df -i counts them)"
+        yield Fault("problem", what, "delete files that are not needed (df -i counts them)")
     if disk["file_system"] in VOLATILE:
         what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
-        yield "note", what, "choose a folder on a disk or a volume with --run PATH"
+        yield Fault("note", what, "choose a folder on a disk or a volume with --run PATH")
 
 
 def _folder(facts: Facts, *, name: str) -> Iterator[Fault]:
-    if (found := facts[name]) is None:
+    if (folder_facts := facts[name]) is None:
         return
-    folder = found["folder"]
-    if reason := found.get("unreachable") or ("it does not exist" if found["missing"] else ""):
+    folder = folder_facts["folder"]
+    if reason := folder_facts.get("unreachable") or (
+        "it does not exist" if folder_facts["missing"] else ""
+    ):
         fix = f"copy or mount it there, or choose another folder with --{name}"
-        yield "problem", f"cannot read the {name} folder {folder}: {reason}", fix
-    elif name == "data" and not found["files"]:
+        yield Fault("problem", f"cannot read the {name} folder {folder}: {reason}", fix)
+    elif name == "data" and not folder_facts["files"]:
         fix = "copy the data there, or check that its volume is mounted"
-        yield "problem", f"the data folder {folder} is empty", fix
+        yield Fault("problem", f"the data folder {folder} is empty", fix)
 
 
 # Network, processors and clock
@@ -307,14 +313,16 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
     address = outer["address"] if outer else "ADDRESS"
     if facts["name_error"]:
         what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
-        yield (
+        yield Fault(
             "problem" if many_hosts else "warning",
             what,
             f"add a line to /etc/hosts: {address} {host}",
         )
-    elif many_hosts and all(one.startswith("127.") for one in facts["addresses"]):
+    elif many_hosts and all(
+        address_of_name.startswith("127.") for address_of_name in facts["addresses"]
+    ):
         what = f"its host name resolves to {facts['addresses'][0]} on itself, which no other host can reach"
-        yield "warning", what, f"map {host} to {address} in /etc/hosts"
+        yield Fault("warning", what, f"map {host} to {address} in /etc/hosts")
 
 
 def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -> Iterator[Fault]:
@@ -326,11 +334,15 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
         return
     chosen = facts[f"{library.lower()}_interface"]
     fix = VariableFix(variable, outer["name"]) if outer else f"export {variable}=NAME"
-    usable = {one["name"]: one["address"] for one in facts["interfaces"] if one["address"]}
+    usable = {
+        interface["name"]: interface["address"]
+        for interface in facts["interfaces"]
+        if interface["address"]
+    }
     if chosen not in usable:
         if value is not None:
             names = join_names(f"{name} {address}" for name, address in usable.items())
-            yield (
+            yield Fault(
                 "problem",
                 f"{variable}={value} names no interface of this host, which has {names}",
                 fix,
@@ -341,21 +353,23 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
     reason = f"{variable} is not set" if value is None else f"{variable}={value}"
     if usable[chosen].startswith("127."):
         what = f"{library} would use the loopback ({chosen}; {reason}), which reaches no other host"
-        yield "problem" if many_hosts else "note", what, fix
+        yield Fault("problem" if many_hosts else "note", what, fix)
     elif chosen.startswith(BRIDGES):
         what = (
             f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
         )
-        yield "problem" if many_hosts else "warning", what, fix
+        yield Fault("problem" if many_hosts else "warning", what, fix)
 
 
 def _outer_interface(facts: Facts) -> dict[str, Any] | None:
     """The first interface that probably reaches other hosts."""
-    for one in facts["interfaces"]:
-        is_inner = (one["address"] or "127.").startswith("127.") or one["name"].startswith(BRIDGES)
-        if one["is_up"] and not is_inner:
-            found: dict[str, Any] = one
-            return found
+    for interface in facts["interfaces"]:
+        is_inner = (interface["address"] or "127.").startswith("127.") or interface[
+            "name"
+        ].startswith(BRIDGES)
+        if interface["is_up"] and not is_inner:
+            outer: dict[str, Any] = interface
+            return outer
     return None
 
 
@@ -374,14 +388,14 @@ def _processors(facts: Facts) -> Iterator[Fault]:
         what = (
             f"a process may use {usable:g}{of}{for_gpus}: DataLoader workers will compete for them"
         )
-        yield (
+        yield Fault(
             "warning",
             what,
             "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
         )
     if threads is not None and (not threads.isdigit() or int(threads) > cpus["count"]):
         what = f"OMP_NUM_THREADS is {threads!r}, but there are {cpus['count']} processors"
-        yield "warning", what, VariableFix("OMP_NUM_THREADS")
+        yield Fault("warning", what, VariableFix("OMP_NUM_THREADS"))
 
 
 def _clock(facts: Facts) -> Iterator[Fault]:
@@ -389,4 +403,4 @@ def _clock(facts: Facts) -> Iterator[Fault]:
         what = (
             "the clock is not synchronized (NTP): times in the logs of several hosts may not match"
         )
-        yield "note", what, "timedatectl set-ntp true"
+        yield Fault("note", what, "timedatectl set-ntp true")

@@ -112,7 +112,9 @@ def _process_facts() -> dict[str, Any]:
         (int(text) for text in cgroup_values("memory.max") if text.isdigit()), default=total
     )
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (None if one == resource.RLIM_INFINITY else one for one in limits)
+    soft, hard = (
+        None if limit_value == resource.RLIM_INFINITY else limit_value for limit_value in limits
+    )
     return {
         "memory": {
             "bytes": total,
@@ -195,7 +197,7 @@ def torch_facts(packages: Mapping[str, str]) -> dict[str, str | None]:
             for folder in NCCL_FOLDERS
             for file in sorted(Path(folder).glob("libnccl.so.*.*.*"))
         )
-        nccl = [found[1] for file in files if (found := NCCL_FILE.search(file.name))]
+        nccl = [match[1] for file in files if (match := NCCL_FILE.search(file.name))]
     version = values.get("__version__") or packages.get("torch", "?")
     return {"torch": version, "cuda": cuda, "nccl": nccl[0] if nccl else None}
 
@@ -214,17 +216,19 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
     except TimeoutError:
         error = f"no answer within {NAME_TIMEOUT_S:g} s"
         timed_out = True
-    except OSError as found:
-        error = found.strerror or str(found)
-    found_here = interfaces()
+    except OSError as refusal:
+        error = refusal.strerror or str(refusal)
+    host_interfaces = interfaces()
     # gloo resolves the name as well, and would also block.
     is_known = not timed_out or environment.get(GLOO_VARIABLE)
-    gloo = gloo_interface(found_here, environment) if is_known else None
-    nccl = nccl_interface(found_here, environment)
+    gloo = gloo_interface(host_interfaces, environment) if is_known else None
+    nccl = nccl_interface(host_interfaces, environment)
     return {
         "addresses": addresses,
         "name_error": error,
-        "interfaces": [{**asdict(one), "ipv6": list(one.ipv6)} for one in found_here],
+        "interfaces": [
+            {**asdict(interface), "ipv6": list(interface.ipv6)} for interface in host_interfaces
+        ],
         "gloo_interface": gloo.name if gloo else None,
         "nccl_interface": nccl.name if nccl else None,
     }
@@ -272,9 +276,9 @@ def file_system_of(folder: Path, mounts: str) -> str:
     nearest = ""
     kind = "?"
     for line in mounts.splitlines():
-        _, place, found, *_ = line.split()
+        _, place, mount_kind, *_ = line.split()
         place = place.replace("\\040", " ")
         if place in above and len(place) >= len(nearest):
             nearest = place
-            kind = found
+            kind = mount_kind
     return kind

@@ -30,7 +30,9 @@ def card_facts(environment: Mapping[str, str], classes: Path = CLASSES) -> dict[
     kernel knows them; `nccl_plugin`: its path, or None."""
     return {
         "rdma": [port for card in _entries(classes / "infiniband") for port in _active_ports(card)],
-        "interfaces": {one.name: _interface(one) for one in _entries(classes / "net")},
+        "interfaces": {
+            interface.name: _interface(interface) for interface in _entries(classes / "net")
+        },
         "nccl_plugin": _plugin(environment.get("LD_LIBRARY_PATH", "")),
     }
 
@@ -44,15 +46,15 @@ def _entries(folder: Path) -> list[Path]:
 
 def _active_ports(card: Path) -> list[dict[str, Any]]:
     is_efa = (card / "device" / "driver").resolve().name == EFA_DRIVER
-    found = []
+    active = []
     for port in _entries(card / "ports"):
         kind = "EFA" if is_efa else KINDS.get(file_text(port / "link_layer").strip())
         rate = RATE.match(file_text(port / "rate"))
         if kind and "ACTIVE" in file_text(port / "state"):
-            found.append(
+            active.append(
                 {"name": card.name, "kind": kind, "gbit": float(rate[1]) if rate else None}
             )
-    return found
+    return active
 
 
 def _interface(folder: Path) -> dict[str, Any]:

@@ -46,7 +46,11 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("shared memory", _free(facts["shm"]) if facts["shm"] else "none"),
         ("open files", "no limit" if open_files is None else str(open_files)),
         ("run folder", f"{disk['folder']}{run_folder}"),
-        *(("network", _interface(one, facts)) for one in facts["interfaces"] if one["address"]),
+        *(
+            ("network", _interface(interface, facts))
+            for interface in facts["interfaces"]
+            if interface["address"]
+        ),
         ("clock", CLOCK[facts["clock"]["synchronised"]]),
         *_code_and_data(facts),
         *(
@@ -68,12 +72,12 @@ def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
     return f"{memory_size(place['bytes'])}, {memory_size(place[free] or 0)} free"
 
 
-def _interface(one: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    users = [name for name in ("gloo", "NCCL") if facts[f"{name.lower()}_interface"] == one["name"]]
+def _interface(interface: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    name = interface["name"]
+    users = [user for user in ("gloo", "NCCL") if facts[f"{user.lower()}_interface"] == name]
     used = f", {join_names(users)} would use it" if users else ""
-    return (
-        f"{one['name']} {one['address']}, MTU {one['mtu']}{'' if one['is_up'] else ', down'}{used}"
-    )
+    down = "" if interface["is_up"] else ", down"
+    return f"{name} {interface['address']}, MTU {interface['mtu']}{down}{used}"
 
 
 def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -82,8 +86,8 @@ def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if code and "files" in code:
         yield "code", f"{code['folder']}: {len(code['files'])} files, {code['hash']}"
     if data and "files" in data:
-        more = "" if data["complete"] else " at least"
+        at_least = "" if data["complete"] else " at least"
         yield (
             "data",
-            f"{data['folder']}:{more} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}",
+            f"{data['folder']}:{at_least} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}",
         )

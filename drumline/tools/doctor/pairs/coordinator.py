@@ -82,8 +82,8 @@ class Coordinator:
     ) -> dict[int, Any]:
         present = set(self.survey.present())
         numbers = [number for number in requests if number in present]
-        asked = (self.ask(number, action, limit_s, **requests[number]) for number in numbers)
-        answers = await asyncio.gather(*asked)
+        pending = (self.ask(number, action, limit_s, **requests[number]) for number in numbers)
+        answers = await asyncio.gather(*pending)
         return {
             number: answer
             for number, answer in zip(numbers, answers, strict=True)
@@ -152,12 +152,12 @@ class Coordinator:
 
     def _lose(self, number: int, error: NodeLostError) -> None:
         host = self.survey.hosts[number]
-        said = error.stderr.splitlines()
+        stderr_lines = error.stderr.splitlines()
         cause = SshProblem(error.what, f"check what {host.name} is doing, and run the doctor again")
-        if error.code is not None or said:
-            unknown = f"the doctor's program exited there: {last_line(said, error.code)}"
+        if error.code is not None or stderr_lines:
+            unknown = f"the doctor's program exited there: {last_line(stderr_lines, error.code)}"
             cause = known_problem(
-                host.name, error.code, said, python=self.python, cwd=str(Path.cwd())
+                host.name, error.code, stderr_lines, python=self.python, cwd=str(Path.cwd())
             ) or SshProblem(unknown, f"read the output of ssh {host.name} {self.python} -V")
         host.absent, host.absent_fix = cause
 
@@ -169,7 +169,7 @@ async def _clock_offset(client: NodeClient) -> float:
     for _ in range(CLOCK_READS):
         begin = time.time()
         begun = time.monotonic()
-        theirs = float(await client.ask("clock", ANSWER_S))
+        node_time = float(await client.ask("clock", ANSWER_S))
         took = time.monotonic() - begun
-        reads.append((took, theirs - begin - took / 2))
+        reads.append((took, node_time - begin - took / 2))
     return min(reads)[1]

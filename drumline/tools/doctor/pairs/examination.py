@@ -82,9 +82,9 @@ async def _resolve_names(hosts: Coordinator) -> None:
         with hosts.reading_answer(source):
             for target in (number for number in present if number != source):
                 edge = survey.edge(source, target)
-                found = answer[survey.hosts[target].called]
-                edge.addresses = found.get("addresses", [])
-                edge.name_error = found.get("error")
+                resolved = answer[survey.hosts[target].called]
+                edge.addresses = resolved.get("addresses", [])
+                edge.name_error = resolved.get("error")
 
 
 def choose_addresses(survey: Survey) -> None:
@@ -100,18 +100,23 @@ def choose_addresses(survey: Survey) -> None:
         host = survey.hosts[number]
         if not survey.by_ssh and host.interface_of(host.address) is not None:
             continue
-        own = host.reachable_addresses()
+        reachable = host.reachable_addresses()
         preferred = [address for address, _ in counted.most_common()]
         nccl = host.nccl["address"] if host.nccl else None
         host.address = next(
-            (one for one in (*preferred, host.address, nccl, *own) if one in own), None
+            (
+                address_choice
+                for address_choice in (*preferred, host.address, nccl, *reachable)
+                if address_choice in reachable
+            ),
+            None,
         )
 
 
 def other_addresses(survey: Survey, number: int) -> list[str]:
     """Further addresses to listen on: a library may choose one, or only one of them may work."""
     host = survey.hosts[number]
-    chosen = [one["address"] for one in (host.gloo, host.nccl) if one]
+    chosen = [interface["address"] for interface in (host.gloo, host.nccl) if interface]
     ranked = sorted(host.reachable_addresses(), key=lambda address: address not in chosen)
     return [address for address in ranked if address != host.address][:MAX_OTHER_ADDRESSES]
 
@@ -209,13 +214,17 @@ async def _measure_in_rounds(
 ) -> None:
     planned = rounds(len(hosts.survey.hosts), links)
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
-    wanted = set(links)
+    unmeasured = set(links)
 
     async def measure(source: int, target: int) -> None:
-        one = hosts.survey.hosts[source]
-        other = hosts.survey.hosts[target]
-        if one.absent is None and other.absent is None:
-            request = {"node": target, "address": other.address, "port": ports[target]["data"][0]}
+        sender = hosts.survey.hosts[source]
+        receiver = hosts.survey.hosts[target]
+        if sender.absent is None and receiver.absent is None:
+            request = {
+                "node": target,
+                "address": receiver.address,
+                "port": ports[target]["data"][0],
+            }
             result = await hosts.ask(source, "measure", MEASURE_S, target=request, seconds=seconds)
             with hosts.reading_answer(source):
                 # The best measurement: nothing makes a link look faster than it is.
@@ -228,7 +237,7 @@ async def _measure_in_rounds(
 
     async def measure_both_ways(pair: Pair) -> None:
         for way in (pair, pair[::-1]):  # one after the other: they share the line
-            if way in wanted:
+            if way in unmeasured:
                 await measure(*way)
 
     for place, pairs in enumerate(planned, start=1):
@@ -241,7 +250,7 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
 
     Two transfers at once on one host would halve each other. All pairs take `count` - 1 rounds
     (`count` when it is odd), which is the fewest possible."""
-    wanted = {(min(link), max(link)) for link in links}
+    linked = {(min(link), max(link)) for link in links}
     # The circle method: one host stays, the others move on by one place each round; opposite places
     # are pairs.
     seats = list(range(count + count % 2))
@@ -249,6 +258,6 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     for _ in range(len(seats) - 1):
         facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
         pairs = ((min(ends), max(ends)) for ends in facing)
-        planned.append([pair for pair in pairs if pair in wanted])
+        planned.append([pair for pair in pairs if pair in linked])
         seats.insert(1, seats.pop())
     return [pairs for pairs in planned if pairs]

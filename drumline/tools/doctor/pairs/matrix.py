@@ -81,15 +81,16 @@ def matrix(survey: Survey) -> Matrix:
 def all_letters(survey: Survey) -> list[str]:
     slow_below = SLOW_SHARE * survey.usual_speed()
     numbers = range(len(survey.hosts))
-    absent = [host.absent is not None for host in survey.hosts]
-    return [
-        "".join(
-            " " if source == target else "-" if absent[source] or absent[target]
-            else _letter(survey.edges.get((source, target)), slow_below, survey.by_ssh)
-            for target in numbers
-        )
-        for source in numbers
-    ]  # fmt: skip
+    present = set(survey.present())
+
+    def letter(source: int, target: int) -> str:
+        if source == target:
+            return " "
+        if source not in present or target not in present:
+            return "-"
+        return _letter(survey.edges.get((source, target)), slow_below, survey.by_ssh)
+
+    return ["".join(letter(source, target) for target in numbers) for source in numbers]
 
 
 def _letter(edge: Edge | None, slow_below: float, by_ssh: bool) -> str:
@@ -122,7 +123,9 @@ def _bad_rows(names: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
     columns = [set(column) - set(" -") for column in zip(*letters, strict=True)]
     shared = "".join(next(iter(column)) if len(column) == 1 else "." for column in columns)
     masked = [
-        "".join("." if common != "." else one for one, common in zip(row, shared, strict=True))
+        "".join(
+            "." if common != "." else letter for letter, common in zip(row, shared, strict=True)
+        )
         for row in letters
     ]
     bad = [(name, row) for name, row in zip(names, masked, strict=True) if row.strip(". -")]
@@ -137,7 +140,7 @@ def _in_words(row: str, names: Sequence[str]) -> str:
     """`data ports closed: n001, n007, n009 and 12 more`."""
     parts = []
     for letter in (letter for letter in LETTERS if letter in row and letter not in ".-"):
-        hosts = [names[place] for place, one in enumerate(row) if one == letter]
+        hosts = [names[place] for place, cell in enumerate(row) if cell == letter]
         parts.append(f"{LETTERS[letter]}: {join_names(hosts, most=MAX_NAMES)}")
     return "; ".join(parts)
 

@@ -126,11 +126,11 @@ class NodeServer:
     def _begin(self, message: Message) -> dict[str, Any]:
         """Over ssh, use the caller's settings; return the identity and interfaces of this host."""
         if self.here is None:
-            given = read_field(message, "variables", dict)
-            if not all(isinstance(value, str) for value in given.values()):
+            variables = read_field(message, "variables", dict)
+            if not all(isinstance(value, str) for value in variables.values()):
                 raise FrameError(WRONG_FIELD, "variables are not all strings")
             self.settings = HostSettings(
-                {**self.settings.environment, **given},
+                {**self.settings.environment, **variables},
                 read_field(message, "run_folder", str),
                 *(
                     message.get(name) and read_field(message, name, str)
@@ -138,13 +138,13 @@ class NodeServer:
                 ),
             )
         environment = self.settings.environment
-        found = interfaces()
+        host_interfaces = interfaces()
         ssh = environment.get("SSH_CONNECTION", "").split()
         return {
             "host": socket.gethostname(),
-            "interfaces": [asdict(one) for one in found],
-            "gloo": _as_json(gloo_interface(found, environment)),
-            "nccl": _as_json(nccl_interface(found, environment)),
+            "interfaces": [asdict(interface) for interface in host_interfaces],
+            "gloo": _as_json(gloo_interface(host_interfaces, environment)),
+            "nccl": _as_json(nccl_interface(host_interfaces, environment)),
             "variables": {
                 name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")
             },
@@ -159,15 +159,17 @@ class NodeServer:
             raise FrameError(WRONG_FIELD, f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
         address = read_field(message, "address", str)
         count = read_field(message, "ports", int, 1, MAX_DATA_PORTS)
-        others = read_list(message, "others", str, MAX_OTHER_ADDRESSES)
-        for one in (address, *others):
-            self._check_own(one)
+        other_addresses = read_list(message, "others", str, MAX_OTHER_ADDRESSES)
+        for listened in (address, *other_addresses):
+            self._check_own(listened)
         listeners = Listeners(token, read_field(message, "node", int, 0, MAX_NODES))
         self._close()
         self.listeners = listeners
         opened: dict[str, Any] = {
             "data": [listeners.open(address) for _ in range(count)],
-            "others": {other: listeners.open(other) for other in others},
+            "others": {
+                other_address: listeners.open(other_address) for other_address in other_addresses
+            },
         }
         if message.get("rendezvous_port") is not None:
             port = read_field(message, "rendezvous_port", int, 1, 65535)
@@ -184,7 +186,8 @@ class NodeServer:
     def _probe(self, message: Message) -> list[dict[str, Any]]:
         targets = [_target(entry) for entry in read_list(message, "targets", dict, MAX_TARGETS)]
         allowed = {
-            address: self._is_elsewhere(address) for address in {one.address for one in targets}
+            address: self._is_elsewhere(address)
+            for address in {target.address for target in targets}
         }
         results = iter(
             probe_all([target for target in targets if allowed[target.address]], self._token())
@@ -221,8 +224,8 @@ class NodeServer:
     def _check_own(self, address: str) -> None:
         if self.here is None:
             return
-        own = [one.address for one in interfaces()]
-        if address not in own or (_is_loopback(address) and not _is_loopback(self.here)):
+        own_addresses = [interface.address for interface in interfaces()]
+        if address not in own_addresses or (_is_loopback(address) and not _is_loopback(self.here)):
             raise FrameError(
                 WRONG_FIELD, f"{address!r} is not an address of this host that others reach"
             )
@@ -237,17 +240,24 @@ class NodeServer:
         if self.here is None or _is_loopback(self.here):
             return True
         try:
-            found = ipaddress.ip_address(address)
+            parsed = ipaddress.ip_address(address)
         except ValueError:
             return False
-        found = (
-            getattr(found, "ipv4_mapped", None) or found
+        parsed = (
+            getattr(parsed, "ipv4_mapped", None) or parsed
         )  # ::ffff:127.0.0.1 leads to the loopback
         is_special = (
-            found.is_loopback or found.is_unspecified or found.is_multicast or found.is_link_local
+            parsed.is_loopback
+            or parsed.is_unspecified
+            or parsed.is_multicast
+            or parsed.is_link_local
         )
-        own = {address for one in interfaces() for address in (one.address, *one.ipv6)}
-        return not (is_special or str(found) in own)
+        own_addresses = {
+            address
+            for interface in interfaces()
+            for address in (interface.address, *interface.ipv6)
+        }
+        return not (is_special or str(parsed) in own_addresses)
 
     def _token(self) -> bytes:
         if self.listeners is None:
@@ -271,8 +281,8 @@ def _target(entry: Message) -> Target:
     )
 
 
-def _as_json(one: Interface | None) -> dict[str, Any] | None:
-    return None if one is None else asdict(one)
+def _as_json(interface: Interface | None) -> dict[str, Any] | None:
+    return None if interface is None else asdict(interface)
 
 
 def main() -> None:

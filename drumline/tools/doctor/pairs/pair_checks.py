@@ -64,8 +64,10 @@ def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
     present = survey.present()
     names = [host.name for host in survey.hosts]
     if len(present) == 2 and len(bad) == 2:
-        one, other = present
-        yield LinkGroup(other, tuple(sorted(bad)), f"{names[one]} <-> {names[other]}", "both ways")
+        first, second = present
+        yield LinkGroup(
+            second, tuple(sorted(bad)), f"{names[first]} <-> {names[second]}", "both ways"
+        )
         return
     into = _by_end(bad, 1)
     out = _by_end(bad, 0)
@@ -115,11 +117,13 @@ def _absent_hosts(survey: Survey) -> Iterator[Finding]:
 
 def _double_hosts(survey: Survey) -> Iterator[Finding]:
     """One machine under two names; then the machine that one of them should be was not checked."""
-    same: dict[tuple[str, ...], list[str]] = {}
+    names_of_machine: dict[tuple[str, ...], list[str]] = {}
     for host in (survey.hosts[number] for number in survey.present()):
         if host.hostname and host.interfaces:
-            same.setdefault((host.hostname, *host.reachable_addresses()), []).append(host.name)
-    for (hostname, *addresses), names in same.items():
+            names_of_machine.setdefault((host.hostname, *host.reachable_addresses()), []).append(
+                host.name
+            )
+    for (hostname, *addresses), names in names_of_machine.items():
         if len(names) > 1:
             what = f"they are one host, {hostname}, with {join_names(addresses)}"
             check = f"to see which host each is: for host in {' '.join(names)}; do ssh $host hostname; done"
@@ -166,11 +170,11 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
     """Whether it resolves to an address that the host does not have; a translated address (NAT) may
     still work."""
     edge = survey.edges[pair]
-    own = [one["address"] for one in survey.hosts[pair[1]].interfaces]
+    target_addresses = [interface["address"] for interface in survey.hosts[pair[1]].interfaces]
     return (
-        bool(edge.addresses and own)
+        bool(edge.addresses and target_addresses)
         and edge.rendezvous != OPEN
-        and (edge.addresses or [""])[0] not in own
+        and (edge.addresses or [""])[0] not in target_addresses
     )
 
 
@@ -240,8 +244,8 @@ def _why(outcomes: Iterable[str | None]) -> str:
 
 
 def edges_into(survey: Survey, number: int) -> list[Edge]:
-    found = (survey.edges.get((source, number)) for source in survey.present())
-    return [edge for edge in found if edge is not None]
+    edges = (survey.edges.get((source, number)) for source in survey.present())
+    return [edge for edge in edges if edge is not None]
 
 
 def working_address(survey: Survey, number: int) -> str | None:
@@ -288,14 +292,16 @@ def _interface(
     variable_fix = VariableFix(variable, name) if name else None
     fix = f"export {variable}={name} on {host.name}"
     if chosen is None and value:
-        names = join_names(one["name"] for one in host.interfaces if one["address"])
+        names = join_names(
+            interface["name"] for interface in host.interfaces if interface["address"]
+        )
         what = f"{variable}={value} names no interface with an address; the host has {names}"
         yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
     if chosen is None or (address := str(chosen["address"])) == works:
         return
-    seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
+    outcomes = [edge.others[address] for edge in edges if edge.others and address in edge.others]
     # An address that was not tried may be reachable, but the loopback never is.
-    if OPEN not in seen and (seen or ipaddress.ip_address(address).is_loopback):
+    if OPEN not in outcomes and (outcomes or ipaddress.ip_address(address).is_loopback):
         why = f", set by {variable}={value}" if value is not None else ""
         what = f"{library} uses {chosen['name']} ({chosen['address']}{why}), which no other host reaches; "
         what += f"{name} ({works}) works"
@@ -347,9 +353,9 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
         if max(map(len, sides), default=0) < 2 or not pairs & left:
             continue
         left -= pairs
-        direction = (
-            "to and from" if len(sides) == 2 else "to" if into.get(number) in sides else "from"
-        )
+        direction = "to" if into.get(number) in sides else "from"
+        if len(sides) == 2:
+            direction = "to and from"
         rate = bit_rate(statistics.median_high([speeds[pair] for pair in pairs]))
         what = f"all links {direction} it carry {rate}; others carry {bit_rate(usual)}"
         yield Finding("problem", "bandwidth", names[number], what, _speed_fix(survey.hosts[number]))
@@ -368,14 +374,14 @@ def _speed_fix(host: HostRecord) -> str:
 
 
 def _clocks(survey: Survey) -> Iterator[Finding]:
-    known = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
-    if len(known) < 2:
+    clocks = {host.name: host.clock_s for host in survey.hosts if host.clock_s is not None}
+    if len(clocks) < 2:
         return
-    first = next(iter(known))
+    first = next(iter(clocks))
     # With three or more hosts the majority is right; with two, the first one is taken as right.
-    usual = known[first] if len(known) == 2 else statistics.median_low(known.values())
-    whose = f"{first}'s" if len(known) == 2 else "the other hosts'"
-    for name, clock in known.items():
+    usual = clocks[first] if len(clocks) == 2 else statistics.median_low(clocks.values())
+    whose = f"{first}'s" if len(clocks) == 2 else "the other hosts'"
+    for name, clock in clocks.items():
         offset = clock - usual
         if abs(offset) >= CLOCK_WARNING_S:
             level: Level = "problem" if abs(offset) >= CLOCK_PROBLEM_S else "warning"

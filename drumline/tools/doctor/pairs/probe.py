@@ -131,13 +131,13 @@ class Listeners:
 
 def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
     """OSError when the other side closes, or sends nothing for too long."""
-    got = b""
-    while len(got) < num_bytes:
-        new = call.recv(num_bytes - len(got))
+    received = b""
+    while len(received) < num_bytes:
+        new = call.recv(num_bytes - len(received))
         if not new:
             raise ConnectionResetError("closed by the other side")
-        got += new
-    return got
+        received += new
+    return received
 
 
 def _count_bytes(call: socket.socket, num_bytes: int) -> int:
@@ -176,15 +176,15 @@ def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str
     # The resolver cannot be interrupted; threads that hang in it are abandoned.
     resolving = {name: in_background(partial(resolve_ipv4, name)) for name in set(names)}
     deadline = time.monotonic() + limit_s
-    found: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     for name, answer in resolving.items():
         try:
-            found[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
+            answers[name] = {"addresses": answer.result(max(0.0, deadline - time.monotonic()))}
         except TimeoutError:
-            found[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
+            answers[name] = {"error": f"the resolver did not answer within {limit_s:g} s"}
         except (OSError, UnicodeError) as error:
-            found[name] = {"error": str(getattr(error, "strerror", None) or error)}
-    return found
+            answers[name] = {"error": str(getattr(error, "strerror", None) or error)}
+    return answers
 
 
 # Ports
@@ -196,9 +196,9 @@ def probe_all(targets: Sequence[Target], token: bytes) -> list[dict[str, Any]]:
     if not targets:
         return []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < (wanted := len(targets) * 2 + 256):
+    if soft < (needed := len(targets) * 2 + 256):
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
     with ThreadPoolExecutor(min(len(targets), MAX_THREADS)) as pool:
         return list(pool.map(lambda target: probe(target, token), targets))
 

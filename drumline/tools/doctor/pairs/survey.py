@@ -39,8 +39,8 @@ class Edge:
         return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
-        known = ((name, getattr(self, name)) for name in self.__slots__)
-        return {name: value for name, value in known if value is not None}
+        results = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in results if value is not None}
 
 
 @dataclass
@@ -62,12 +62,21 @@ class HostRecord:
 
     def reachable_addresses(self) -> list[str]:
         """The addresses that others might reach; the loopback if there is no other."""
-        up = [str(one["address"]) for one in self.interfaces if one["address"] and one["is_up"]]
+        up = [
+            str(interface["address"])
+            for interface in self.interfaces
+            if interface["address"] and interface["is_up"]
+        ]
         return [address for address in up if not address.startswith("127.")] or up
 
     def interface_of(self, address: str | None) -> str | None:
         return next(
-            (str(one["name"]) for one in self.interfaces if one["address"] == address), None
+            (
+                str(interface["name"])
+                for interface in self.interfaces
+                if interface["address"] == address
+            ),
+            None,
         )
 
 
@@ -82,10 +91,10 @@ class Survey:
     elapsed_s: float = 0.0
 
     def edge(self, source: int, target: int) -> Edge:
-        known = self.edges.get((source, target))
-        if known is None:
-            known = self.edges[source, target] = Edge()
-        return known
+        edge = self.edges.get((source, target))
+        if edge is None:
+            edge = self.edges[source, target] = Edge()
+        return edge
 
     def present(self) -> list[int]:
         return [number for number, host in enumerate(self.hosts) if host.absent is None]

@@ -241,16 +241,24 @@ def listen(options: NodeOptions) -> socket.socket:
     """A socket at the master's address, which must be one of this machine."""
     master = f"--master {options.master}"
     here = socket.gethostname()
-    own = (
-        ", ".join(one.address for one in interfaces() if one.address and not one.is_loopback)
+    own_addresses = (
+        ", ".join(
+            interface.address
+            for interface in interfaces()
+            if interface.address and not interface.is_loopback
+        )
         or "none"
     )
     try:
-        found = socket.getaddrinfo(options.master, options.port, socket.AF_INET, socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(
+            options.master, options.port, socket.AF_INET, socket.SOCK_STREAM
+        )
     except OSError as error:
         what = f"{master} does not resolve on {here}: {error.strerror}"
-        raise PreflightError(what, next_step=f"give an address of this machine: {own}") from error
-    address = str(found[0][4][0])
+        raise PreflightError(
+            what, next_step=f"give an address of this machine: {own_addresses}"
+        ) from error
+    address = str(resolved[0][4][0])
     # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which other hosts cannot reach.
     if (
         address.startswith("127.")
@@ -258,13 +266,13 @@ def listen(options: NodeOptions) -> socket.socket:
         and not options.master.startswith("127.")
     ):
         what = f"{master} resolves to {address} on {here}, which no other host reaches"
-        raise PreflightError(what, next_step=f"give the address instead: {own}")
+        raise PreflightError(what, next_step=f"give the address instead: {own_addresses}")
     try:
         return socket.create_server((address, options.port), backlog=1024)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             what = f"{master} is {address}, which is not an address of {here}"
-            next_step = f"node 0 is the machine with that address; this one has {own}"
+            next_step = f"node 0 is the machine with that address; this one has {own_addresses}"
         else:
             what = f"node 0 cannot listen on {address}:{options.port}: {error.strerror}"
             next_step = f"ss -ltnp 'sport = :{options.port}' shows the process that has it; or give {master}:PORT"

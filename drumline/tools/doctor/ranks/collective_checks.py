@@ -105,25 +105,25 @@ def known_results(
 ) -> Iterator[CollectiveCheck]:
     """The checks, sums of all sizes first, since gradients need them."""
     device = collectives.device
-    weights = [other % WEIGHTS + 1 for other in range(world_size)]
+    weights = [peer % WEIGHTS + 1 for peer in range(world_size)]
     for dtype in (torch.float32, torch.int64):
         for is_sum, size in ((True, SMALL), (True, MEDIUM), (True, LARGE), (False, MEDIUM)):
             op = dist.ReduceOp.SUM if is_sum else dist.ReduceOp.MAX
-            mine = (pattern(size, dtype) * weights[rank]).to(device)
+            tensor = (pattern(size, dtype) * weights[rank]).to(device)
             yield CollectiveCheck(
                 f"all_reduce ({'sum' if is_sum else 'max'}) of {_amount(size, dtype)}",
-                partial(collectives.all_reduce, mine, op),
+                partial(collectives.all_reduce, tensor, op),
                 pattern(size, dtype) * (sum(weights) if is_sum else max(weights)),
             )
     for source in sorted({0, world_size - 1}):
         expected = pattern(MEDIUM) + source
-        mine = (expected if rank == source else torch.zeros(MEDIUM)).to(device)
+        tensor = (expected if rank == source else torch.zeros(MEDIUM)).to(device)
         name = f"broadcast from rank {source} of {_amount(MEDIUM)}"
-        yield CollectiveCheck(name, partial(collectives.broadcast, mine, source), expected)
-    everyone = torch.cat([pattern(MEDIUM) + other for other in range(world_size)])
-    mine = (pattern(MEDIUM) + rank).to(device)
+        yield CollectiveCheck(name, partial(collectives.broadcast, tensor, source), expected)
+    everyone = torch.cat([pattern(MEDIUM) + peer for peer in range(world_size)])
+    tensor = (pattern(MEDIUM) + rank).to(device)
     yield CollectiveCheck(
-        f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, mine), everyone
+        f"all_gather of {_amount(MEDIUM)}", partial(collectives.all_gather, tensor), everyone
     )
     yield CollectiveCheck(
         f"reduce_scatter of {_amount(MEDIUM * world_size)}",
@@ -152,14 +152,14 @@ def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
         if check.is_required or "support" not in str(error):
             raise
         return None
-    found = on_device.cpu()
-    wrong = (found != check.expected).nonzero()
+    result = on_device.cpu()
+    wrong = (result != check.expected).nonzero()
     if not len(wrong):
         return None
     place = int(wrong[0])
     return (
-        f"{check.name} gave {len(wrong)} wrong values of {found.numel()}: element {place} is "
-        f"{found[place].item():g}, expected {check.expected[place].item():g}"
+        f"{check.name} gave {len(wrong)} wrong values of {result.numel()}: element {place} is "
+        f"{result[place].item():g}, expected {check.expected[place].item():g}"
     )
 
 
@@ -174,30 +174,34 @@ def ddp_faults(ddp: DDPManager) -> Iterator[str]:
     model = ddp.wrap(copy.deepcopy(plain))
     inputs, targets = _batch(ddp.rank)
     torch.autograd.backward(_loss(model, inputs.to(ddp.device), targets.to(ddp.device)))
-    for other in range(ddp.world_size):
-        torch.autograd.backward(_loss(plain, *_batch(other)) / ddp.world_size)
+    for peer in range(ddp.world_size):
+        torch.autograd.backward(_loss(plain, *_batch(peer)) / ddp.world_size)
     yield from _wrong_gradients(plain, model, ddp.world_size)
     torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
-    mine = hash_tensors(list(model.parameters()), ddp.device).tolist()
-    everyone = gather_json({"host": ddp.host, "hashes": mine}, device=ddp.device)
-    odd = [rank for rank, one in enumerate(everyone) if one["hashes"] != everyone[0]["hashes"]]
+    hashes = hash_tensors(list(model.parameters()), ddp.device).tolist()
+    replicas = gather_json({"host": ddp.host, "hashes": hashes}, device=ddp.device)
+    odd = [
+        rank for rank, replica in enumerate(replicas) if replica["hashes"] != replicas[0]["hashes"]
+    ]
     if odd:
-        who = join_names(f"rank {rank} on {everyone[rank]['host']}" for rank in odd)
-        yield f"after one step under DDP the weights of {who} differ from those of rank 0 on {everyone[0]['host']}"
+        ranks = join_names(f"rank {rank} on {replicas[rank]['host']}" for rank in odd)
+        yield f"after one step under DDP the weights of {ranks} differ from those of rank 0 on {replicas[0]['host']}"
 
 
 def _wrong_gradients(plain: nn.Module, model: nn.Module, world_size: int) -> Iterator[str]:
-    for (name, right), found in zip(plain.named_parameters(), model.parameters(), strict=True):
-        assert right.grad is not None
-        if found.grad is None:
+    for (name, expected), parameter in zip(
+        plain.named_parameters(), model.parameters(), strict=True
+    ):
+        assert expected.grad is not None
+        if parameter.grad is None:
             yield f"the gradient of {name} is missing after a backward pass under DDP"
             continue
-        wrong = ((found.grad.cpu() - right.grad).abs().flatten() > TOLERANCE).nonzero()
+        wrong = ((parameter.grad.cpu() - expected.grad).abs().flatten() > TOLERANCE).nonzero()
         if len(wrong):
             place = int(wrong[0])
             yield (
                 f"the gradient of {name} is not the average over {world_size} ranks: element {place} is "
-                f"{found.grad.flatten()[place].item():.6g}, expected {right.grad.flatten()[place].item():.6g}"
+                f"{parameter.grad.flatten()[place].item():.6g}, expected {expected.grad.flatten()[place].item():.6g}"
             )
 
 

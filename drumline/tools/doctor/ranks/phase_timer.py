@@ -99,14 +99,14 @@ class PhaseTimer:
         self._write("late", name)
         deadline = time.monotonic() + LATE_START_S
         while True:
-            at = self._read("at")
+            phases = self._read("at")
             late = self._read("late")
-            here = [rank for rank, mark in at.items() if mark["number"] == self._number]
+            here = [rank for rank, mark in phases.items() if mark["number"] == self._number]
             unresponsive = [rank for rank in here if rank not in late]
-            behind = [rank for rank, mark in at.items() if mark["number"] < self._number]
+            behind = [rank for rank, mark in phases.items() if mark["number"] < self._number]
             if behind or not unresponsive or time.monotonic() > deadline:
                 return _findings(
-                    name, limit_s, at, here=here, behind=behind, unresponsive=unresponsive
+                    name, limit_s, phases, here=here, behind=behind, unresponsive=unresponsive
                 )
             time.sleep(POLL_S)
 
@@ -134,24 +134,24 @@ class PhaseTimer:
 def _findings(
     name: str,
     limit_s: float,
-    at: dict[int, Any],
+    phases: dict[int, Any],
     *,
     here: list[int],
     behind: list[int],
     unresponsive: list[int],
 ) -> list[Finding]:
     within = f"{name} within {limit_s:g} s"
-    late = {rank: f"reach {within}: it is still in {at[rank]['phase']}" for rank in behind}
+    late = {rank: f"reach {within}: it is still in {phases[rank]['phase']}" for rank in behind}
     if not behind:
         end = "and does not respond: it is stopped, or its host is cut off"
         late = dict.fromkeys(unresponsive, f"finish {within} {end}")
     if late:
-        hosts = {rank: at[rank]["host"] for rank in late}
+        hosts = {rank: phases[rank]["host"] for rank in late}
         return [
             _finding(hosts[rank], f"rank {rank} on {hosts[rank]} did not {what}", rank=rank)
             for rank, what in late.items()
         ]
-    places = dict.fromkeys(at[rank]["host"] for rank in here)
+    places = dict.fromkeys(phases[rank]["host"] for rank in here)
     ranks = join_names(f"rank {rank}" for rank in here)
     what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"
     return [_finding(join_names(places), what, LOST_FIX)]

@@ -140,7 +140,9 @@ class RankProcesses:
                 results = [
                     read_result(_text(outputs[number])) or {"findings": []} for number in exited
                 ]
-                awaited -= {found.get("rank") for result in results for found in result["findings"]}
+                awaited -= {
+                    finding.get("rank") for result in results for finding in result["findings"]
+                }
             if not awaited:
                 return
             time.sleep(POLL_S)

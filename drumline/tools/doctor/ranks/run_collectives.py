@@ -44,7 +44,7 @@ def local_collectives(
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
     ranks = HostRanks(0, num_ranks, num_ranks, LOOPBACK, port, limit_s, backend)
-    outcomes = [{"host": host, **one} for one in RankProcesses().run(ranks, environment)]
+    outcomes = [{"host": host, **outcome} for outcome in RankProcesses().run(ranks, environment)]
     return collective_findings(outcomes, {}), measured(outcomes)
 
 
@@ -79,22 +79,19 @@ def collective_findings(outcomes: Sequence[RankOutcome], names: Mapping[str, str
     """The ranks' findings, each once, and the ranks that printed nothing and have no finding.
 
     `names`: the user's name for each host, by its host name."""
-    found = [Finding(**one) for result in _results(outcomes) for one in result["findings"]]
-    explained = {one.rank for one in found}
-    named = [replace(one, where=names.get(one.where, one.where)) for one in found]
-    missing = [
-        Finding(
-            "problem",
-            "collectives",
-            one["host"],
-            f"rank {one['rank']} gave no result: {one.get('error')}",
-            f"run python -c 'import torch.distributed' on {one['host']}",
-            one["rank"],
-        )
-        for one in outcomes
-        if one.get("result") is None and one["rank"] not in explained
+    findings = [Finding(**entry) for result in _results(outcomes) for entry in result["findings"]]
+    explained = {finding.rank for finding in findings}
+    named = [
+        replace(finding, where=names.get(finding.where, finding.where)) for finding in findings
     ]
-    return list(dict.fromkeys([*named, *missing]))
+    for outcome in outcomes:
+        rank = outcome["rank"]
+        host = outcome["host"]
+        if outcome.get("result") is None and rank not in explained:
+            what = f"rank {rank} gave no result: {outcome.get('error')}"
+            fix = f"run python -c 'import torch.distributed' on {host}"
+            named.append(Finding("problem", "collectives", host, what, fix, rank))
+    return list(dict.fromkeys(named))
 
 
 def measured(outcomes: Sequence[RankOutcome]) -> Mapping[str, float]:
@@ -129,4 +126,4 @@ def numbers_text(numbers: Mapping[str, float]) -> str:
 
 
 def _results(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
-    return [one["result"] for one in outcomes if one.get("result") is not None]
+    return [outcome["result"] for outcome in outcomes if outcome.get("result") is not None]
