@@ -100,10 +100,10 @@ def train_on_hosts(
 ) -> tuple[list[tuple[float, int]], float]:
     """Train `CountedText`, or this task, on all hosts of a testbed, with one rank each: the time
     and the bytes that the first host has sent after each step, and the loss at the end."""
-    given = ["--train.steps", str(steps), "--run", str(run), *words]
+    flags = ["--train.steps", str(steps), "--run", str(run), *words]
     jobs = []
     for rank, host in enumerate(bed.hosts):
-        own = {
+        rank_variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(bed.hosts)),
             "LOCAL_RANK": "0",
@@ -114,10 +114,10 @@ def train_on_hosts(
             "MASTER_PORT": PORT,
             "GLOO_SOCKET_IFNAME": "eth0",
         }
-        environment = {**own, **master, "PYTHONPATH": str(ROOT)}
+        environment = {**rank_variables, **master, "PYTHONPATH": str(ROOT)}
         trained = task or f"{Path(__file__)}:CountedText"
         jobs.append(
-            host.start(sys.executable, "-m", "drumline", "train", trained, *given, env=environment)
+            host.start(sys.executable, "-m", "drumline", "train", trained, *flags, env=environment)
         )
     codes = [job.wait(timeout_s=3600) for job in jobs]
     if any(codes):

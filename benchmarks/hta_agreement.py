@@ -59,14 +59,21 @@ def main() -> int:
     result = read_profile(run)
     if result.device == "cpu":
         raise UsageError(f"{run} is a profile on the CPU: HTA reads kernels of GPUs only")
-    found = theirs({one.rank: trace_path(run / PROFILE_FOLDER, one.rank) for one in result.ranks})
+    hta_parts = theirs(
+        {rank.rank: trace_path(run / PROFILE_FOLDER, rank.rank) for rank in result.ranks}
+    )
     worst = 0.0
     print(f"{'rank':>4}  {'overlap':>8} {'HTA':>8} {'':>7}  {'idle':>8} {'HTA':>8}")
-    for one in result.ranks:
-        pairs = list(zip(ours(one), found[one.rank], strict=True))
-        worst = max([worst, *(abs(mine - other) for mine, other in pairs)])
-        cells = [f"{mine:7.2f}% {other:7.2f}% {mine - other:+7.2f}" for mine, other in pairs]
-        print(f"{one.rank:>4}  {'  '.join(cells)}")
+    for rank_steps in result.ranks:
+        pairs = list(zip(ours(rank_steps), hta_parts[rank_steps.rank], strict=True))
+        worst = max(
+            [worst, *(abs(ours_percent - hta_percent) for ours_percent, hta_percent in pairs)]
+        )
+        cells = [
+            f"{ours_percent:7.2f}% {hta_percent:7.2f}% {ours_percent - hta_percent:+7.2f}"
+            for ours_percent, hta_percent in pairs
+        ]
+        print(f"{rank_steps.rank:>4}  {'  '.join(cells)}")
     print(f"largest difference: {worst:.2f} percentage points (goal: at most {GOAL:g})")
     return int(worst > GOAL)
 

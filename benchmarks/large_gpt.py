@@ -81,17 +81,17 @@ class LargeGpt(Task):
     }
 
     def model(self) -> nn.Module:
-        own = self.config.model
+        model_settings = self.config.model
         size = {
-            "context": own.context,
-            "layers": own.layers,
-            "heads": own.heads,
-            "width": own.width,
+            "context": model_settings.context,
+            "layers": model_settings.layers,
+            "heads": model_settings.heads,
+            "width": model_settings.width,
         }
         model = GPT(
             vocab_size=self.vocabulary,
             **size,
-            activation_checkpointing=own.activation_checkpointing,
+            activation_checkpointing=model_settings.activation_checkpointing,
         )
         for module in model.modules():
             if isinstance(module, NormalLinear | NormalEmbedding):
@@ -163,16 +163,16 @@ def measured(options: argparse.Namespace, mode: str) -> dict[str, Any]:
             times, losses = take_steps(job, options)
         finally:
             job.close()
-        found: dict[str, Any] = {"seconds": times, "losses": losses, "ready_s": ready_s}
-        found["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        measured: dict[str, Any] = {"seconds": times, "losses": losses, "ready_s": ready_s}
+        measured["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if ddp.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(ddp.device)
-            found |= {
+            measured |= {
                 "peak": torch.cuda.max_memory_allocated(),
                 "reserved": torch.cuda.max_memory_reserved(),
             }
-            found["card"] = total - free
-        return found
+            measured["card"] = total - free
+        return measured
     finally:
         ddp.cleanup()
 
@@ -203,13 +203,13 @@ def take_steps(job: Job, options: argparse.Namespace) -> tuple[list[float], list
 
 def settings_of(options: argparse.Namespace) -> list[str]:
     """The model and the batch, for a command."""
-    given = {
+    values = {
         "layers": options.layers,
         "heads": options.heads,
         "width": options.width,
         "context": options.context,
     }
-    words = [word for name, value in given.items() for word in (f"--model.{name}", str(value))]
+    words = [word for name, value in values.items() for word in (f"--model.{name}", str(value))]
     words += ["--task.vocabulary", str(options.vocabulary), "--dist.device", options.device]
     return [*words, "--train.batch_size_per_rank", str(options.micro_batch)]
 
@@ -239,17 +239,17 @@ def plan(options: argparse.Namespace, memory_gib: float) -> dict[str, float]:
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     document = json.loads(done.stdout)
-    found = {one["mode"]: one["total"] / GIB for one in document["ranks"]}
+    totals = {plan["mode"]: plan["total"] / GIB for plan in document["ranks"]}
     parameters = document["num_parameters"]
     modes = document["gpus"][0]["modes"]
-    sizes = ", ".join(f"{mode} {gib:.1f} GiB" for mode, gib in found.items())
+    sizes = ", ".join(f"{mode} {gib:.1f} GiB" for mode, gib in totals.items())
     print(
         f"{parameters / 1e9:.2f} billion parameters; planned for each of {options.procs} ranks: {sizes}"
     )
     print(
         f"the cheapest mode that fits in {memory_gib:.1f} GiB, a part of the card: {modes[str(options.procs)]}\n"
     )
-    return found
+    return totals
 
 
 def drumline(
@@ -290,15 +290,15 @@ def fail_in_ddp(options: argparse.Namespace, folder: Path) -> None:
 def show_mode(options: argparse.Namespace, mode: str, planned: float) -> None:
     ranks = run_ranks(options.procs, measured, options, mode, timeout_s=150.0)
     first = ranks[0]
-    seconds = max(statistics.median(one["seconds"]) for one in ranks)
+    seconds = max(statistics.median(rank["seconds"]) for rank in ranks)
     tokens = options.procs * options.micro_batch * options.context / seconds
-    peak = max(one.get("peak", 0) for one in ranks) / GIB
+    peak = max(rank.get("peak", 0) for rank in ranks) / GIB
     sizes = f"{planned:8.2f} {peak:9.2f} {planned / peak if peak else 0:7.2f}"
-    host = max(one["host"] for one in ranks) / GIB
+    host = max(rank["host"] for rank in ranks) / GIB
     print(
-        f"{mode:<6} {sizes} {max(one.get('reserved', 0) for one in ranks) / GIB:9.2f} "
-        f"{max(one.get('card', 0) for one in ranks) / GIB:7.1f} {host:6.1f} {seconds:9.2f} {tokens:9.0f} "
-        f"{max(one['ready_s'] for one in ranks):7.1f}   {' '.join(f'{loss:.4f}' for loss in first['losses'])}",
+        f"{mode:<6} {sizes} {max(rank.get('reserved', 0) for rank in ranks) / GIB:9.2f} "
+        f"{max(rank.get('card', 0) for rank in ranks) / GIB:7.1f} {host:6.1f} {seconds:9.2f} {tokens:9.0f} "
+        f"{max(rank['ready_s'] for rank in ranks):7.1f}   {' '.join(f'{loss:.4f}' for loss in first['losses'])}",
         flush=True,
     )
 

@@ -230,11 +230,11 @@ def parts_of(folder: Path) -> dict[str, float]:
 
 def _timed(module: Any, spent: defaultdict[str, float]) -> Any:
     def around(look: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> list[Any]:
+        def timed(*arguments: Any) -> list[Any]:
             begin = time.process_time()
-            found = list(look(*given))
+            findings = list(look(*arguments))
             spent[module.RULE.id] += time.process_time() - begin
-            return found
+            return findings
 
         return timed
 
@@ -253,19 +253,19 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         empty = folder / "empty"
         empty.mkdir()
         (empty / "nothing.py").touch()
-        lines = generate(folder, given.files)
-        start = min(seconds_of(empty) for _ in range(5 * given.rounds))
+        lines = generate(folder, options.files)
+        start = min(seconds_of(empty) for _ in range(5 * options.rounds))
         print(f"start: {start:.3f} CPU s  (goal {GOAL_START_S:g})")
-        whole = min(seconds_of(folder) for _ in range(given.rounds))
-        goal = f"  (goal {GOAL_S:g})" if given.files == 1000 else ""
-        print(f"{given.files:,} files, {lines:,} lines: {whole:.2f} CPU s{goal}")
-        if given.parts:
+        whole = min(seconds_of(folder) for _ in range(options.rounds))
+        goal = f"  (goal {GOAL_S:g})" if options.files == 1000 else ""
+        print(f"{options.files:,} files, {lines:,} lines: {whole:.2f} CPU s{goal}")
+        if options.parts:
             gc.disable()  # as the command does
             for part, seconds in parts_of(folder).items():
                 print(f"  {seconds:6.2f} s  {part}")

@@ -34,7 +34,9 @@ LIMIT_S = 300.0
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
         return [
-            one for one in read_events(run / "events" / "rank-00000.jsonl") if one["kind"] == kind
+            event
+            for event in read_events(run / "events" / "rank-00000.jsonl")
+            if event["kind"] == kind
         ]
     return []
 
@@ -81,7 +83,7 @@ def measure(
             )
     try:
         wait_for(
-            lambda: [one for one in events(run, "train") if one["step"] >= kill_at],
+            lambda: [event for event in events(run, "train") if event["step"] >= kill_at],
             f"step {kill_at}",
         )
         (rank,) = children(launchers[-1].pid, f"RANK={num_nodes - 1}")
@@ -93,17 +95,17 @@ def measure(
             "all nodes train again",
         )
         changes = events(run, kind)
-        steps = [(one["time"], one["step"]) for one in events(run, "train")]
+        steps = [(event["time"], event["step"]) for event in events(run, "train")]
     finally:
         for launcher in launchers:
             launcher.terminate()
         for launcher in launchers:
             launcher.wait()
-    last = max(step for at, step in steps if at <= killed_at)
+    last = max(step for logged_at, step in steps if logged_at <= killed_at)
     if on_lost == "continue":
         noticed = changes[0]["step"]  # by a log line, or by the next round
         lost = (noticed - 1) % every + 1
-        paused = [one["seconds"] for one in changes]
+        paused = [change["seconds"] for change in changes]
     else:
         back = changes[0]["step"] - 1
         lost = (last - back) * num_nodes
@@ -113,13 +115,13 @@ def measure(
 
 def children(pid: int, word: str) -> list[int]:
     """The processes below it that have this in their environment."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == pid and word.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def main() -> None:
@@ -140,12 +142,12 @@ def main() -> None:
     print("dist.on_lost_node   killed after   node steps lost   the others paused, s", flush=True)
     for on_lost in ("continue", "restart"):
         with tempfile.TemporaryDirectory() as scratch:
-            found = measure(
+            result = measure(
                 Path(scratch), options.nodes, options.every, on_lost, options.flags.split()
             )
-        paused = " + ".join(f"{seconds:.1f}" for seconds in found["paused"])
+        paused = " + ".join(f"{seconds:.1f}" for seconds in result["paused"])
         print(
-            f"{on_lost:<19} {found['killed after step']:>12} {found['steps lost']:>17}   {paused}",
+            f"{on_lost:<19} {result['killed after step']:>12} {result['steps lost']:>17}   {paused}",
             flush=True,
         )
 

@@ -27,8 +27,10 @@ class Options:
 
     def as_arguments(self, table: str, folder: str) -> list[str]:
         """For the ranks that make one of the tables."""
-        own = {"tables": None, "tiny": None, "ranks": None, "limit": None, "folder": folder}
-        values = {name: value for name, value in {**vars(self), **own}.items() if value is not None}
+        changed = {"tables": None, "tiny": None, "ranks": None, "limit": None, "folder": folder}
+        values = {
+            name: value for name, value in {**vars(self), **changed}.items() if value is not None
+        }
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         return [table, *flags, *(["--tiny"] if self.tiny else [])]
 

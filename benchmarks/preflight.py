@@ -57,11 +57,15 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
     facts: dict[str, dict[str, object]] = {}
 
     def collect() -> None:
-        own = {"seed": 0, "number of ranks": ddp.world_size}
-        found = rank_facts(
-            os.environ, backend=ddp.backend or "", device=ddp.device, own=own, settings=flat(CONFIG)
+        compared = {"seed": 0, "number of ranks": ddp.world_size}
+        collected = rank_facts(
+            os.environ,
+            backend=ddp.backend or "",
+            device=ddp.device,
+            own=compared,
+            settings=flat(CONFIG),
         )
-        facts.update(found)
+        facts.update(collected)
 
     def rendezvous() -> None:
         join_rendezvous(store, topology, deadline=time.monotonic() + 60, timeout_s=60, facts=facts)
@@ -102,7 +106,9 @@ def run_rank(rounds: int) -> None:
         *counted, large = [
             (name, statistics.median(taken[1:]), taken[0]) for name, taken in times.items()
         ]
-        total = ("all of it", sum(one[1] for one in counted), sum(one[2] for one in counted))
+        usual_total = sum(usual for _, usual, _ in counted)
+        first_total = sum(first for _, _, first in counted)
+        total = ("all of it", usual_total, first_total)
         for name, usual, first in (*counted, total, large):
             share = f"{usual / start_ms:>6.1%} of the start"
             print(

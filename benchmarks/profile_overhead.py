@@ -128,7 +128,7 @@ def main() -> int:
     if "RANK" in os.environ:
         run_rank(options)
         return 0
-    found = []
+    rounds = []
     for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "times.json"
@@ -136,7 +136,7 @@ def main() -> int:
                 options.ranks, "benchmarks.profile_overhead", *sys.argv[1:], "--to", str(file)
             ):
                 return code
-            found.append(json.loads(file.read_text()))
+            rounds.append(json.loads(file.read_text()))
     print(
         f"{options.layers} layers of {options.width}, batch {options.batch}, {options.ranks} ranks, {options.device},"
     )
@@ -144,12 +144,12 @@ def main() -> int:
         f"torch {torch.__version__}, n = {options.runs} runs of {BEFORE}, {PROFILED} profiled and {AFTER} steps"
     )
     for name in ("before", "profiled", "after"):
-        print(f"  {name:<18} {described([one[name][0] * 1e3 for one in found], 2)} ms a step")
+        print(f"  {name:<18} {described([times[name][0] * 1e3 for times in rounds], 2)} ms a step")
     for name in ("profiled", "after"):
-        ratios = [one[name][1] / one["before"][1] for one in found]
+        ratios = [times[name][1] / times["before"][1] for times in rounds]
         print(f"  {name + ' / before':<18} {described(ratios, 3)}")
     print(
-        f"  {'writing the trace':<18} {described([one['writing'] * 1e3 for one in found], 0)} ms, once"
+        f"  {'writing the trace':<18} {described([times['writing'] * 1e3 for times in rounds], 0)} ms, once"
     )
     return 0
 

@@ -47,17 +47,17 @@ class Goal:
     at_most: float | None = None
 
     def line(self) -> str:
-        wanted = (
+        expected = (
             f"at least {self.at_least:,g}"
             if self.at_least is not None
             else f"at most {self.at_most:,g}"
         )
         if self.reached is None:
-            return f"{self.text}, {wanted}: not measured"
+            return f"{self.text}, {expected}: not measured"
         is_met = self.reached >= (self.at_least or 0.0) and self.reached <= (
             self.at_most or float("inf")
         )
-        return f"{self.text}, {wanted}: {figure(self.reached)}, {'met' if is_met else 'NOT MET'}"
+        return f"{self.text}, {expected}: {figure(self.reached)}, {'met' if is_met else 'NOT MET'}"
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def described(values: Sequence[float]) -> str:
     return f"{figure(middle):>10} ({figure(low)} to {figure(high)})"
 
 
-def ratio(table_row: Row | None, other: Row | None) -> float | None:
+def ratio(table_row: Row | None, base_row: Row | None) -> float | None:
     """Of two medians, where both were measured."""
-    return None if table_row is None or other is None else table_row.median / other.median
+    return None if table_row is None or base_row is None else table_row.median / base_row.median
 
 
 def machine() -> str:
@@ -117,21 +117,21 @@ def machine() -> str:
 
 def peer_versions() -> list[str]:
     """One line that names the peers, and one for each that is missing."""
-    found = []
+    installed = []
     missing = []
     for name in PEERS:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            installed.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(
                 f"{name} is not installed, so its rows are missing: pip install '.[bench]' in a checkout of drumline"
             )
     one_rank = (
         ["Accelerate leaves DDP out where there is one process"]
-        if "accelerate" in " ".join(found)
+        if "accelerate" in " ".join(installed)
         else []
     )
-    return ([f"peers: {', '.join(found)}"] if found else []) + one_rank + missing
+    return ([f"peers: {', '.join(installed)}"] if installed else []) + one_rank + missing
 
 
 def text_of(table: Table) -> str:

@@ -89,9 +89,9 @@ class Ranks:
         return answer
 
 
-def as_profile(found: Mapping[str, Any]) -> ProfileResult:
+def as_profile(raw: Mapping[str, Any]) -> ProfileResult:
     """What `drumline profile` would have written about the replayed steps of one rank."""
-    times = tuple(found["compute_s"])
+    times = tuple(raw["compute_s"])
     parts = {**dict.fromkeys(PARTS, 0.0), "compute": fmean(times)}
     forward_s = 0.30 * fmean(times)
     return ProfileResult(
@@ -122,8 +122,8 @@ def as_profile(found: Mapping[str, Any]) -> ProfileResult:
             ),
         ),
         buckets=tuple(
-            Bucket(num_bytes=size, ready_s=at, backward_s=at - forward_s, reduce_s=0.0)
-            for size, at in found["buckets"]
+            Bucket(num_bytes=size, ready_s=ready_s, backward_s=ready_s - forward_s, reduce_s=0.0)
+            for size, ready_s in raw["buckets"]
         ),
         other_collectives_s=0.0,
         other_collectives=0.0,
@@ -147,20 +147,20 @@ def predicted(
     return step_s(shape, network, hosts, 1), shape.alone_s
 
 
-def predicted_again(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def predicted_again(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The cells of an earlier run, with new predictions beside what it measured."""
     rows = []
-    for row in kept["cells"]:
-        link = link_of(row["mbit"], kept["points"][str(row["mbit"])])
-        found, alone_s = predicted(
-            kept["profiles"][str(row["model_mb"])], link, row["hosts"], row["cap_mb"]
+    for row in results["cells"]:
+        link = link_of(row["mbit"], results["points"][str(row["mbit"])])
+        predicted_s, alone_s = predicted(
+            results["profiles"][str(row["model_mb"])], link, row["hosts"], row["cap_mb"]
         )
         rows.append(
             {
                 **row,
-                "predicted_s": found,
+                "predicted_s": predicted_s,
                 "alone_s": alone_s,
-                "error": found / row["measured_s"] - 1,
+                "error": predicted_s / row["measured_s"] - 1,
             }
         )
     return rows
@@ -182,7 +182,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
         model: ranks.order("profile", 1, model_bytes=model * MIB, **alone) for model in MODELS_MB
     }
     rows: list[dict[str, Any]] = []
-    kept: dict[str, Any] = {"profiles": raw, "points": {}, "cells": rows}
+    results: dict[str, Any] = {"profiles": raw, "points": {}, "cells": rows}
     sizes = [size for size in HOSTS if size <= len(bed.hosts)]
     grid = [
         cell
@@ -194,7 +194,7 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
         for host in bed.hosts:
             host.set_bandwidth(mbit)
         points = ranks.order("calibrate", 2, sizes=SIZES, rounds=ROUNDS)["points"]
-        kept["points"][mbit] = points
+        results["points"][mbit] = points
         link = link_of(mbit, points)
         print(
             f"# {mbit} Mbit/s: measured {link.bytes_per_s * 8e-6:.1f} Mbit/s, {link.latency_s * 1e6:.0f} us",
@@ -210,22 +210,22 @@ def measure(bed: Testbed, folder: Path, options: argparse.Namespace) -> list[dic
                 "cap_mb": cap_mb,
                 "steps": STEPS,
             }
-            found = ranks.order("cell", hosts, **values)
+            measured = ranks.order("cell", hosts, **values)
             row = {
                 "mbit": mbit,
                 "hosts": hosts,
                 "cap_mb": cap_mb,
                 "model_mb": model,
                 "predicted_s": found_s,
-                "measured_s": found["mean_s"],
+                "measured_s": measured["mean_s"],
                 "alone_s": alone_s,
-                "step_s": found["step_s"],
-                "error": found_s / found["mean_s"] - 1,
+                "step_s": measured["step_s"],
+                "error": found_s / measured["mean_s"] - 1,
             }
             rows.append(row)
             print(line(row), flush=True)
             if options.to:
-                options.to.write_text(json.dumps(kept, indent=1) + "\n")
+                options.to.write_text(json.dumps(results, indent=1) + "\n")
     ranks.order("end", 0)
     return rows
 

@@ -120,7 +120,9 @@ def profiled(order: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     buckets = [ready[number::count] for number in range(count)]
     return {
         "compute_s": steps,
-        "buckets": [(times[0][1], sum(at for at, _ in times) / len(times)) for times in buckets],
+        "buckets": [
+            (times[0][1], sum(ready_s for ready_s, _ in times) / len(times)) for times in buckets
+        ],
     }
 
 

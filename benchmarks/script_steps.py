@@ -43,17 +43,17 @@ SIZES = {"linear, 272 parameters": (16, 16), "3 layers, 1.1 M parameters": (16, 
 def torchs_own(wrapped: dict[tuple[type, str], tuple[object, object]]) -> Iterator[None]:
     from torch.optim import optimizer
 
-    both = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
-    hooks = [(one, dict(one)) for one in both]
+    hook_tables = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+    hooks = [(table, dict(table)) for table in hook_tables]
     for (owner, name), (before, _) in wrapped.items():
         setattr(owner, name, before)
-    for one, _ in hooks:
-        one.clear()
+    for hook_table, _ in hooks:
+        hook_table.clear()
     yield
     for (owner, name), (_, after) in wrapped.items():
         setattr(owner, name, after)
-    for one, all_of_it in hooks:
-        one.update(all_of_it)
+    for hook_table, all_of_it in hooks:
+        hook_table.update(all_of_it)
 
 
 def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
@@ -78,7 +78,7 @@ def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
 def blocks(sizes: tuple[int, ...]) -> Callable[[], float]:
     data = TensorDataset(torch.randn(STEPS * 32, sizes[0]), torch.randn(STEPS * 32, sizes[-1]))
     loader = DataLoader(data, batch_size=32)  # noqa: DL003 - the same batches on both ranks will do here
-    layers = [nn.Linear(one, other) for one, other in pairwise(sizes)]
+    layers = [nn.Linear(num_in, num_out) for num_in, num_out in pairwise(sizes)]
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters())
 

@@ -124,19 +124,21 @@ def _train(
         return train_on_hosts(bed, run or Path(scratch) / "run", words, steps=steps, task=task)
 
 
-def show_links(found: dict[str, list[str]], mbits: list[float], own: list[str], every: int) -> None:
+def show_links(
+    flags_by_row: dict[str, list[str]], mbits: list[float], common_flags: list[str], every: int
+) -> None:
     """A table for each link."""
     for mbit in mbits:
         print(f"{mbit:g} Mbit/s".ljust(28), "kB a step   fewer   steps/s   compute", flush=True)
         measured = {}
-        for name, words in found.items():
+        for name, words in flags_by_row.items():
             flags = dict(zip(words[::2], words[1::2], strict=True))
             apart = every // int(flags.get("--dist.sync_parts", 1))
             last = int(flags.get("--dist.sync_overlap", 0))
             is_plain = "step" in words
             measured[name] = measure(
                 mbit,
-                [*words, *own],
+                [*words, *common_flags],
                 first=FIRST if is_plain else every + FIRST,
                 steps=PLAIN_STEPS if is_plain else ROUNDS * every,
                 between=lambda step, apart=apart, last=last, plain=is_plain: (
@@ -153,8 +155,8 @@ def show_links(found: dict[str, list[str]], mbits: list[float], own: list[str], 
 
 
 def show_losses(
-    found: dict[str, list[str]],
-    own: dict[str, str],
+    flags_by_row: dict[str, list[str]],
+    common_flags: dict[str, str],
     *,
     plain_lr: str,
     steps: int,
@@ -165,38 +167,40 @@ def show_losses(
     and how many times fewer bytes were sent. `plain_lr`: the rate of plain DDP; empty: that of all
     rows."""
     begin = f"the weights after {base_steps} steps of DDP" if base_steps else "random weights"
-    text = TEXT | own
+    text = TEXT | common_flags
     size = f"{text['--model.layers']} layers of {text['--model.width']}, batch {text['--train.batch_size']} x 64"
     print(
         f"GPT on text, {size}, a rate of {text['--optim.lr']}, {steps} steps from {begin}",
         flush=True,
     )
-    losses: dict[str, list[float]] = {name: [] for name in found}
+    losses: dict[str, list[float]] = {name: [] for name in flags_by_row}
     sent: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for seed in seeds:
             base = Path(scratch) / str(seed)
-            given = text | {"--train.seed": str(seed)}
+            seeded = text | {"--train.seed": str(seed)}
             if base_steps:
                 _train(
                     None,
-                    _words(given | {"--optim.schedule": "constant"}),
+                    _words(seeded | {"--optim.schedule": "constant"}),
                     steps=base_steps,
                     run=base,
                 )
                 # With samples in a different order.
-                given |= {"--train.seed": str(1000 + seed), "--model.init": str(base)}
-            for name, words in found.items():
+                seeded |= {"--train.seed": str(1000 + seed), "--model.init": str(base)}
+            for name, words in flags_by_row.items():
                 rate = {"--optim.lr": plain_lr} if plain_lr and "step" in words else {}
-                noted, loss = _train(None, [*_words(given | rate), *words], steps=steps)
+                noted, loss = _train(None, [*_words(seeded | rate), *words], steps=steps)
                 losses[name].append(loss)
                 sent[name] = noted[-1][1] - noted[0][1]
                 print(
                     f"  seed {seed}: {name:<28} {loss:.4f}  {sent[name] / 1e6:.2f} MB", flush=True
                 )
-    plain = next(iter(found))
+    plain = next(iter(flags_by_row))
     for name, ends in losses.items():
-        higher = [loss / other - 1 for loss, other in zip(ends, losses[plain], strict=True)]
+        higher = [
+            loss / plain_loss - 1 for loss, plain_loss in zip(ends, losses[plain], strict=True)
+        ]
         spread = f"{statistics.fmean(higher):+.1%} ({min(higher):+.1%} to {max(higher):+.1%})"
         print(
             f"{name:<28} loss {statistics.fmean(ends):.4f}  {spread}, {sent[plain] / sent[name]:.0f}x",
@@ -243,28 +247,33 @@ def main() -> None:
         "--plain-lr", default="", help="to the loss, the rate of plain DDP [that of all rows]"
     )
     options = parser.parse_args()
-    more = options.flags.split()
-    own = {"--log.every_steps": str(options.every)} | dict(zip(more[::2], more[1::2], strict=True))
+    extra_flags = options.flags.split()
+    common_flags = {"--log.every_steps": str(options.every)} | dict(
+        zip(extra_flags[::2], extra_flags[1::2], strict=True)
+    )
     cores = len(os.sched_getaffinity(0))
     machine = f"{platform.machine()}, {cores} cores, Linux {platform.release()}"
     print(f"{machine}, torch {torch.__version__}, Python {platform.python_version()}")
     print(
         f"2 hosts with one rank each, gloo; {PARAMETERS:,} parameters, waits of {COMPUTE_S * 1e3:.0f} ms a step"
     )
-    found = rows(options.every, options.overlap)
-    found = {
+    flags_by_row = rows(options.every, options.overlap)
+    flags_by_row = {
         name: words
-        for name, words in found.items()
+        for name, words in flags_by_row.items()
         if "step" in words or re.search(options.rows, name)
     }
     if options.mbit:
         show_links(
-            found, [float(one) for one in options.mbit.split(",")], _words(own), options.every
+            flags_by_row,
+            [float(mbit) for mbit in options.mbit.split(",")],
+            _words(common_flags),
+            options.every,
         )
     if options.seeds:
-        seeds = [int(one) for one in options.seeds.split(",")]
+        seeds = [int(seed) for seed in options.seeds.split(",")]
         lengths = {"steps": options.steps, "base_steps": options.base_steps}
-        show_losses(found, own, plain_lr=options.plain_lr, **lengths, seeds=seeds)
+        show_losses(flags_by_row, common_flags, plain_lr=options.plain_lr, **lengths, seeds=seeds)
 
 
 if __name__ == "__main__":

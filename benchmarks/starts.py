@@ -49,7 +49,7 @@ def nodes(checkout: Path, folder: Path, secret: str | None) -> float:
         start(checkout, f"{words} --node-rank {rank} {folder}/script.py", secret)
         for rank in range(2)
     ]
-    assert [one.wait() for one in started] == [0, 0]
+    assert [process.wait() for process in started] == [0, 0]
     return time.perf_counter() - began
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     )
     parser.add_argument("--against", type=Path, required=True, help="the checkout to compare with")
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     secret = "0123456789abcdef" * 4
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,10 +92,10 @@ def main() -> None:
         }
         for title, measure in ways.items():
             pairs = []
-            for number in range(given.rounds + 1):
-                order = (given.against, HERE) if number % 2 else (HERE, given.against)
+            for number in range(options.rounds + 1):
+                order = (options.against, HERE) if number % 2 else (HERE, options.against)
                 taken = {checkout: measure(checkout) for checkout in order}
-                pairs.append((taken[given.against], taken[HERE]))
+                pairs.append((taken[options.against], taken[HERE]))
             before, after = zip(*pairs[1:], strict=True)  # the first fills caches
             ratios = sorted(new / old for old, new in pairs[1:])
             print(

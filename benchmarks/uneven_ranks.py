@@ -113,15 +113,17 @@ def main() -> None:
         f"GPT 1 layer of 64 on text, batch 24 x 32, {options.steps} steps, {options.procs} ranks, one at half speed"
     )
     print("data.balance    samples/s     loss   shard sizes", flush=True)
-    found: dict[str, list[float]] = {"off": [], "auto": []}
+    speeds_by_balance: dict[str, list[float]] = {"off": [], "auto": []}
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(options.rounds):
-            for balance, speeds in found.items():
+            for balance, speeds in speeds_by_balance.items():
                 run = Path(scratch) / f"{balance}-{number}"
                 speed, loss, sizes = train(run, balance, procs=options.procs, steps=options.steps)
                 speeds.append(speed)
                 print(f"{balance:<12} {speed:>12.1f} {loss:>8.4f}   {sizes or 'equal'}", flush=True)
-    ratio = statistics.median(found["auto"]) / statistics.median(found["off"])
+    ratio = statistics.median(speeds_by_balance["auto"]) / statistics.median(
+        speeds_by_balance["off"]
+    )
     best = 2 * (options.procs - 0.5) / options.procs
     print(
         f"auto is {ratio:.2f} times as fast; {best:.2f} if all of a step's time were proportional to its samples"

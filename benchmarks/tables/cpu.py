@@ -42,10 +42,10 @@ def make(options: Options, ddp: DDPManager) -> Table:
 
 def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: int) -> list[Taken]:
     """Collective: blocks of both in turn; the first of each is for warming up."""
-    hand, ours = (Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours"))
+    hand, drumline = (Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours"))
     by_hand = steps_by_hand(plain_work(config, ddp))
     way = whole_run(
-        ours.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples
+        drumline.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples
     )
     # The save is due after every SAVE_EVERY steps: half a block more, and it comes in the middle of
     # each.
@@ -59,7 +59,7 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
         if left:
             return
         if num_blocks >= 0:
-            ours.seconds.append(time.perf_counter() - begun)
+            drumline.seconds.append(time.perf_counter() - begun)
         way.rest()
         seconds = time_steps(by_hand, SAVE_EVERY) * SAVE_EVERY
         if num_blocks >= 0:
@@ -73,7 +73,7 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
 
     with suppress(LoopClosed):
         way.run(after_each_step)
-    return [hand, ours]
+    return [hand, drumline]
 
 
 def ranks_text(ddp: DDPManager) -> str:
@@ -89,8 +89,8 @@ def pairs_table(
     goals = []
     for work, (first, second) in pairs.items():
         rows += [
-            Row(one.name, [value * 1e3 for value in one.per_step()], one.failure)
-            for one in (first, second)
+            Row(taken.name, [value * 1e3 for value in taken.per_step()], taken.failure)
+            for taken in (first, second)
         ]
         if first.failure or second.failure:
             continue

@@ -143,9 +143,9 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
     lines = []
     for way in taken:
         log = RunFolder(run_folder(folder, way.name)).event_file(0)
-        found = read_events(log) if log.exists() else []
+        events = read_events(log) if log.exists() else []
         stopped = [
-            e["blocked_s"] * 1e3 for e in found if e["kind"] == "checkpoint" and e["step"] > after
+            e["blocked_s"] * 1e3 for e in events if e["kind"] == "checkpoint" and e["step"] > after
         ]
         if stopped:
             lines.append(
@@ -165,8 +165,8 @@ def _table(
     ]
     title = f"gpt: {parameters / 1e6:.0f}M parameters, context {model.context}, micro-batch {config.train.batch_size}"
     table = Table("gpt", title, "tokens/s", rows, how)
-    ours = [row for row in rows if row.way.startswith("ours") and row.values]
-    best = max(ours, key=lambda row: row.median) if ours else None
+    our_rows = [row for row in rows if row.way.startswith("ours") and row.values]
+    best = max(our_rows, key=lambda row: row.median) if our_rows else None
     goals = [
         Goal("ours, the best, tokens/s", best.median if best else None, at_least=GOAL_TOKENS),
         Goal("ours / by hand", ratio(best, table.row(BY_HAND)), at_least=GOAL_BY_HAND),

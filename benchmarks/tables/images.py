@@ -158,10 +158,12 @@ def _table(taken: list[Taken], model: str, size: int, how: str) -> Table:
     rows = [Row(way.name, way.per_second(), way.failure) for way in taken]
     title = f"images: MiniResNet {model}, batch {size}, from uint8 images in memory with crop, flip and shuffling"
     table = Table("images", title, "images/s", rows, how)
-    ours = table.row(RESIDENT)
+    our_row = table.row(RESIDENT)
     goals = [
-        Goal("ours, images/s", ours.median if ours else None, at_least=GOAL_IMAGES),
-        Goal("ours / Lightning", ratio(ours, table.row("Lightning")), at_least=GOAL_LIGHTNING),
-        Goal("ours / Accelerate", ratio(ours, table.row("Accelerate")), at_least=GOAL_ACCELERATE),
+        Goal("ours, images/s", our_row.median if our_row else None, at_least=GOAL_IMAGES),
+        Goal("ours / Lightning", ratio(our_row, table.row("Lightning")), at_least=GOAL_LIGHTNING),
+        Goal(
+            "ours / Accelerate", ratio(our_row, table.row("Accelerate")), at_least=GOAL_ACCELERATE
+        ),
     ]
     return replace(table, goals=goals, notes=peer_versions())

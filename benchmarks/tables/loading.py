@@ -73,13 +73,13 @@ def make(options: Options, ddp: DDPManager) -> Table:
     by_hand: DataLoader[Any] = DataLoader(
         photos, batch_size=batch_size, shuffle=True, num_workers=workers, persistent_workers=True
     )
-    ours = partial(_ours, batch_size=batch_size, workers=workers)
+    our_way = partial(_ours, batch_size=batch_size, workers=workers)
     ways = [
         Way(BY_HAND, partial(_receive, lambda: by_hand)),
-        Way(FLOATS, partial(_receive, ours(photos))),
-        Way(BYTES, partial(_receive, ours(photo_bytes))),
-        Way(COPIED, partial(_receive, ours(Rows(photos, copies=True)))),
-        Way(SHARED, partial(_receive, ours(Rows(photos, copies=False)))),
+        Way(FLOATS, partial(_receive, our_way(photos))),
+        Way(BYTES, partial(_receive, our_way(photo_bytes))),
+        Way(COPIED, partial(_receive, our_way(Rows(photos, copies=True)))),
+        Way(SHARED, partial(_receive, our_way(Rows(photos, copies=False)))),
     ]
     rounds = options.rounds_or(9)
     steps = 8 * workers

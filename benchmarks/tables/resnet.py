@@ -138,15 +138,15 @@ def _table(taken: list[Taken], batch_size: int, crop: int, how: str) -> Table:
     title = f"resnet: ResNet-50, batch {batch_size}, {crop}x{crop}, from a Dataset with crop, flip and normalisation"
     table = Table("resnet", title, "images/s", rows, how)
     card = table.row(CARD)
-    ours = table.row(BYTES)
+    our_row = table.row(BYTES)
     shares = [
         f"{row.way} {row.median / card.median:.0%}"
         for row in rows
         if card and row.values and row is not card
     ]
     goals = [
-        Goal(f"{BYTES}, images/s", ours.median if ours else None, at_least=GOAL_IMAGES),
-        Goal(f"{BYTES} / {CARD}", ratio(ours, card), at_least=GOAL_SHARE),
+        Goal(f"{BYTES}, images/s", our_row.median if our_row else None, at_least=GOAL_IMAGES),
+        Goal(f"{BYTES} / {CARD}", ratio(our_row, card), at_least=GOAL_SHARE),
     ]
     notes = [f"share of the card: {', '.join(shares)}"] if shares else []
     return replace(table, goals=goals, notes=[*notes, *peer_versions()])

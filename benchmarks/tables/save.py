@@ -88,13 +88,13 @@ def make(options: Options, ddp: DDPManager) -> Table:
     )
     work = Work(config, {"vocab_size": 64 if options.tiny else 50304}, ddp.device, lambda: supply)
     samples = len(tokens) // (config.model.context + 1)
-    ours = whole_run(OURS, ddp, config, load_task("text"), folder, samples=samples)
+    our_run = whole_run(OURS, ddp, config, load_task("text"), folder, samples=samples)
     savings = [
         _by_hand(TORCH, work, folder, _torch_save),
         _by_hand("torch.save, then fsync", work, folder, _torch_save_and_flush),
         _by_hand("DCP async_save", work, folder, _dcp_saver()),
         Saving(
-            ours,
+            our_run,
             lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done),
         ),
     ]
@@ -260,9 +260,9 @@ def _table(savings: list[Saving], state: int, how: str) -> Table:
         for saving in savings
         if saving.total_s
     }
-    ours = table.row(OURS)
+    our_row = table.row(OURS)
     goals = [
-        Goal("ours, ms stopped", ours.median if ours else None, at_most=GOAL_MS),
+        Goal("ours, ms stopped", our_row.median if our_row else None, at_most=GOAL_MS),
         Goal(
             "ours / torch.save, until on disk",
             ratio(totals.get(OURS), totals.get(TORCH)),
@@ -271,7 +271,7 @@ def _table(savings: list[Saving], state: int, how: str) -> Table:
     ]
     measured = [saving for saving in savings if saving.total_s]
     notes = [
-        *([f"the first save of ours: {figure(ours.values[0])} ms"] if ours else []),
+        *([f"the first save of ours: {figure(our_row.values[0])} ms"] if our_row else []),
         "seconds from the call until it is on disk:",
         *(f"  {saving.way.name}: {described(saving.total_s).strip()}" for saving in measured),
         "ms that all later steps of the block took longer:",

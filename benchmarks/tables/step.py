@@ -56,8 +56,8 @@ def make(options: Options, ddp: DDPManager) -> Table:
     images = Images(size * NUM_BATCHES)
     batches = _on_device(images, size, ddp.device)
     work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, lambda: Endless(batches))
-    ours = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
-    ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work), *ours]
+    our_ways = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
+    ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work), *our_ways]
     chosen = [way for way in ways if options.wants(way.name)]
     rounds = options.rounds_or(7)
     steps = 3 if options.tiny else 100
@@ -112,12 +112,14 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
 
 
 def _table(taken: list[Taken], config: Config, how: str) -> Table:
-    rows = [Row(way.name, [one * 1e3 for one in way.per_step()], way.failure) for way in taken]
+    rows = [
+        Row(way.name, [seconds * 1e3 for seconds in way.per_step()], way.failure) for way in taken
+    ]
     widths = "-".join(map(str, config.model.widths))
     title = f"step: MiniResNet {widths} x1, batch {config.train.batch_size}, batches on the device"
     table = Table("step", title, "ms a step", rows, how)
-    ours = [row for row in rows if row.way.startswith("ours") and row.values]
-    best = min(ours, key=lambda row: row.median) if ours else None
+    our_rows = [row for row in rows if row.way.startswith("ours") and row.values]
+    best = min(our_rows, key=lambda row: row.median) if our_rows else None
     goals = [
         Goal("ours, the best, ms a step", best.median if best else None, at_most=GOAL_MS),
         Goal("Lightning / ours", ratio(table.row("Lightning"), best), at_least=GOAL_PEER),

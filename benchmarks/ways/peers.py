@@ -22,13 +22,13 @@ from benchmarks.work import Batch, Work
 
 def peers(work: Work, *, suffix: str = "") -> list[Way]:
     """Those that are installed."""
-    found = []
+    installed = []
     if find_spec("lightning") is not None:
-        found.append(Way(f"Lightning{suffix}", partial(lightning, work)))
-        found.append(Way(f"Fabric{suffix}", partial(lightning_fabric, work)))
+        installed.append(Way(f"Lightning{suffix}", partial(lightning, work)))
+        installed.append(Way(f"Fabric{suffix}", partial(lightning_fabric, work)))
     if find_spec("accelerate") is not None:
-        found.append(Way(f"Accelerate{suffix}", partial(accelerate, work)))
-    return found
+        installed.append(Way(f"Accelerate{suffix}", partial(accelerate, work)))
+    return installed
 
 
 def lightning(work: Work, after_step: AfterStep) -> None:

@@ -35,7 +35,7 @@ class Cluster:
     slow: Collection[int] = ()
     late: Collection[int] = ()
     """Clocks that are ahead."""
-    asked: list[tuple[int, str]] = field(default_factory=list)
+    requests: list[tuple[int, str]] = field(default_factory=list)
     """Every request, as it came."""
 
 
@@ -51,7 +51,7 @@ class SimulatedClient:
             raise NodeLostError("gone", code=255, stderr="ssh: connect to host: No route to host")
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
-        self.cluster.asked.append((self.number, action))
+        self.cluster.requests.append((self.number, action))
         await asyncio.sleep(0)
         act: Callable[[dict[str, Any]], Any] = getattr(self, f"_{action}")
         return act(arguments)
@@ -83,10 +83,10 @@ class SimulatedClient:
 
     def _names(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return {
-            one: {"error": "Name or service not known"}
-            if (self.number, number_of(one)) in self.cluster.unnamed
-            else {"addresses": [address(number_of(one))]}
-            for one in arguments["names"]
+            name: {"error": "Name or service not known"}
+            if (self.number, number_of(name)) in self.cluster.unnamed
+            else {"addresses": [address(number_of(name))]}
+            for name in arguments["names"]
         }
 
     def _listen(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from tests.unit.tools.doctor.simulated import Cluster, examine
 def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> None:
     cluster = Cluster(6, down=[5], closed={(0, 1)}, holes={(2, 3)})
     examine(cluster)
-    assert {action for number, action in cluster.asked if number == 5} == set()
-    measured = Counter(number for number, action in cluster.asked if action == "measure")
+    assert {action for number, action in cluster.requests if number == 5} == set()
+    measured = Counter(number for number, action in cluster.requests if action == "measure")
     assert measured == {0: 3, 1: 4, 2: 3, 3: 4, 4: 4}
 
 
@@ -34,7 +34,7 @@ def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
 def test_a_way_that_looks_slow_is_measured_again() -> None:
     cluster = Cluster(4, slow=[1])
     examine(cluster)
-    assert Counter(action for _, action in cluster.asked)["measure"] == 12 + 2 * 6
+    assert Counter(action for _, action in cluster.requests)["measure"] == 12 + 2 * 6
 
 
 def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> None:
@@ -47,8 +47,8 @@ def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> Non
         slow=[6],
         late=[2],
     )
-    told = {(found.check, found.where) for found in pair_findings(examine(cluster))}
-    assert told == {
+    reported = {(finding.check, finding.where) for finding in pair_findings(examine(cluster))}
+    assert reported == {
         ("host", "n005"),
         ("data ports", "n003"),
         ("name", "n009 -> n004"),

@@ -33,13 +33,13 @@ def survey(*leads_to: str, reached_at: str | None = None, by_ssh: bool = True) -
     host = HostRecord(
         "b", "b", address=reached_at, interfaces=[LO, DOCKER0, ETH0, IB0], gloo=DOCKER0, nccl=IB0
     )
-    seen = Survey([HostRecord("a", "a", interfaces=[LO]), host], 29500, by_ssh=by_ssh)
-    seen.edge(0, 1).addresses = list(leads_to)
-    return seen
+    result = Survey([HostRecord("a", "a", interfaces=[LO]), host], 29500, by_ssh=by_ssh)
+    result.edge(0, 1).addresses = list(leads_to)
+    return result
 
 
 @pytest.mark.parametrize(
-    ("seen", "address"),
+    ("result", "address"),
     [
         (survey("10.0.0.2", reached_at="10.1.0.2"), "10.0.0.2"),
         (survey("54.1.2.3", reached_at="10.0.0.2"), "10.0.0.2"),
@@ -49,21 +49,21 @@ def survey(*leads_to: str, reached_at: str | None = None, by_ssh: bool = True) -
     ],
     ids=["its name", "ssh", "NCCL's choice", "by hand", "all on one machine"],
 )
-def test_the_address_that_others_use(seen: Survey, address: str) -> None:
-    choose_addresses(seen)
-    assert seen.hosts[1].address == address
-    assert seen.hosts[0].address == "127.0.0.1", "all that it has"
+def test_the_address_that_others_use(result: Survey, address: str) -> None:
+    choose_addresses(result)
+    assert result.hosts[1].address == address
+    assert result.hosts[0].address == "127.0.0.1", "all that it has"
 
 
 def test_every_network_that_may_be_chosen_is_tried() -> None:
-    seen = survey("10.0.0.2")
-    choose_addresses(seen)
-    assert other_addresses(seen, 1) == ["172.17.0.1", "10.1.0.2"], (
+    result = survey("10.0.0.2")
+    choose_addresses(result)
+    assert other_addresses(result, 1) == ["172.17.0.1", "10.1.0.2"], (
         "those that gloo and NCCL would take come first"
     )
     opened = {"data": [40000, 40001], "others": {"172.17.0.1": 40002}}
     tried = list(
-        targets_of(seen, 0, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}, 1: opened})
+        targets_of(result, 0, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}, 1: opened})
     )
     assert [(kind, target["port"], target.get("large")) for kind, target in tried] == [
         ("data", 40000, True),
@@ -71,7 +71,7 @@ def test_every_network_that_may_be_chosen_is_tried() -> None:
         ("172.17.0.1", 40002, None),
     ]
     (back, rendezvous) = targets_of(
-        seen, 1, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}}
+        result, 1, {0: {"data": [1], "others": {}, "rendezvous_port": 29500}}
     )
     assert (back[0], rendezvous[0], rendezvous[1]["port"]) == ("data", "rendezvous", 29500)
 
@@ -93,8 +93,8 @@ def test_of_some_pairs_only_those_are_left_in_rounds_that_have_any(
     count: int, data: st.DataObject
 ) -> None:
     every = list(combinations(range(count), 2))
-    wanted = data.draw(st.lists(st.sampled_from(every), unique=True))
+    links = data.draw(st.lists(st.sampled_from(every), unique=True))
     # The way back is the same pair.
-    planned = rounds(count, [pair[::-1] for pair in wanted])
-    assert sorted(pair for pairs in planned for pair in pairs) == sorted(wanted)
+    planned = rounds(count, [pair[::-1] for pair in links])
+    assert sorted(pair for pairs in planned for pair in pairs) == sorted(links)
     assert all(planned)

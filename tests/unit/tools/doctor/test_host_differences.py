@@ -23,8 +23,8 @@ def findings(**hosts: dict[str, Any]) -> list[Finding]:
 
 
 def test_hosts_that_are_alike_have_rows_and_no_findings() -> None:
-    found, rows = compare_hosts({name: healthy(name) for name in ("a", "b", "c")})
-    assert found == []
+    differences, rows = compare_hosts({name: healthy(name) for name in ("a", "b", "c")})
+    assert differences == []
     assert {row.name: row.usual for row in rows} == {
         "Python": "3.12.3",
         "torch": "2.13.0+cu128",
@@ -114,14 +114,16 @@ ODD: list[tuple[dict[str, Any], str, str]] = [
 def test_the_odd_one_of_three_is_named() -> None:
     for changes, level, what in ODD:
         for order in (("a", "b", "c"), ("c", "a", "b")):
-            found = findings(**{name: changes if name == "c" else {} for name in order})
-            assert [(one.level, one.where, one.what) for one in found] == [(level, "c", what)]
-            assert found[0].fix
+            differences = findings(**{name: changes if name == "c" else {} for name in order})
+            assert [(finding.level, finding.where, finding.what) for finding in differences] == [
+                (level, "c", what)
+            ]
+            assert differences[0].fix
 
 
 def test_of_two_hosts_the_first_is_right() -> None:
-    found = findings(a={"torch": "2.11.0"}, b={})
-    assert [(one.where, one.what) for one in found] == [
+    differences = findings(a={"torch": "2.11.0"}, b={})
+    assert [(finding.where, finding.what) for finding in differences] == [
         ("b", "torch differs across hosts: 2.11.0 on a; 2.13.0+cu128 on b")
     ]
 
@@ -129,10 +131,10 @@ def test_of_two_hosts_the_first_is_right() -> None:
 def test_what_one_host_lacks_is_not_compared() -> None:
     """Its own findings tell that the folder is not there."""
     code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "until": None, "hash": "x"}
-    gone = {"folder": "src", "missing": True}
+    missing = {"folder": "src", "missing": True}
     assert (
         findings(
-            a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}
+            a={"code": code}, b={"code": missing}, c={"code": {"folder": "src", "unreachable": "x"}}
         )
         == []
     )
@@ -144,20 +146,20 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
     hosts = {}
     for number in range(256):
         code = {"folder": "src", "missing": False, "files": files, "until": None, "hash": "x"}
-        mine = {**packages, "drumline": "0.1.0"}
+        installed = {**packages, "drumline": "0.1.0"}
         if number >= 56:
-            mine.update({f"package-{place}": "2.0" for place in range(14)})
+            installed.update({f"package-{place}": "2.0" for place in range(14)})
         if number == 7:
             code["files"] = {**files, "part/1.py": "other"}
-            mine["package-299"] = "3.0"
+            installed["package-299"] = "3.0"
         hosts[f"node-{number}"] = healthy(
-            f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}"
+            f"node-{number}", packages=installed, code=code, torch=f"2.{11 + number % 2}"
         )
     start = time.process_time()
-    found, rows = compare_hosts(hosts)
+    differences, rows = compare_hosts(hosts)
     assert time.process_time() - start < 5
-    assert all(len(one.what) < 1500 and len(one.where) < 80 for one in found)
-    by_check = {one.what.partition(":")[0]: one for one in found}
+    assert all(len(finding.what) < 1500 and len(finding.where) < 80 for finding in differences)
+    by_check = {finding.what.partition(":")[0]: finding for finding in differences}
     torch = by_check["torch differs across hosts"]
     assert torch.where == "node-1, node-3, node-5, node-7 and 124 more"
     assert torch.what == (
@@ -168,7 +170,7 @@ def test_256_hosts_take_little_time_and_few_lines() -> None:
     assert many.where == "node-0, node-1, node-2, node-3 and 52 more"
     assert many.what.endswith("; and 4 more")
     assert by_check["1 package differs across hosts"].where == "node-7"
-    code_finding = next(one for one in found if one.check == "code")
+    code_finding = next(finding for finding in differences if finding.check == "code")
     assert (code_finding.where, code_finding.what) == (
         "node-7",
         "the code in src differs from that on node-0, node-1, node-2, node-3 and 251 more: part/1.py differs",
@@ -189,10 +191,10 @@ def test_the_first_files_of_other_code_are_named(tmp_path: Path) -> None:
     a = write(tmp_path / "a", train_dot_py="1", model__net_dot_py="2", notes_dot_md="x", **files)
     b = write(tmp_path / "b", train_dot_py="1", model__net_dot_py="2", notes_dot_md="y", **files)
     c = write(tmp_path / "c", train_dot_py="changed", model__new_dot_py="3")
-    found = findings(
+    differences = findings(
         a={"code": code_facts(a)}, b={"code": code_facts(b)}, c={"code": code_facts(c)}
     )
-    assert [(one.level, one.where, one.what) for one in found] == [
+    assert [(finding.level, finding.where, finding.what) for finding in differences] == [
         (
             "problem",
             "c",
@@ -200,7 +202,10 @@ def test_the_first_files_of_other_code_are_named(tmp_path: Path) -> None:
             "model/net.py is missing and 6 more",
         )
     ]
-    assert found[0].fix == "drumline launch --sync copies the code first; or use git pull or rsync"
+    assert (
+        differences[0].fix
+        == "drumline launch --sync copies the code first; or use git pull or rsync"
+    )
 
 
 def test_code_is_what_is_written_by_people(tmp_path: Path) -> None:
@@ -241,8 +246,8 @@ def test_code_that_is_too_much_is_compared_as_far_as_it_was_read(
     assert (len(part["files"]), part["until"]) == (5, "005.py")
     assert findings(a={"code": whole}, b={"code": part}) == []
     write(b, **{"003_dot_py": "changed"})
-    found = findings(a={"code": whole}, b={"code": code_facts(b)})
-    assert [one.what for one in found] == [
+    differences = findings(a={"code": whole}, b={"code": code_facts(b)})
+    assert [finding.what for finding in differences] == [
         f"the code in {b} differs from that on a: 003.py differs"
     ]
 
@@ -268,10 +273,18 @@ def test_different_data_is_found_by_its_count_its_bytes_or_its_content(tmp_path:
     assert json.loads(json.dumps(facts)) == facts
 
     def said() -> list[str]:
-        found = findings(a={"data": facts}, b={"data": data_facts(b)})
-        assert all((one.level, one.where, one.check) == ("problem", "b", "data") for one in found)
-        assert all(one.fix == "copy it again, or mount the same volume" for one in found)
-        return [one.what.removeprefix(f"the data in {b} differs from that on a: ") for one in found]
+        differences = findings(a={"data": facts}, b={"data": data_facts(b)})
+        assert all(
+            (finding.level, finding.where, finding.check) == ("problem", "b", "data")
+            for finding in differences
+        )
+        assert all(
+            finding.fix == "copy it again, or mount the same volume" for finding in differences
+        )
+        return [
+            finding.what.removeprefix(f"the data in {b} differs from that on a: ")
+            for finding in differences
+        ]
 
     assert said() == []
     sampled = b / next(iter(facts["samples"]))
@@ -299,9 +312,9 @@ def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
         changed = bytearray(file.read_bytes())
         changed[place] = 0
         (tmp_path / "other").mkdir(exist_ok=True)
-        other = tmp_path / "other" / "tokens.bin"
-        other.write_bytes(changed)
-        assert data_facts(other)["samples"] != facts["samples"], place
+        second = tmp_path / "other" / "tokens.bin"
+        second.write_bytes(changed)
+        assert data_facts(second)["samples"] != facts["samples"], place
     assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
 
 
@@ -314,14 +327,14 @@ def test_a_tree_that_takes_too_long_is_compared_in_part(
     def data_facts_until(folder: Path, last: int) -> dict[str, Any]:
         monkeypatch.setattr(folder_hashes, "TIME_LIMIT_S", last)
         monkeypatch.setattr(folder_hashes.time, "monotonic", lambda: next(ticks))
-        found = data_facts(folder)
+        facts = data_facts(folder)
         monkeypatch.undo()
-        return found
+        return facts
 
     part = data_facts_until(data(tmp_path / "b"), 13)
     assert (part["files"], part["complete"]) == (13, False)
-    found = findings(a={"data": whole}, b={"data": part})
-    assert [(one.level, one.where, one.what) for one in found] == [
+    differences = findings(a={"data": whole}, b={"data": part})
+    assert [(finding.level, finding.where, finding.what) for finding in differences] == [
         (
             "note",
             "b",
@@ -330,9 +343,9 @@ def test_a_tree_that_takes_too_long_is_compared_in_part(
     ]
     first = next(files_below(tmp_path / "b", enters=lambda entry: True))
     Path(first.path).write_bytes(b"short")
-    found = findings(a={"data": whole}, b={"data": data_facts_until(tmp_path / "b", 13)})
-    assert [one.level for one in found] == ["problem", "note"]
-    assert found[0].what.startswith(f"the data in {tmp_path / 'b'} differs from that on a: ")
+    differences = findings(a={"data": whole}, b={"data": data_facts_until(tmp_path / "b", 13)})
+    assert [finding.level for finding in differences] == ["problem", "note"]
+    assert differences[0].what.startswith(f"the data in {tmp_path / 'b'} differs from that on a: ")
 
 
 def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> None:
@@ -341,10 +354,10 @@ def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> No
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "again").symlink_to(tmp_path / "x")
-    found = [(entry.name, entry.size) for entry in files_below(tmp_path, enters=lambda entry: True)]
-    names = [name for name, _ in found]
+    files = [(entry.name, entry.size) for entry in files_below(tmp_path, enters=lambda entry: True)]
+    names = [name for name, _ in files]
     assert names == sorted(names, key=lambda name: name.split("/"))
-    assert ("broken", -1) in found
+    assert ("broken", -1) in files
     assert "pipe" not in names, "to open it would wait for ever"
     assert len([name for name in names if name.endswith(".bin")]) == 5, (
         "a folder that is linked twice is read once"

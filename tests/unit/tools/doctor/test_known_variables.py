@@ -132,5 +132,5 @@ def test_more_sockets_than_nccl_allows() -> None:
 
 def test_the_page_tells_every_rule() -> None:
     page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
-    told = {name for name, *_ in every_rule()} | RENAMED.keys() | REMOVED.keys()
-    assert {name for name in told if f"`{name}" not in page} == set()
+    explained = {name for name, *_ in every_rule()} | RENAMED.keys() | REMOVED.keys()
+    assert {name for name in explained if f"`{name}" not in page} == set()

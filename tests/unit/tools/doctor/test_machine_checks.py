@@ -23,10 +23,10 @@ def shm(size: int, free: int | None = None) -> dict[str, Any]:
 
 def said(*, many_hosts: bool = False, **changes: Any) -> list[tuple[str, str, str]]:
     """Level, sentence and fix of each finding about a machine that is healthy but for this."""
-    found = machine_findings(healthy(**changes), many_hosts=many_hosts)
-    assert all(one.where == "node-a" for one in found)
-    assert all(one.fix for one in found if one.level == "problem")
-    return [(one.level, one.what, one.fix) for one in found]
+    reported = machine_findings(healthy(**changes), many_hosts=many_hosts)
+    assert all(finding.where == "node-a" for finding in reported)
+    assert all(finding.fix for finding in reported if finding.level == "problem")
+    return [(finding.level, finding.what, finding.fix) for finding in reported]
 
 
 def test_nothing_is_reported_about_a_healthy_machine() -> None:
@@ -248,9 +248,11 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
 
 def test_what_is_wrong_is_a_sentence_with_a_fix() -> None:
     for changes, level, what, fix in WRONG:
-        found = said(**changes)
-        assert (level, what, fix) in found
-        assert len([one for one in found if one[0] == "problem"]) == (level == "problem"), what
+        reported = said(**changes)
+        assert (level, what, fix) in reported
+        assert len([fault for fault in reported if fault[0] == "problem"]) == (
+            level == "problem"
+        ), what
 
 
 def test_gpus_may_be_named_by_their_uuid_or_be_slices() -> None:
@@ -319,8 +321,8 @@ NOWHERE: list[tuple[dict[str, Any], str | None, str, str, str]] = [
 def test_what_leads_nowhere_is_worse_with_other_hosts() -> None:
     for changes, alone, with_others, what, fix in NOWHERE:
         for many_hosts, level in ((False, alone), (True, with_others)):
-            found = said(many_hosts=many_hosts, **changes)
-            assert [one[0] for one in found if one[1:] == (what, fix)] == (
+            reported = said(many_hosts=many_hosts, **changes)
+            assert [fault[0] for fault in reported if fault[1:] == (what, fix)] == (
                 [] if level is None else [level]
             )
 
@@ -338,8 +340,8 @@ def test_a_machine_without_any_network_may_use_the_loopback() -> None:
 
 
 def test_problems_come_first_and_decide() -> None:
-    found = machine_findings(healthy(threads="x", torch=None))
-    assert [one.level for one in sorted_findings(found)] == ["problem", "warning"]
-    assert has_problems(found)
-    assert not has_problems([one for one in found if one.level != "problem"])
+    reported = machine_findings(healthy(threads="x", torch=None))
+    assert [finding.level for finding in sorted_findings(reported)] == ["problem", "warning"]
+    assert has_problems(reported)
+    assert not has_problems([finding for finding in reported if finding.level != "problem"])
     assert Finding(level="note", check="x", where="a", what="b").line() == "note: a: b"

@@ -60,7 +60,7 @@ def test_this_machine_is_what_it_is(tmp_path: Path) -> None:
     assert facts["disk"]["parent"] == str(tmp_path)
     assert facts["disk"]["error"] == ""
     assert facts["disk"]["file_system"] != "?"
-    assert "127.0.0.1" in [one["address"] for one in facts["interfaces"]]
+    assert "127.0.0.1" in [interface["address"] for interface in facts["interfaces"]]
     assert list(facts["code"]["files"]) == ["train.py"]
     assert (facts["data"]["files"], facts["data"]["bytes"]) == (1, 4)
     assert not list((tmp_path / "data").glob("*tmp*"))
@@ -77,10 +77,10 @@ def test_the_doctor_knows_a_machine_without_loading_torch() -> None:
 
 
 def test_nvidia_smi_is_read() -> None:
-    found = read_nvidia_smi(GPUS, PROCESSES)
-    assert found["driver"] == "570.172.08"
-    assert found["gpu_error"] == ""
-    first, second = found["gpus"]
+    facts = read_nvidia_smi(GPUS, PROCESSES)
+    assert facts["driver"] == "570.172.08"
+    assert facts["gpu_error"] == ""
+    first, second = facts["gpus"]
     assert (first["index"], first["name"], first["processes"]) == (0, "NVIDIA H200", [])
     assert (first["memory_bytes"] >> 20, first["used_bytes"] >> 20) == (143771, 1)
     assert second["used_bytes"] is None
@@ -119,12 +119,12 @@ def test_an_nvidia_smi_that_fails_or_hangs(
     )
     monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path)
     smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    found = smi.facts(0.3 if "sleep" in script else 20)
-    assert (found["driver"], found["gpu_error"]) == ("570.172.08", gpu_error)
-    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [
+    gpu_facts = smi.facts(0.3 if "sleep" in script else 20)
+    assert (gpu_facts["driver"], gpu_facts["gpu_error"]) == ("570.172.08", gpu_error)
+    assert [(gpu["index"], gpu["name"], gpu["uuid"]) for gpu in gpu_facts["gpus"]] == [
         (0, "NVIDIA H200", "GPU-1f0a")
     ]
-    facts = healthy(**found)
+    facts = healthy(**gpu_facts)
     rows = dict(machine_rows(facts))
     assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
     assert not has_problems(machine_findings(facts)), "it may only be slow"
@@ -242,10 +242,10 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
         **os.environ,
         "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}",
     }
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
-    assert told.stdout.splitlines() == [
+    assert completed.stdout.splitlines() == [
         "{'torch': '2.12.0+cu130', 'cuda': '13.0', 'nccl': '2.28.9'}",
         "{'torch': None, 'cuda': None, 'nccl': None}",
     ]
@@ -281,6 +281,6 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_says_why() -> None:
-    found = disk_facts(Path("/proc/no/such"))
-    assert found["parent"] == "/proc"
-    assert found["error"]
+    facts = disk_facts(Path("/proc/no/such"))
+    assert facts["parent"] == "/proc"
+    assert facts["error"]

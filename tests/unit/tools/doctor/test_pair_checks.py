@@ -100,15 +100,17 @@ def test_what_a_host_could_not_do() -> None:
     ],
 )
 def test_data_ports(names: str, closed: str, where: str, words: str) -> None:
-    found = [
-        one
-        for one in pair_findings(change(healthy(*names.split()), closed, data=Reason.NO_ANSWER))
-        if one.check == "data ports"
+    findings = [
+        finding
+        for finding in pair_findings(change(healthy(*names.split()), closed, data=Reason.NO_ANSWER))
+        if finding.check == "data ports"
     ]
-    assert [one.where for one in found][:1] == [where]
-    assert words in found[0].what
-    assert found[0].fix.startswith("open TCP 1024-65535 ")
-    assert [one.where for one in found][1:] == (["b -> a"] if closed == "ab cb ba" else [])
+    assert [finding.where for finding in findings][:1] == [where]
+    assert words in findings[0].what
+    assert findings[0].fix.startswith("open TCP 1024-65535 ")
+    assert [finding.where for finding in findings][1:] == (
+        ["b -> a"] if closed == "ab cb ba" else []
+    )
 
 
 def test_where_data_ports_are_to_be_opened() -> None:
@@ -135,11 +137,11 @@ def test_how_a_port_is_closed(outcome: str, words: str) -> None:
 
 
 def test_the_rendezvous_port() -> None:
-    found = the_only(change(healthy("a", "b", "c"), "ba ca", rendezvous=Reason.NO_ANSWER))
-    assert found.line().startswith(
+    finding = the_only(change(healthy("a", "b", "c"), "ba ca", rendezvous=Reason.NO_ANSWER))
+    assert finding.line().startswith(
         "problem: a: the rendezvous port 29500 is closed from every other host (no answer"
     )
-    assert found.fix == "open TCP 29500 on a to the job's hosts"
+    assert finding.fix == "open TCP 29500 on a to the job's hosts"
     assert (
         the_only(change(healthy("a", "b", "c"), "ca", rendezvous=Reason.REFUSED)).where == "c -> a"
     )
@@ -148,22 +150,24 @@ def test_the_rendezvous_port() -> None:
 def test_a_rendezvous_port_that_is_taken() -> None:
     survey = healthy("a", "b")
     survey.hosts[0].rendezvous_error = "Address already in use"
-    found = the_only(change(survey, "ba", rendezvous=None))
+    finding = the_only(change(survey, "ba", rendezvous=None))
     assert (
-        found.line()
+        finding.line()
         == "problem: a: nothing can listen on the rendezvous port 29500: Address already in use"
     )
-    assert "ss -ltnp 'sport = :29500' on a" in found.fix
+    assert "ss -ltnp 'sport = :29500' on a" in finding.fix
 
 
 def test_a_name_that_does_not_resolve() -> None:
     unknown = {"addresses": [], "name_error": "Name or service not known"}
-    found = the_only(change(healthy("a", "b", "c"), "ac", **unknown))
-    assert found.line() == "problem: a -> c: c does not resolve on a (Name or service not known)"
-    assert found.fix == "add `10.0.0.3 c` to /etc/hosts on a or to DNS, or give --hosts by address"
+    finding = the_only(change(healthy("a", "b", "c"), "ac", **unknown))
+    assert finding.line() == "problem: a -> c: c does not resolve on a (Name or service not known)"
+    assert (
+        finding.fix == "add `10.0.0.3 c` to /etc/hosts on a or to DNS, or give --hosts by address"
+    )
     assert the_only(change(healthy("a", "b", "c"), "ac bc", **unknown)).where == "c"
-    found = the_only(change(healthy("a", "b", "c"), "ba bc", **unknown))
-    assert found.line().startswith("problem: b: a and c do not resolve on b")
+    finding = the_only(change(healthy("a", "b", "c"), "ba bc", **unknown))
+    assert finding.line().startswith("problem: b: a and c do not resolve on b")
     by_hand = healthy("a", "b")
     by_hand.by_ssh = False
     assert the_only(change(by_hand, "ab", **unknown)).level == "note"
@@ -171,11 +175,12 @@ def test_a_name_that_does_not_resolve() -> None:
 
 def test_a_name_that_leads_elsewhere() -> None:
     survey = change(healthy("a", "b", "c"), "ab", addresses=["10.9.9.9"])
-    found = the_only(survey)
+    finding = the_only(survey)
     assert (
-        found.line() == "problem: a -> b: b resolves to 10.9.9.9 on a, which is not an address of b"
+        finding.line()
+        == "problem: a -> b: b resolves to 10.9.9.9 on a, which is not an address of b"
     )
-    assert found.fix == "map b to 10.0.0.2 in /etc/hosts on a or in DNS"
+    assert finding.fix == "map b to 10.0.0.2 in /etc/hosts on a or in DNS"
     # What is closed at the wrong address is not told of the right host.
     assert (
         the_only(
@@ -195,9 +200,9 @@ def test_two_names_of_one_host() -> None:
     survey.hosts[2].hostname = "b"
     survey.hosts[2].interfaces = survey.hosts[1].interfaces
     change(survey, "ac bc", addresses=["10.0.0.2"])
-    found = the_only(survey)
-    assert found.line() == "problem: b and c: they are one host, b, with 10.0.0.2"
-    assert "for host in b c; do ssh $host hostname; done" in found.fix
+    finding = the_only(survey)
+    assert finding.line() == "problem: b and c: they are one host, b, with 10.0.0.2"
+    assert "for host in b c; do ssh $host hostname; done" in finding.fix
     survey.by_ssh = False
     assert the_only(survey).level == "warning"
 
@@ -212,11 +217,11 @@ def test_an_interface_that_nobody_reaches() -> None:
     survey = healthy("a", "b", "c")
     survey.hosts[1].gloo = docker0(survey, 1)
     change(survey, "ab cb", others={"172.17.0.1": Reason.NO_ROUTE})
-    found = the_only(survey)
-    assert found.line() == (
+    finding = the_only(survey)
+    assert finding.line() == (
         "problem: b: gloo uses docker0 (172.17.0.1), which no other host reaches; eth0 (10.0.0.2) works"
     )
-    assert found.fix == "export GLOO_SOCKET_IFNAME=eth0 on b"
+    assert finding.fix == "export GLOO_SOCKET_IFNAME=eth0 on b"
     survey.hosts[1].variables = {"GLOO_SOCKET_IFNAME": "docker0"}
     assert "(172.17.0.1, set by GLOO_SOCKET_IFNAME=docker0), which" in the_only(survey).what
     assert pair_findings(change(survey, "ab", others={"172.17.0.1": "open"})) == [], (
@@ -229,9 +234,9 @@ def test_the_loopback_is_never_reached_and_nccl_counts_where_there_are_gpus() ->
     survey.hosts[0].nccl = survey.hosts[0].interfaces[0]
     assert pair_findings(survey) == []
     survey.hosts[0].facts = {"gpus": ["one"]}
-    found = the_only(survey)
-    assert "NCCL uses lo (127.0.0.1)" in found.what
-    assert found.fix == "export NCCL_SOCKET_IFNAME=eth0 on a"
+    finding = the_only(survey)
+    assert "NCCL uses lo (127.0.0.1)" in finding.what
+    assert finding.fix == "export NCCL_SOCKET_IFNAME=eth0 on a"
 
 
 def test_a_variable_that_names_no_interface() -> None:
@@ -253,22 +258,24 @@ def test_where_the_main_address_is_closed_the_one_that_works_is_named() -> None:
         data=Reason.NO_ANSWER,
         others={"10.1.0.2": "open", "10.0.0.2": Reason.NO_ANSWER},
     )
-    assert "export GLOO_SOCKET_IFNAME=ib0 on b" in [found.fix for found in pair_findings(survey)]
+    assert "export GLOO_SOCKET_IFNAME=ib0 on b" in [
+        finding.fix for finding in pair_findings(survey)
+    ]
 
 
 def test_a_black_hole() -> None:
-    found = the_only(change(healthy("a", "b", "c"), "ab cb", received=0, passes=1400))
-    assert found.where == "b"
+    finding = the_only(change(healthy("a", "b", "c"), "ab cb", received=0, passes=1400))
+    assert finding.where == "b"
     assert (
         "large messages from every other host never arrive, though small ones do: an MTU black hole"
-        in found.what
+        in finding.what
     )
-    assert "(nothing of 64 KiB arrived; packets of 1400 bytes pass)" in found.what
-    assert found.fix.startswith("sudo ip link set dev eth0 mtu 1400 on b")
-    found = the_only(change(healthy("a", "b", "c"), "ab", received=0))
-    assert found.where == "a -> b"
-    assert "(nothing of 64 KiB arrived)" in found.what
-    assert "mtu 1400" in found.fix
+    assert "(nothing of 64 KiB arrived; packets of 1400 bytes pass)" in finding.what
+    assert finding.fix.startswith("sudo ip link set dev eth0 mtu 1400 on b")
+    finding = the_only(change(healthy("a", "b", "c"), "ab", received=0))
+    assert finding.where == "a -> b"
+    assert "(nothing of 64 KiB arrived)" in finding.what
+    assert "mtu 1400" in finding.fix
 
 
 def test_a_large_message_that_came_in_part_is_slow_and_no_black_hole() -> None:
@@ -276,20 +283,20 @@ def test_a_large_message_that_came_in_part_is_slow_and_no_black_hole() -> None:
 
 
 def test_slow_lines() -> None:
-    found = the_only(change(healthy("a", "b", "c"), "ab ba cb bc", bytes_per_s=1e8))
+    finding = the_only(change(healthy("a", "b", "c"), "ab ba cb bc", bytes_per_s=1e8))
     assert (
-        found.line()
+        finding.line()
         == "problem: b: all links to and from it carry 800 Mbit/s; others carry 8.0 Gbit/s"
     )
-    assert found.fix.startswith("ethtool eth0; tc qdisc show dev eth0 on b")
+    assert finding.fix.startswith("ethtool eth0; tc qdisc show dev eth0 on b")
     assert the_only(change(healthy("a", "b", "c"), "ba bc", bytes_per_s=1e8)).what.startswith(
         "all links from it"
     )
     assert the_only(change(healthy("a", "b", "c"), "ab cb", bytes_per_s=1e8)).what.startswith(
         "all links to it"
     )
-    found = the_only(change(healthy("a", "b", "c"), "ac", bytes_per_s=1e8))
-    assert found.line() == "problem: a -> c: it carries 800 Mbit/s; others carry 8.0 Gbit/s"
+    finding = the_only(change(healthy("a", "b", "c"), "ac", bytes_per_s=1e8))
+    assert finding.line() == "problem: a -> c: it carries 800 Mbit/s; others carry 8.0 Gbit/s"
     assert the_only(change(healthy("a", "b"), "ab", bytes_per_s=1e8)).where == "a -> b"
     assert pair_findings(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], (
         "a neighbour takes as much"
@@ -301,8 +308,8 @@ def test_slow_lines() -> None:
 
 
 def test_a_line_that_could_not_be_measured() -> None:
-    found = the_only(change(healthy("a", "b"), "ab", bytes_per_s=None, error="timed out"))
-    assert found.line() == "problem: a -> b: it opened, but could not be measured: timed out"
+    finding = the_only(change(healthy("a", "b"), "ab", bytes_per_s=None, error="timed out"))
+    assert finding.line() == "problem: a -> b: it opened, but could not be measured: timed out"
 
 
 def clocks(*ahead: float) -> list[Finding]:
@@ -313,11 +320,11 @@ def clocks(*ahead: float) -> list[Finding]:
 
 
 def test_clocks() -> None:
-    (found,) = clocks(5.0, 0.0, 0.0)
-    assert found.line() == "warning: a: its clock is 5.0 s ahead of the other hosts'"
-    assert found.fix.startswith("sudo chronyc makestep on a")
-    (found,) = clocks(0.0, -3600.0)
-    assert found.line() == "problem: b: its clock is 3,600.0 s behind a's"
+    (finding,) = clocks(5.0, 0.0, 0.0)
+    assert finding.line() == "warning: a: its clock is 5.0 s ahead of the other hosts'"
+    assert finding.fix.startswith("sudo chronyc makestep on a")
+    (finding,) = clocks(0.0, -3600.0)
+    assert finding.line() == "problem: b: its clock is 3,600.0 s behind a's"
     assert clocks(0.0, 0.9) == []
 
 
@@ -336,7 +343,7 @@ def test_a_host_whose_facts_have_another_form_is_reported_and_the_rest_is_judged
         29500,
     )
     findings, table = cluster.check_facts(survey)
-    (found,) = [one for one in findings if one.where == "b"]
-    assert found.line().startswith("problem: b: its facts cannot be read (KeyError(")
-    assert found.fix == "install the same drumline on all hosts"
+    (finding,) = [candidate for candidate in findings if candidate.where == "b"]
+    assert finding.line().startswith("problem: b: its facts cannot be read (KeyError(")
+    assert finding.fix == "install the same drumline on all hosts"
     assert table == []

@@ -102,7 +102,7 @@ def test_what_is_set_already_or_needs_nothing_is_no_finding(
     assert use_findings(use, Config(dist=dist), task="mine") == []
 
 
-seen: dict[str, Any] = {}
+recorded: dict[str, Any] = {}
 
 
 class Branches(Classify):
@@ -117,9 +117,9 @@ class Branches(Classify):
         )
         model["frozen"].requires_grad_(False)
         model["head"] = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
-        seen["model"] = model
-        seen["weights"] = {name: one.clone() for name, one in model.state_dict().items()}
-        seen["task"] = self
+        recorded["model"] = model
+        recorded["weights"] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        recorded["task"] = self
         return model
 
     def loss(self, model: Any, batch: tuple[Tensor, Tensor]) -> Loss:
@@ -153,11 +153,11 @@ def test_batches_are_run_and_nothing_is_changed() -> None:
     assert use.never == ["never.weight", "never.bias"]
     assert not use.is_static
     assert use.row() == "10 trained, 4 unused in one or more of 12 batches"
-    assert seen["task"].calls == 0
-    after = seen["model"].state_dict()
-    for name, tensor in seen["weights"].items():
+    assert recorded["task"].calls == 0
+    after = recorded["model"].state_dict()
+    for name, tensor in recorded["weights"].items():
         assert torch.equal(tensor, after[name]), name
-    assert all(one.grad is None for one in seen["model"].parameters())
+    assert all(parameter.grad is None for parameter in recorded["model"].parameters())
 
 
 def test_a_task_that_uses_everything() -> None:

@@ -70,37 +70,37 @@ def test_a_large_message_that_stalls_is_counted_and_the_sizes_that_pass_are_soug
         return num_bytes if num_bytes <= 1400 - 52 else 0
 
     monkeypatch.setattr(server, "_count_bytes", take_small)
-    found = probe(Target(3, HERE, port, large=True), TOKEN)
-    assert found == {"outcome": "open", "received": 0, "passes": 1400}
+    result = probe(Target(3, HERE, port, large=True), TOKEN)
+    assert result == {"outcome": "open", "received": 0, "passes": 1400}
     monkeypatch.setattr(server, "_count_bytes", lambda *_: 0)
     assert probe(Target(3, HERE, port, large=True), TOKEN)["passes"] is None
 
 
 def test_bytes_that_stop_coming_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALLED_S", 0.05)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(b"x" * 100)
-        assert server._count_bytes(theirs, 1000) == 100
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"x" * 100)
+        assert server._count_bytes(far, 1000) == 100
 
 
 def test_a_port_closes(port: int) -> None:
     listeners = Listeners(TOKEN, node=1)
-    own = listeners.open(HERE)
+    high_port = listeners.open(HERE)
     with pytest.raises(OSError, match="in use"):
-        Listeners(TOKEN, node=2).open(HERE, own)
+        Listeners(TOKEN, node=2).open(HERE, high_port)
     listeners.close()
-    assert probe(Target(1, HERE, own), TOKEN) == {"outcome": "connection refused"}
+    assert probe(Target(1, HERE, high_port), TOKEN) == {"outcome": "connection refused"}
     again = Listeners(TOKEN, node=2)
-    assert again.open(HERE, own) == own, "at once"
+    assert again.open(HERE, high_port) == high_port, "at once"
     again.close()
 
 
 def test_names() -> None:
-    found = resolve_all(["localhost", "10.1.2.3", "no-such-host.invalid"])
-    assert found["localhost"] == {"addresses": ["127.0.0.1"]}
-    assert found["10.1.2.3"] == {"addresses": ["10.1.2.3"]}
-    assert found["no-such-host.invalid"].keys() == {"error"}
+    resolved = resolve_all(["localhost", "10.1.2.3", "no-such-host.invalid"])
+    assert resolved["localhost"] == {"addresses": ["127.0.0.1"]}
+    assert resolved["10.1.2.3"] == {"addresses": ["10.1.2.3"]}
+    assert resolved["no-such-host.invalid"].keys() == {"error"}
 
 
 def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

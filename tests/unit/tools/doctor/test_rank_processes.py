@@ -61,8 +61,8 @@ def test_a_rank_that_fails_or_hangs_is_reported_with_its_last_lines(
         limit_s=1.0,
     )
     assert hung["error"] == "still running after 1 s: waiting"
-    (found,) = collective_findings([{"host": "b", **failed}], {})
-    assert found.line() == (
+    (finding,) = collective_findings([{"host": "b", **failed}], {})
+    assert finding.line() == (
         "problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here"
     )
 
@@ -107,23 +107,23 @@ def test_all_end_when_the_node_is_killed(tmp_path: Path) -> None:
 
 
 def test_what_ranks_found_is_reported_once() -> None:
-    found = {
+    finding = {
         "level": "problem",
         "check": "collectives",
         "where": "b",
         "what": "wrong sum",
         "fix": "mend",
     }
-    result = {"findings": [found], "numbers": NUMBERS}
-    said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
-    assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == [
+    result = {"findings": [finding], "numbers": NUMBERS}
+    outcomes = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
+    assert [finding.line() for finding in collective_findings(outcomes, {"b": "me@b"})] == [
         "problem: me@b: wrong sum"
     ]
-    assert collectives_line(said) == "collectives: 2 ranks, some checks failed; " + MEASURED
-    blamed = {**found, "what": "rank 2 on b is stopped", "rank": 2}
+    assert collectives_line(outcomes) == "collectives: 2 ranks, some checks failed; " + MEASURED
+    blamed = {**finding, "what": "rank 2 on b is stopped", "rank": 2}
     silent = {"host": "b", "rank": 2, "result": None, "error": "killed by SIGKILL"}
-    said = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
-    assert len(collective_findings(said, {})) == 1, "the other rank has explained it"
+    outcomes = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
+    assert len(collective_findings(outcomes, {})) == 1, "the other rank has explained it"
     good = [{"host": "b", "rank": 0, "result": {"findings": [], "numbers": {}}}]
     assert collectives_line(good) == "collectives: 1 rank, all values right"
 

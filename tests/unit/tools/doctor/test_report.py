@@ -116,8 +116,8 @@ def test_the_result() -> None:
     late = finding("b", "it is late")
     assert result_line([]) == "result: ready to train"
     assert result_line([warning]) == "result: ready to train, with 1 warning"
-    found = [finding("a"), finding("b"), late, warning]
-    assert result_line(found) == "result: not ready to train: 2 problems and 1 warning"
+    findings = [finding("a"), finding("b"), late, warning]
+    assert result_line(findings) == "result: not ready to train: 2 problems and 1 warning"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -146,13 +146,16 @@ def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixtur
 
 def test_json_has_all() -> None:
     survey = examine(Cluster(3, closed={(0, 1)}, down=[2]))
-    told = json.loads(as_json(pair_findings(survey), survey=survey, facts={"n000": {}}))
-    assert told["result"] == "result: not ready to train: 2 problems"
-    assert {one["check"] for one in told["findings"]} == {"host", "data ports"}
-    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "no answer"} in told[
-        "network"
-    ]["edges"]
-    assert told["network"]["hosts"][2]["absent"].startswith("it is unreachable")
+    document = json.loads(as_json(pair_findings(survey), survey=survey, facts={"n000": {}}))
+    assert document["result"] == "result: not ready to train: 2 problems"
+    assert {entry["check"] for entry in document["findings"]} == {"host", "data ports"}
+    assert {
+        "from": "n000",
+        "to": "n001",
+        "addresses": ["10.9.0.2"],
+        "data": "no answer",
+    } in document["network"]["edges"]
+    assert document["network"]["hosts"][2]["absent"].startswith("it is unreachable")
 
 
 def test_numbers_as_people_say_them() -> None:
@@ -169,7 +172,7 @@ def test_numbers_as_people_say_them() -> None:
 def work(count: int) -> float:
     begin = time.process_time()
     survey = examine(
-        Cluster(count, closed={(1, 2)}, unnamed={(other, 3) for other in range(count)})
+        Cluster(count, closed={(1, 2)}, unnamed={(number, 3) for number in range(count)})
     )
     findings = pair_findings(survey)
     list(plain_lines(matrix(survey)))

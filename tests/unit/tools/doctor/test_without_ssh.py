@@ -75,16 +75,16 @@ def test_secrets_that_do_not_fit(master: str | None, node: str | None, words: st
 
 
 def test_numbers_that_do_not_fit() -> None:
-    told = refused(place(0, nodes=3), place(1, nodes=4), place(0, nodes=3))
-    assert told == [
+    messages = refused(place(0, nodes=3), place(1, nodes=4), place(0, nodes=3))
+    assert messages == [
         "node 0 refuses node 1: it has --nodes 4, node 0 has 3",
         "node 0 refuses node 0: there is a node 0 already",
     ]
 
 
 def test_valid_nodes_join_and_are_informed_when_node_0_leaves() -> None:
-    (told,) = refused(place(0, secret="one"), place(1, secret="one"))
-    assert "closed the connection before the end" in told
+    (message,) = refused(place(0, secret="one"), place(1, secret="one"))
+    assert "closed the connection before the end" in message
 
 
 def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_join_again(
@@ -120,9 +120,9 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
     async def host() -> list[int]:
         waiting = asyncio.create_task(rendezvous.wait(lambda _: None))
         await asyncio.sleep(0)
-        told = [asyncio.create_task(asyncio.to_thread(_told, stays))]
+        messages = [asyncio.create_task(asyncio.to_thread(_told, stays))]
         await come_and_go()
-        told.append(asyncio.create_task(asyncio.to_thread(_told, leaves)))
+        messages.append(asyncio.create_task(asyncio.to_thread(_told, leaves)))
         await asyncio.sleep(1.2)
         missing = rendezvous.missing()
         waiting.cancel()
@@ -130,7 +130,8 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
             client.writer.close()
             await client.writer.wait_closed()
         assert all(
-            "closed the connection before the end" in one for one in await asyncio.gather(*told)
+            "closed the connection before the end" in message
+            for message in await asyncio.gather(*messages)
         )
         return missing
 
@@ -177,8 +178,8 @@ def test_a_master_that_does_not_know_the_secret_it_claims_to_have() -> None:
 def test_a_node_reports_that_nothing_listens_and_that_a_name_does_not_resolve() -> None:
     here = socket.gethostname()
     port = free_port()
-    told = _told(place(1, port=port, wait_s=0.1))
-    assert told == (
+    message = _told(place(1, port=port, wait_s=0.1))
+    assert message == (
         f"node 1 on {here} could not connect to 127.0.0.1:{port} within 0.1 s: connection refused (nothing listens "
         "there yet)"
     )
@@ -197,10 +198,10 @@ def test_a_node_says_itself_that_nothing_answers(monkeypatch: pytest.MonkeyPatch
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
             fillers.append(filler)
-        told = _told(place(1, port=port, wait_s=0.5))
+        message = _told(place(1, port=port, wait_s=0.5))
         for filler in fillers:
             filler.close()
-    assert f"could not connect to 127.0.0.1:{port} within 0.5 s: no answer" in told
+    assert f"could not connect to 127.0.0.1:{port} within 0.5 s: no answer" in message
 
 
 def cannot_listen(where: NodeOptions) -> str:
@@ -212,9 +213,9 @@ def cannot_listen(where: NodeOptions) -> str:
 def test_where_node_0_cannot_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = cannot_listen(place(0, port=port))
-        assert f"node 0 cannot listen on 127.0.0.1:{port}: Address already in use" in told
-        assert f"ss -ltnp 'sport = :{port}' shows the process that has it" in told
+        message = cannot_listen(place(0, port=port))
+        assert f"node 0 cannot listen on 127.0.0.1:{port}: Address already in use" in message
+        assert f"ss -ltnp 'sport = :{port}' shows the process that has it" in message
     far = replace(place(0, port=port), master="192.0.2.1")
     assert "--master 192.0.2.1 is 192.0.2.1, which is not an address of" in cannot_listen(far)
     assert "does not resolve" in cannot_listen(replace(far, master="no-such-host.invalid"))
@@ -227,9 +228,9 @@ def test_a_name_that_leads_to_the_loopback_is_no_rendezvous(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
 
     monkeypatch.setattr(socket, "getaddrinfo", debian)
-    told = cannot_listen(replace(place(0), master="node-a"))
-    assert "--master node-a resolves to 127.0.1.1" in told
-    assert "which no other host reaches" in told
+    message = cannot_listen(replace(place(0), master="node-a"))
+    assert "--master node-a resolves to 127.0.1.1" in message
+    assert "which no other host reaches" in message
 
 
 def test_a_rank_out_of_range() -> None:

@@ -26,13 +26,13 @@ def test_the_largest_size_that_fits_is_found(limit: int, smallest: int) -> None:
             tried.append(size)
             return size <= capacity
 
-        found = largest(fits, smallest, limit)
+        result = largest(fits, smallest, limit)
         if capacity < smallest:
-            assert (found, tried) == (0, [smallest])
+            assert (result, tried) == (0, [smallest])
             continue
         best = min(capacity, limit)
-        assert best - max(1, best // PRECISION) < found <= best
-        assert found in tried
+        assert best - max(1, best // PRECISION) < result <= best
+        assert result in tried
         assert len(tried) == len(set(tried)) <= 16
         assert max(tried) <= limit
 
@@ -61,16 +61,16 @@ TRIALS += [Trial(3, True, 120.0, 3 << 30)]
 
 
 def test_the_largest_is_chosen_and_a_faster_one_is_named() -> None:
-    found = BatchSearch(TRIALS, limit=8, batch_size=16, measures_memory=True)
-    assert (found.chosen.size, found.fastest.size) == (3, 2)
-    assert list(batch_table(found)) == [
+    search = BatchSearch(TRIALS, limit=8, batch_size=16, measures_memory=True)
+    assert (search.chosen.size, search.fastest.size) == (3, 2)
+    assert list(batch_table(search)) == [
         "micro-batch   samples/s  memory",
         "          1         100  1 GiB",
         "          2         180  2 GiB",
         "          3         120  3 GiB",
         "          4           -  out of memory",
     ]
-    assert list(describe_batch(found, 0.05, 2)) == [
+    assert list(describe_batch(search, 0.05, 2)) == [
         "--train.micro_batch_size 3: the largest that fits with 5% of the memory free; the global batch stays 16: "
         "3 micro-batches a step on each of 2 ranks",
         "2 is faster: 180 samples/s",
@@ -78,17 +78,17 @@ def test_the_largest_is_chosen_and_a_faster_one_is_named() -> None:
 
 
 def test_all_of_a_step_may_fit() -> None:
-    found = BatchSearch(TRIALS[:2], limit=2, batch_size=2, measures_memory=True)
-    assert list(describe_batch(found, 0.05, 1)) == [
+    search = BatchSearch(TRIALS[:2], limit=2, batch_size=2, measures_memory=True)
+    assert list(describe_batch(search, 0.05, 1)) == [
         "--train.micro_batch_size 2: all of a step fits; the global batch stays 2: 1 micro-batch a step on 1 rank"
     ]
 
 
 def test_on_the_cpu_the_fastest_is_chosen_and_the_limits_are_named() -> None:
-    found = BatchSearch(TRIALS, limit=8, batch_size=8, measures_memory=False)
-    assert found.chosen.size == 2
-    assert list(batch_table(found))[1:3] == ["          1         100", "          2         180"]
-    assert list(describe_batch(found, 0.05, 1)) == [
+    search = BatchSearch(TRIALS, limit=8, batch_size=8, measures_memory=False)
+    assert search.chosen.size == 2
+    assert list(batch_table(search))[1:3] == ["          1         100", "          2         180"]
+    assert list(describe_batch(search, 0.05, 1)) == [
         "--train.micro_batch_size 2: the fastest; the global batch stays 8: 4 micro-batches a step on 1 rank",
         "on the CPU only speed is measured, not what fits: a process that needs too much memory is killed by the "
         "kernel, it gets no error",

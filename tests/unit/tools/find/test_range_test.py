@@ -22,7 +22,7 @@ def run_over(
     *,
     noise: float = 0.0,
     setting: float = 1.0,
-    own: str | None = None,
+    own_optimizer: str | None = None,
 ) -> RangeTest:
     """A range test whose loss is a function of the rate."""
     draw = random.Random(3)
@@ -33,7 +33,7 @@ def run_over(
         losses.append(loss_at(rates[-1]) + draw.gauss(0, noise))
         if diverges(losses):
             break
-    return RangeTest(rates, losses, diverges(losses), setting, own)
+    return RangeTest(rates, losses, diverges(losses), setting, own_optimizer)
 
 
 def valley(rate: float) -> float:
@@ -51,16 +51,16 @@ def test_rates_grow_by_the_same_factor() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
 def test_the_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(noise: float) -> None:
-    found = run_over(valley, noise=noise)
-    assert found.has_diverged
-    assert len(found.losses) < OPTIONS.steps
+    test = run_over(valley, noise=noise)
+    assert test.has_diverged
+    assert len(test.losses) < OPTIONS.steps
     factor = 1.25 if noise == 0 else 2.5
-    assert 0.021 / factor < found.suggestion() < 0.021 * factor
+    assert 0.021 / factor < test.suggestion() < 0.021 * factor
 
 
 def test_a_loss_may_be_negative() -> None:
-    found = run_over(lambda rate: valley(rate) - 4)
-    assert 0.021 / 1.25 < found.suggestion() < 0.021 * 1.25
+    test = run_over(lambda rate: valley(rate) - 4)
+    assert 0.021 / 1.25 < test.suggestion() < 0.021 * 1.25
     assert not diverges([-1.0, -2.0, -3.0, -2.9])
     assert diverges([-1.0, -2.0, -3.0, 20.0])
 
@@ -103,14 +103,14 @@ def test_there_is_no_suggestion_where_the_loss_still_falls() -> None:
 
 
 def test_the_table_is_a_plot() -> None:
-    found = run_over(valley)
-    title, *rows = range_table(found)
+    test = run_over(valley)
+    title, *rows = range_table(test)
     assert title.split() == ["rate", "loss"]
     columns = [row.index("*") for row in rows]
     assert columns[0] > min(columns)
     assert columns[-1] == max(columns)
     assert next(row for row in rows if row.endswith("*  lowest")).startswith(
-        f"{found.rates[found.lowest]:>9.2e}"
+        f"{test.rates[test.lowest]:>9.2e}"
     )
     assert rows[-1].endswith("*  diverged")
     assert len(rows) <= 28
@@ -124,14 +124,14 @@ def test_a_table_without_any_finite_loss() -> None:
 
 
 def test_the_suggestion_names_the_setting() -> None:
-    found = run_over(valley)
-    rate = found.suggestion()
-    assert describe_rate(found, rate) == (
-        f"--optim.lr {rate:g}: 1/10 of {found.rates[found.lowest]:.2g}, the rate with the lowest loss"
+    test = run_over(valley)
+    rate = test.suggestion()
+    assert describe_rate(test, rate) == (
+        f"--optim.lr {rate:g}: 1/10 of {test.rates[test.lowest]:.2g}, the rate with the lowest loss"
     )
     scaled = run_over(valley, setting=0.25)  # --optim.scale_lr linear on four ranks
     assert lr_setting(scaled, 0.02) == 0.005
-    own = run_over(valley, own="Mine.optimizer()")
-    assert describe_rate(own, 0.02).startswith(
+    of_task = run_over(valley, own_optimizer="Mine.optimizer()")
+    assert describe_rate(of_task, 0.02).startswith(
         "Mine.optimizer(): 0.02 as the highest lr of its groups, 1/10 of "
     )

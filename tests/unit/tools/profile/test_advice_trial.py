@@ -52,7 +52,7 @@ def test_changed_and_unchanged_runs_take_turns() -> None:
     )
     assert order == [{}, workers, precision, {}, workers], "what has failed is not run again"
     assert notes == ["round 1 of 2: 3 short runs", "round 2 of 2: 3 short runs"]
-    assert [(one.before_s, one.after_s) for one in trials] == [
+    assert [(trial.before_s, trial.after_s) for trial in trials] == [
         ([0.08, 0.08], [0.04, 0.04]),
         ([], []),
     ]

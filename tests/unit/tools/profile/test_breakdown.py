@@ -54,7 +54,7 @@ def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
     assert fast.parts_s["gaps"] * 1000 == pytest.approx(15)
     assert slow.parts_s["waiting_for_rank"] == 0
     assert slow.parts_s["exposed_communication"] * 1000 == pytest.approx(20)
-    assert [one.critical_steps for one in result.ranks] == [0, 2]
+    assert [rank.critical_steps for rank in result.ranks] == [0, 2]
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s) == 0.1
     [bucket] = result.buckets
     assert (bucket.num_bytes, bucket.ready_s, bucket.backward_s) == (
@@ -69,10 +69,10 @@ def test_the_parts_of_a_step_are_known(tmp_path: Path) -> None:
 
 def test_clocks_of_two_hosts_are_compared_by_what_they_leave_together(tmp_path: Path) -> None:
     expected = two_ranks(tmp_path / "same")
-    found = two_ranks(tmp_path / "later", later_ms=5000, host="b")
-    assert found.num_nodes == 2
-    assert found.parts_s == pytest.approx(expected.parts_s)
-    assert [one.critical_steps for one in found.ranks] == [0, 2]
+    later = two_ranks(tmp_path / "later", later_ms=5000, host="b")
+    assert later.num_nodes == 2
+    assert later.parts_s == pytest.approx(expected.parts_s)
+    assert [rank.critical_steps for rank in later.ranks] == [0, 2]
 
 
 def test_communication_beside_compute_is_hidden(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_ranks_on_a_gpu_with_a_slow_one(tmp_path: Path) -> None:
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s)
     assert fast.parts_s["waiting_for_rank"] > 0.045 > slow.parts_s["gaps"] - 0.01
     assert slow.parts_s["waiting_for_rank"] < 0.001
-    assert [one.critical_steps for one in result.ranks] == [0, 2]
+    assert [rank.critical_steps for rank in result.ranks] == [0, 2]
     [bucket] = result.buckets
     assert bucket.num_bytes == 3_370_280
     assert 0.0005 < bucket.ready_s - bucket.backward_s < bucket.ready_s < 0.003
@@ -207,7 +207,7 @@ def syncs_of(run: Path, entries: list[Entry], **at_ms: float) -> dict[tuple[str,
     lines = tuple((10**18 + int(ms * 1e6), place) for place, ms in at_ms.items())
     frame = [*gpu_entries()[:2], mark("drumline.end", 61.2, 70), *gpu_entries()[3:12]]
     write_rank(run, 0, [*frame, *entries], world_size=1, bucket_bytes=(), sync_lines=lines)
-    return {(one.source, one.call): one.calls * 2 for one in analyse(run).syncs}
+    return {(sync.source, sync.call): sync.calls * 2 for sync in analyse(run).syncs}
 
 
 def test_a_sync_without_a_line_does_not_get_that_of_the_next(tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_a_rank_without_a_trace_is_named_and_the_others_count(tmp_path: Path) ->
     two_ranks(tmp_path)
     trace_path(tmp_path / "profile", 1).write_bytes(b"\x1f\x8b no gzip")
     result = analyse(tmp_path)
-    assert [one.rank for one in result.ranks] == [0]
+    assert [rank.rank for rank in result.ranks] == [0]
     assert list(result.missing_ranks) == ["1"]
-    assert all(one.bottleneck not in ("slow_rank", "uneven_ranks") for one in advise(result))
+    assert all(advice.bottleneck not in ("slow_rank", "uneven_ranks") for advice in advise(result))
     assert "no trace of rank 1 " in words_of(result)[1]
     trace_path(tmp_path / "profile", 0).unlink()
     with pytest.raises(UsageError, match="has no trace that can be read") as caught:
@@ -308,15 +308,15 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 @given(times, times, st.integers(0, 20), st.integers(20, 40))
 def test_sets_of_instants(
-    one: list[tuple[int, int]], other: list[tuple[int, int]], low: int, high: int
+    left_pairs: list[tuple[int, int]], right_pairs: list[tuple[int, int]], low: int, high: int
 ) -> None:
-    left = union(one)
-    right = union(other)
+    left = union(left_pairs)
+    right = union(right_pairs)
     assert all(end < start for (_, end), (start, _) in pairwise(left))
-    assert length(left) == len(instants(one))
-    assert length(intersection(left, right)) == len(instants(one) & instants(other))
-    assert length(difference(left, right)) == len(instants(one) - instants(other))
-    assert length(clipped(left, low, high)) == len(instants(one) & set(range(low, high)))
+    assert length(left) == len(instants(left_pairs))
+    assert length(intersection(left, right)) == len(instants(left_pairs) & instants(right_pairs))
+    assert length(difference(left, right)) == len(instants(left_pairs) - instants(right_pairs))
+    assert length(clipped(left, low, high)) == len(instants(left_pairs) & set(range(low, high)))
 
 
 @given(st.lists(times, min_size=4, max_size=4))
@@ -335,9 +335,9 @@ def test_ranks_with_different_numbers_of_collectives_do_not_wait(tmp_path: Path)
     two_ranks(tmp_path)
     traces = {rank: read_trace(trace_path(tmp_path / "profile", rank)) for rank in (0, 1)}
     traces[1] = replace(traces[1], collectives=traces[1].collectives[:1])
-    found = matched(traces)
-    assert [len(one.by_rank) for one in found] == [1, 1, 1]
-    assert all(not any(one.waited_s.values()) for one in divide_steps(0, traces[0], found))
+    collectives = matched(traces)
+    assert [len(collective.by_rank) for collective in collectives] == [1, 1, 1]
+    assert all(not any(step.waited_s.values()) for step in divide_steps(0, traces[0], collectives))
 
 
 def reduced(times: list[tuple[float, float]]) -> RankTrace:
@@ -359,4 +359,10 @@ def test_groups_of_ranks_with_equal_counts_are_not_one_collective() -> None:
     late = (20.0, 25.0)
     together = (40.0, 50.0)
     traces = {rank: reduced([early if rank < 2 else late, together]) for rank in range(4)}
-    assert [len(one.by_rank) for one in matched(traces, clock_error_s=0.001)] == [1, 1, 1, 1, 4]
+    assert [len(collective.by_rank) for collective in matched(traces, clock_error_s=0.001)] == [
+        1,
+        1,
+        1,
+        1,
+        4,
+    ]

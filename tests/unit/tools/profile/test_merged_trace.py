@@ -27,30 +27,38 @@ from tests.unit.tools.scale.profiles import (
 
 def merged(run: Path) -> list[Entry]:
     document = json.loads(gzip.decompress((run / "profile/merged.trace.json.gz").read_bytes()))
-    found: list[Entry] = document["traceEvents"]
-    return found
+    entries: list[Entry] = document["traceEvents"]
+    return entries
 
 
 def processes_of(path: Path) -> list[str]:
     """The names of the processes in a merged trace, whose entries are checked against the
     format."""
     entries = merged(path.parents[1])
-    names = {one["pid"]: one["args"]["name"] for one in entries if one["name"] == "process_name"}
+    names = {
+        entry["pid"]: entry["args"]["name"] for entry in entries if entry["name"] == "process_name"
+    }
     ranks_of_flow: dict[int, set[int]] = defaultdict(set)
-    for one in entries:
-        assert (type(one["pid"]), type(one["tid"]), type(one["name"])) == (int, int, str), one
-        assert one["pid"] in names, one
-        assert 0 <= one["ts"] < math.inf, one
-        if one["ph"] == "X":
-            assert one["dur"] >= 0, one
-        elif one["ph"] in "stf":
-            assert type(one["id"]) is int, one
-            ranks_of_flow[one["id"]].add(one["pid"] // PROCESSES)
-        elif one["ph"] == "M":
-            assert one["name"] in ("process_name", "process_sort_index", "thread_name"), one
-            assert set(one["args"]) <= {"name", "sort_index"}, one
+    for merged_entry in entries:
+        assert (
+            type(merged_entry["pid"]),
+            type(merged_entry["tid"]),
+            type(merged_entry["name"]),
+        ) == (int, int, str), merged_entry
+        assert merged_entry["pid"] in names, merged_entry
+        assert 0 <= merged_entry["ts"] < math.inf, merged_entry
+        if merged_entry["ph"] == "X":
+            assert merged_entry["dur"] >= 0, merged_entry
+        elif merged_entry["ph"] in "stf":
+            assert type(merged_entry["id"]) is int, merged_entry
+            ranks_of_flow[merged_entry["id"]].add(merged_entry["pid"] // PROCESSES)
+        elif merged_entry["ph"] == "M":
+            assert merged_entry["name"] in ("process_name", "process_sort_index", "thread_name"), (
+                merged_entry
+            )
+            assert set(merged_entry["args"]) <= {"name", "sort_index"}, merged_entry
         else:
-            assert one["ph"] == "i", one
+            assert merged_entry["ph"] == "i", merged_entry
     assert all(len(ranks) == 1 for ranks in ranks_of_flow.values())
     return [names[number] for number in sorted(names)]
 
@@ -58,9 +66,11 @@ def processes_of(path: Path) -> list[str]:
 def test_ranks_of_two_hosts_are_by_one_clock(tmp_path: Path) -> None:
     two_ranks(tmp_path, later_ms=5000, host="b")
     entries = merged(tmp_path)
-    reduced = [one for one in entries if one["name"] == "gloo:all_reduce"]
-    assert sorted(one["pid"] for one in reduced) == [100, 100, 200, 200]
-    ends = {(one["pid"], round((one["ts"] - EARLY_US + one["dur"]) / MS)) for one in reduced}
+    reduced = [entry for entry in entries if entry["name"] == "gloo:all_reduce"]
+    assert sorted(entry["pid"] for entry in reduced) == [100, 100, 200, 200]
+    ends = {
+        (entry["pid"], round((entry["ts"] - EARLY_US + entry["dur"]) / MS)) for entry in reduced
+    }
     assert ends == {(100, 80), (100, 180), (200, 80), (200, 180)}
     assert processes_of(tmp_path / "profile/merged.trace.json.gz") == ["rank 0 on a", "rank 1 on b"]
 
@@ -85,7 +95,7 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
     }
     own_rows = [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9.0}]
     own_rows += [{**entry("PyTorch Profiler (0)", 0, 9), "pid": "Spans", "tid": "PyTorch Profiler"}]
-    found = list(
+    merged_entries = list(
         renumbered(
             [thread, unused, entry("aten::mm", 0, 1), kernel, flow, *own_rows, None, {"ph": "X"}],
             3,
@@ -93,13 +103,12 @@ def test_streams_of_a_gpu_and_flows_belong_to_their_rank() -> None:
             10.0,
         )
     )
-    assert [one["pid"] for one in found[:4]] == [400, 400, 401, 400]
-    assert found[3]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
-    assert found[1]["ts"] == pytest.approx(10.0)
-    assert [one["args"]["name"] for one in found if one["name"] == "process_name"] == [
-        "rank 3 on a",
-        "rank 3 on a, GPU 0",
-    ]
+    assert [entry["pid"] for entry in merged_entries[:4]] == [400, 400, 401, 400]
+    assert merged_entries[3]["id"] == (3 << 40) + 5, "Perfetto reads text as a hexadecimal number"
+    assert merged_entries[1]["ts"] == pytest.approx(10.0)
+    assert [
+        entry["args"]["name"] for entry in merged_entries if entry["name"] == "process_name"
+    ] == ["rank 3 on a", "rank 3 on a, GPU 0"]
 
 
 def ranks_with_flows(run: Path) -> None:
@@ -116,12 +125,12 @@ def ranks_with_flows(run: Path) -> None:
                 "id": 5,
                 "pid": 7,
                 "tid": 1,
-                "ts": at * MS,
+                "ts": moment * MS,
                 "name": "fwdbwd",
                 "cat": "fwdbwd",
                 "bp": "e",
             }
-            for phase, at in (("s", 2), ("f", 42))
+            for phase, moment in (("s", 2), ("f", 42))
         ]
         write_rank(run, rank, [*steps, entry("MmBackward0", 40, 45), *arrows])
     analyse(run)
@@ -130,7 +139,7 @@ def ranks_with_flows(run: Path) -> None:
 def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
     ranks_with_flows(tmp_path)
     assert processes_of(tmp_path / "profile/merged.trace.json.gz") == ["rank 0 on a", "rank 1 on a"]
-    assert len({one["id"] for one in merged(tmp_path) if one["ph"] in "sf"}) == 2
+    assert len({entry["id"] for entry in merged(tmp_path) if entry["ph"] in "sf"}) == 2
 
 
 def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
@@ -139,5 +148,12 @@ def test_a_kernel_ends_where_the_next_of_its_stream_begins() -> None:
         for times in ((0, 10), (9, 12), (12, 15))
     ]
     elsewhere = {**entry("mm", 2, 11, "kernel"), "pid": 0, "tid": 8}
-    found = [one for one in renumbered([*kernels, elsewhere], 0, "a", 0.0) if one["ph"] == "X"]
-    assert [(one["ts"] / MS, one["dur"] / MS) for one in found] == [(0, 9), (9, 3), (12, 3), (2, 9)]
+    kernel_entries = [
+        entry for entry in renumbered([*kernels, elsewhere], 0, "a", 0.0) if entry["ph"] == "X"
+    ]
+    assert [(entry["ts"] / MS, entry["dur"] / MS) for entry in kernel_entries] == [
+        (0, 9),
+        (9, 3),
+        (12, 3),
+        (2, 9),
+    ]

@@ -40,22 +40,30 @@ def mark(name: str, start_ms: float, end_ms: float) -> Entry:
     return entry(name, start_ms, end_ms, "user_annotation")
 
 
-def gloo_step(number: int, at: float, *, bucket_at: float, reduced_at: float) -> list[Entry]:
+def gloo_step(number: int, start: float, *, bucket_at: float, reduced_at: float) -> list[Entry]:
     """100 ms: 10 of data, forward, backward with one bucket from `bucket_at` to `reduced_at`, and
     an update of 5 ms."""
     return [
-        mark(f"drumline.step#{number}", at, at + 99),
-        mark("drumline.data", at, at + 10),
-        entry("aten::stack", at + 2, at + 8),
-        entry("aten::linear", at + 10, at + 20),
-        entry("aten::addmm", at + 11, at + 19),
-        entry(f"{AUTOGRAD}AddmmBackward0", at + 20, at + 31),
-        entry("AddmmBackward0", at + 20, at + 30),
-        entry(f"{AUTOGRAD}torch::autograd::AccumulateGrad", at + bucket_at, at + bucket_at + 1),
-        entry("c10d::allreduce_", at + bucket_at, at + bucket_at + 0.5),
-        entry("gloo:all_reduce", at + bucket_at + 1, at + reduced_at, "user_annotation", thread=9),
-        entry("aten::copy_", at + 40, at + 41, thread=9),
-        entry("aten::_fused_sgd_", at + 90, at + 95),
+        mark(f"drumline.step#{number}", start, start + 99),
+        mark("drumline.data", start, start + 10),
+        entry("aten::stack", start + 2, start + 8),
+        entry("aten::linear", start + 10, start + 20),
+        entry("aten::addmm", start + 11, start + 19),
+        entry(f"{AUTOGRAD}AddmmBackward0", start + 20, start + 31),
+        entry("AddmmBackward0", start + 20, start + 30),
+        entry(
+            f"{AUTOGRAD}torch::autograd::AccumulateGrad", start + bucket_at, start + bucket_at + 1
+        ),
+        entry("c10d::allreduce_", start + bucket_at, start + bucket_at + 0.5),
+        entry(
+            "gloo:all_reduce",
+            start + bucket_at + 1,
+            start + reduced_at,
+            "user_annotation",
+            thread=9,
+        ),
+        entry("aten::copy_", start + 40, start + 41, thread=9),
+        entry("aten::_fused_sgd_", start + 90, start + 95),
     ]
 
 

@@ -20,18 +20,18 @@ from tests.unit.tools.scale.jobs_to_scale import make_profile
 class KnownRuns(SizedRuns):
     """Instead of runs: a rank takes 1 s for 64 samples, and all-reduces are exposed for 0.25 s."""
 
-    asked: list[tuple[str, int, int | None]] = field(default_factory=list)
+    requests: list[tuple[str, int, int | None]] = field(default_factory=list)
     device: str = "cpu"
 
     def profiled(self, name: str, ranks: int, batch: int | None) -> tuple[ProfileResult, Path]:
-        self.asked.append((name, ranks, batch))
+        self.requests.append((name, ranks, batch))
         size = batch or 64
         compute_s = size / 64 / ranks
         exposed_s = 0.25 if ranks > 1 else 0.0
         # With the profiler all takes twice as long, which is not the job's.
         parts = {"compute": 2 * compute_s, "exposed_communication": 2 * exposed_s}
         step_s = compute_s + exposed_s
-        found = make_profile(
+        profile = make_profile(
             compute_s=(compute_s,),
             parts_s=parts,
             world_size=ranks,
@@ -39,7 +39,7 @@ class KnownRuns(SizedRuns):
             step_s=2 * step_s,
             device=self.device,
         )
-        return ProfileResult(**{**vars(found), "unprofiled_step_s": step_s}), Path(
+        return ProfileResult(**{**vars(profile), "unprofiled_step_s": step_s}), Path(
             f"{name}-{ranks}"
         )
 
@@ -53,8 +53,8 @@ def known_runs(tmp_path: Path, *worlds: int) -> KnownRuns:
 
 def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> None:
     runs = known_runs(tmp_path, 4, 1, 2)
-    found = measure(runs, cores=2, gpus=8)
-    assert runs.asked == [
+    measurement = measure(runs, cores=2, gpus=8)
+    assert runs.requests == [
         ("base", 1, None),
         ("weak", 2, 128),
         ("weak", 4, 256),
@@ -62,7 +62,8 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         ("strong", 4, 64),
     ]
     rows = [
-        (one.scaling, one.ranks, one.step_s, one.speedup, one.efficiency) for one in found.sizes
+        (size.scaling, size.ranks, size.step_s, size.speedup, size.efficiency)
+        for size in measurement.sizes
     ]
     assert rows == [
         ("weak", 1, 1.0, 1.0, 1.0),
@@ -72,7 +73,7 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         ("strong", 2, 0.75, pytest.approx(4 / 3), pytest.approx(2 / 3)),
         ("strong", 4, 0.5, pytest.approx(2.0), pytest.approx(0.5)),
     ]
-    lines = list(measurement_lines(found))
+    lines = list(measurement_lines(measurement))
     assert (
         lines[1]
         == "there are fewer cores or GPUs than ranks: ranks share them, so more ranks cannot be faster here"
@@ -82,7 +83,7 @@ def test_speed_up_and_efficiency_of_weak_and_strong_scaling(tmp_path: Path) -> N
         in lines
     )
     assert not measure(known_runs(tmp_path, 1, 2), cores=2, gpus=0).shares_cores
-    plot = ElementTree.fromstring(efficiency_svg("<digits>", efficiency_lines(found)))
+    plot = ElementTree.fromstring(efficiency_svg("<digits>", efficiency_lines(measurement)))
     names = [text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"<digits>", "measured, weak scaling", "measured, strong scaling", "100%"} <= {*names}
 

@@ -34,16 +34,16 @@ from tests.unit.tools.scale.jobs_to_scale import MIB, make_network
 def test_a_ring_of_gloo_moves_its_bytes_twice_over_each_link_less_one_part() -> None:
     network = make_network(MIB, 0.0)
     for ranks in (2, 4, 8):
-        found = all_reduce(network, 8 * MIB, ranks, 1)
-        assert found.alone_s == found.busy_s == pytest.approx(2 * (ranks - 1) / ranks * 8)
+        transfer = all_reduce(network, 8 * MIB, ranks, 1)
+        assert transfer.alone_s == transfer.busy_s == pytest.approx(2 * (ranks - 1) / ranks * 8)
     assert all_reduce(network, 8 * MIB, 1, 1).alone_s == 0.0
 
 
 def test_small_messages_wait_for_every_hop() -> None:
     # 14 hops of half a byte's time and the latency; the second segment is hidden behind it.
-    found = all_reduce(make_network(MIB, 0.01), 16, 8, 1)
-    assert found.alone_s == pytest.approx(14 * (0.01 + 1 / MIB))
-    assert found.busy_s == pytest.approx(14 * 2 / MIB)
+    transfer = all_reduce(make_network(MIB, 0.01), 16, 8, 1)
+    assert transfer.alone_s == pytest.approx(14 * (0.01 + 1 / MIB))
+    assert transfer.busy_s == pytest.approx(14 * 2 / MIB)
     # A large message hides the latency.
     assert all_reduce(make_network(MIB, 0.01), 8 * MIB, 8, 1).alone_s == pytest.approx(14)
 
@@ -73,7 +73,7 @@ def test_rings_and_trees_of_nccl_are_those_of_its_cost_model() -> None:
 
 @given(
     size=st.integers(1, 1 << 32),
-    more=st.integers(0, 1 << 32),
+    added=st.integers(0, 1 << 32),
     nodes=st.integers(2, 2048),
     per_node=st.sampled_from((1, 2, 8)),
     rate=st.floats(1e6, 1e12),
@@ -81,7 +81,7 @@ def test_rings_and_trees_of_nccl_are_those_of_its_cost_model() -> None:
     backend=st.sampled_from(("gloo", "nccl")),
 )
 def test_more_bytes_take_longer_and_faster_links_less(
-    size: int, more: int, nodes: int, per_node: int, rate: float, latency: float, backend: str
+    size: int, added: int, nodes: int, per_node: int, rate: float, latency: float, backend: str
 ) -> None:
     def seconds(num_bytes: int, rate: float, latency: float) -> float:
         return all_reduce(
@@ -89,7 +89,7 @@ def test_more_bytes_take_longer_and_faster_links_less(
         ).alone_s
 
     here = seconds(size, rate, latency)
-    assert 0 < here <= seconds(size + more, rate, latency) * (1 + 1e-9)
+    assert 0 < here <= seconds(size + added, rate, latency) * (1 + 1e-9)
     assert seconds(size, 2 * rate, latency) <= here <= seconds(size, rate, 2 * latency) * (1 + 1e-9)
     transfer = all_reduce(make_network(rate, latency, backend=backend), size, nodes, per_node)
     assert transfer.busy_s <= transfer.alone_s
@@ -108,11 +108,14 @@ def test_a_measured_link_gives_its_measurements_back(
         size / ranks / rate >= 4 * latency
     )  # below that, a message says little about the bandwidth
     truth = make_network(rate, latency)
-    points = [(float(one), all_reduce(truth, one, ranks, 1).alone_s) for one in (ranks, size)]
+    points = [
+        (float(num_bytes), all_reduce(truth, num_bytes, ranks, 1).alone_s)
+        for num_bytes in (ranks, size)
+    ]
     link = link_from_points("again", points, world_size=ranks, backend="gloo")
     again = Network(backend="gloo", between=link, inside=truth.inside)
-    for one, seconds in zip((ranks, size), (points[0][1], points[1][1]), strict=True):
-        assert all_reduce(again, one, ranks, 1).alone_s == pytest.approx(seconds, rel=0.01)
+    for message, seconds in zip((ranks, size), (points[0][1], points[1][1]), strict=True):
+        assert all_reduce(again, message, ranks, 1).alone_s == pytest.approx(seconds, rel=0.01)
 
 
 def test_bandwidth_may_depend_on_the_size() -> None:

@@ -60,11 +60,11 @@ class Perfetto:
 
     def rows(self, query: str) -> list[Any]:
         expression = QUERY % json.dumps(query)
-        found = self.browser.call(
+        answer = self.browser.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in found, found
-        rows: list[Any] = found["result"]["value"]
+        assert "exceptionDetails" not in answer, answer
+        rows: list[Any] = answer["result"]["value"]
         return rows
 
     def processes(self) -> list[str]:
@@ -113,7 +113,7 @@ def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -
     perfetto.open(tmp_path)
     names = ["rank 0 on a", "rank 0 on a, GPU 0", "rank 1 on a", "rank 1 on a, GPU 0"]
     assert perfetto.processes() == names
-    written = Counter(one["pid"] for one in merged(tmp_path) if one["ph"] == "X")
+    written = Counter(entry["pid"] for entry in merged(tmp_path) if entry["ph"] == "X")
     shown = perfetto.rows(
         f"select rank, count(*) as num from ({SLICES}) group by rank order by rank"
     )
@@ -128,9 +128,9 @@ def test_flows_stay_within_their_rank(perfetto: Perfetto, tmp_path: Path) -> Non
     ends = (
         "join s as a on flow.slice_out = a.id join s as b on flow.slice_in = b.id order by a.rank"
     )
-    found = perfetto.rows(
+    rows = perfetto.rows(
         f"with s as ({SLICES}) select a.rank as x, a.name as y, b.rank as z, b.name as n from flow {ends}"
     )
-    assert found == [
+    assert rows == [
         [f"rank {rank} on a", "aten::mm", f"rank {rank} on a", "MmBackward0"] for rank in (0, 1)
     ]

@@ -42,8 +42,8 @@ def predicted(*nodes: int, rate: float = MIB, **values: Any) -> Prediction:
 
 
 def test_a_job_of_two_buckets_is_predicted_with_its_parts() -> None:
-    found = predicted(1, 2, price=10.0, mtbf_hours=1e12)
-    alone, pair = found.sizes
+    prediction = predicted(1, 2, price=10.0, mtbf_hours=1e12)
+    alone, pair = prediction.sizes
     assert (alone.step_s[1], alone.efficiency[1], alone.communication_s) == pytest.approx(
         (1.0, 1.0, 0.0)
     )
@@ -112,8 +112,8 @@ def test_more_nodes_never_raise_the_goodput(
     nodes: int, step: float, hours: float, every: int
 ) -> None:
     given_options = options(1, mtbf_hours=hours, checkpoint_every=every)
-    one, two = (goodput(step, count, given_options) for count in (nodes, 2 * nodes))
-    assert 0 <= two <= one <= 1
+    single, double = (goodput(step, count, given_options) for count in (nodes, 2 * nodes))
+    assert 0 <= double <= single <= 1
 
 
 def test_where_more_nodes_stop_paying_is_found() -> None:
@@ -129,16 +129,16 @@ def test_where_more_nodes_stop_paying_is_found() -> None:
 def test_better_buckets_and_accumulation_are_found() -> None:
     # One bucket, ready at the end: nothing overlaps. Smaller ones do.
     profile = make_profile(buckets=((40 * MIB, 0.9),))
-    found = predict(profile, make_network(80 * MIB), options(2, mtbf_hours=1e12), source="")
-    size = found.sizes[0]
+    prediction = predict(profile, make_network(80 * MIB), options(2, mtbf_hours=1e12), source="")
+    size = prediction.sizes[0]
     assert size.step_s[1] == pytest.approx(0.9 + 0.5 + 0.1)
     assert size.best_bucket_cap_mb < 25
     assert size.best_bucket_step_s < 1.1
-    assert (found.accumulate, size.best_accumulate) == (
+    assert (prediction.accumulate, size.best_accumulate) == (
         1,
         8,
     )  # 0.5 s of 0.9 k + 0.6 s is below a tenth from k = 5 on
-    lines = "\n".join(prediction_lines(found))
+    lines = "\n".join(prediction_lines(prediction))
     assert (
         f"2 nodes: --dist.bucket_cap_mb {size.best_bucket_cap_mb:g} would shorten the step by "
         in lines
@@ -167,9 +167,9 @@ def test_powersgd_keeps_the_buckets_that_were_profiled() -> None:
 
 
 def test_documents_are_read_again_and_anything_else_is_refused(tmp_path: Path) -> None:
-    found = predicted(2)
-    path = write_scaling(tmp_path, found)
-    assert read_scaling(tmp_path, Prediction) == [found]
+    prediction = predicted(2)
+    path = write_scaling(tmp_path, prediction)
+    assert read_scaling(tmp_path, Prediction) == [prediction]
     assert read_scaling(tmp_path, Measurement) == []
     path.write_text(path.read_text().replace('"step_s"', '"steps"', 1))
     with pytest.raises(UsageError, match="is not a prediction"):
@@ -202,26 +202,26 @@ def measurement(*sizes: MeasuredSize, made_at: float) -> Measurement:
 def test_predictions_are_checked_against_what_was_measured_since(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no prediction in"):
         check_predictions([tmp_path])
-    found = predicted(2, 4, 8)
-    write_scaling(tmp_path, found)
-    earlier = measurement(measured_size(2, 99.0), made_at=found.made_at - 1)
+    prediction = predicted(2, 4, 8)
+    write_scaling(tmp_path, prediction)
+    earlier = measurement(measured_size(2, 99.0), made_at=prediction.made_at - 1)
     write_scaling(tmp_path, earlier)
     (line,) = check_lines(check_predictions([tmp_path]))
     assert (
         line
         == "none of 3 predicted sizes was measured since with the same task, device, batch, nodes and ranks"
     )
-    other = measured_size(8, 1.0, batch_size=7)  # another batch: not the same job
+    other_batch = measured_size(8, 1.0, batch_size=7)  # another batch: not the same job
     strong = measured_size(8, 1.0, scaling="strong")
-    sizes = (measured_size(2, 2.5), measured_size(4, 10.0), other, strong)
-    write_scaling(tmp_path, measurement(*sizes, made_at=found.made_at + 1))
+    sizes = (measured_size(2, 2.5), measured_size(4, 10.0), other_batch, strong)
+    write_scaling(tmp_path, measurement(*sizes, made_at=prediction.made_at + 1))
     check = check_predictions([tmp_path])
-    assert [(one.ranks, one.measured_s, one.is_within) for one in check.sizes] == [
+    assert [(size.ranks, size.measured_s, size.is_within) for size in check.sizes] == [
         (2, 2.5, True),
         (4, 10.0, False),
     ]
-    assert [one.error for one in check.sizes] == pytest.approx(
-        [0.04, found.sizes[1].step_s[1] / 10 - 1]
+    assert [size.error for size in check.sizes] == pytest.approx(
+        [0.04, prediction.sizes[1].step_s[1] / 10 - 1]
     )
     assert list(check_lines(check))[-1].endswith("1 outside of the interval; 1 not measured yet")
 
@@ -233,11 +233,11 @@ def profile_on(nodes: int, made_at: float, step_s: float) -> ProfileResult:
 
 
 def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None:
-    found = replace(predicted(2, 4), made_at=1000.0)
-    write_scaling(tmp_path / "a", found)
-    write_profile(tmp_path / "b", profile_on(4, 1001.0, found.sizes[1].step_s[1]))
+    prediction = replace(predicted(2, 4), made_at=1000.0)
+    write_scaling(tmp_path / "a", prediction)
+    write_profile(tmp_path / "b", profile_on(4, 1001.0, prediction.sizes[1].step_s[1]))
     check = check_predictions([tmp_path / "a", tmp_path / "b"])
-    assert [(one.ranks, one.error, one.run) for one in check.sizes] == [
+    assert [(size.ranks, size.error, size.run) for size in check.sizes] == [
         (4, 0.0, str(tmp_path / "b"))
     ]
     # Its age is when its steps ran, not when its file was written last.
@@ -247,24 +247,24 @@ def test_the_profile_of_another_run_is_a_measurement_too(tmp_path: Path) -> None
 
 def test_a_measurement_is_compared_with_predictions_for_its_own_network(tmp_path: Path) -> None:
     profile = make_profile()
-    wanted = options(1, 2)
+    sizes = options(1, 2)
     for number, name in enumerate(("10gbit", "100gbit")):
         network = replace(make_network(), between=NETWORKS[name])
         write_scaling(
-            tmp_path,
-            replace(predict(profile, network, wanted, source=""), made_at=1.0 + number / 8),
+            tmp_path, replace(predict(profile, network, sizes, source=""), made_at=1.0 + number / 8)
         )
     write_scaling(tmp_path, measurement(measured_size(1, 1.0), measured_size(2, 1.1), made_at=2.0))
     check = check_predictions([tmp_path])
-    assert [(one.network, one.nodes) for one in check.sizes] == [("10gbit", 1), ("100gbit", 1)], (
-        "no network is used"
-    )
+    assert [(size.network, size.nodes) for size in check.sizes] == [
+        ("10gbit", 1),
+        ("100gbit", 1),
+    ], "no network is used"
     assert list(check_lines(check))[-1] == (
         "not compared: predictions for 100gbit and 10gbit; if the measured runs used that network, name it with "
         "--network"
     )
     check = check_predictions([tmp_path], network="10gbit")
-    assert [(one.network, one.nodes) for one in check.sizes] == [
+    assert [(size.network, size.nodes) for size in check.sizes] == [
         ("10gbit", 1),
         ("10gbit", 2),
         ("100gbit", 1),
@@ -282,18 +282,18 @@ def test_below_what_is_usual_the_largest_loss_is_named() -> None:
     shared = measured_size(
         2, 1.0, scaling="strong", efficiency=0.5, parts_s={"compute": 0.9, "gaps": 0.1}
     )
-    found = why_below_usual(shared, base)
-    assert found is not None
-    assert "compute, which takes longer than on the fewest ranks: 400 ms" in found
+    reason = why_below_usual(shared, base)
+    assert reason is not None
+    assert "compute, which takes longer than on the fewest ranks: 400 ms" in reason
 
 
 @pytest.mark.parametrize(
     ("ranks", "usual"), [(2, 90), (3, 87), (4, 85), (6, 82), (12, 77), (16, 75), (32, 75)]
 )
 def test_every_number_of_ranks_has_a_usual_efficiency(ranks: int, usual: int) -> None:
-    found = why_below_usual(measured_size(ranks, 3.0, efficiency=0.3), measured_size(1, 1.0))
-    assert found is not None
-    assert found.startswith(
+    reason = why_below_usual(measured_size(ranks, 3.0, efficiency=0.3), measured_size(1, 1.0))
+    assert reason is not None
+    assert reason.startswith(
         f"{ranks} ranks: 30% is below the usual {usual}%; the largest loss is exposed"
     )
     assert usual_efficiency(1) is None

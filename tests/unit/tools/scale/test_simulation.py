@@ -21,7 +21,7 @@ from tests.unit.tools.scale.jobs_to_scale import MIB, make_network, make_profile
 
 
 def transfers(*seconds: float) -> list[Transfer]:
-    return [Transfer(alone_s=one, busy_s=one) for one in seconds]
+    return [Transfer(alone_s=time_s, busy_s=time_s) for time_s in seconds]
 
 
 def test_two_buckets_one_after_the_other() -> None:
@@ -74,21 +74,21 @@ def test_the_slowest_rank_sets_the_pace() -> None:
     assert step_s(shape, network, 1, 1) == pytest.approx(1.0)
     assert step_s(shape, network, 3, 1) == pytest.approx(0.125 * 0.9 + 0.875 * 1.1)
     assert typical_step_s(shape, network, 1024, 1) == pytest.approx(1.1)
-    many = shape_of(make_profile(compute_s=[1.0 + one / 1000 for one in range(500)]))
+    many = shape_of(make_profile(compute_s=[1.0 + number / 1000 for number in range(500)]))
     assert len(many.spread) == 64
     assert many.spread[-1] == pytest.approx(1.499 / 1.2495)
 
 
 def test_buckets_of_another_size_are_ready_in_between() -> None:
     shape = shape_of(make_profile(buckets=((2 * MIB, 0.6), (2 * MIB, 0.9)))).with_bucket_cap(1.0)
-    assert [(one.num_bytes, one.ready_s) for one in shape.buckets] == [
+    assert [(bucket.num_bytes, bucket.ready_s) for bucket in shape.buckets] == [
         (MIB, pytest.approx(0.5)),
         (MIB, pytest.approx(0.6)),
         (MIB, pytest.approx(0.75)),
         (MIB, pytest.approx(0.9)),
     ]
     whole = shape.with_bucket_cap(3.0)
-    assert [(one.num_bytes, one.ready_s) for one in whole.buckets] == [
+    assert [(bucket.num_bytes, bucket.ready_s) for bucket in whole.buckets] == [
         (3 * MIB, pytest.approx(0.75)),
         (MIB, pytest.approx(0.9)),
     ]
@@ -97,9 +97,9 @@ def test_buckets_of_another_size_are_ready_in_between() -> None:
 def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
     buckets = ((MIB, 0.6), (MIB, 0.9))
     rounded = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "bf16"}))
-    assert [one.num_bytes for one in rounded.with_bucket_cap(1.0).buckets] == [MIB // 2] * 4, (
-        "4 MiB of gradients"
-    )
+    assert [bucket.num_bytes for bucket in rounded.with_bucket_cap(1.0).buckets] == [
+        MIB // 2
+    ] * 4, "4 MiB of gradients"
     factors = shape_of(make_profile(buckets=buckets, settings={"dist.comm": "powersgd"}))
     assert factors.with_bucket_cap(1.0) == factors, "its factors are not in proportion"
 
@@ -107,7 +107,7 @@ def test_the_size_of_a_bucket_counts_gradients_not_what_is_sent() -> None:
 def test_micro_batches_communicate_once() -> None:
     shape = shape_of(make_profile()).with_accumulation(3)
     assert shape.alone_s == pytest.approx(1.0 + 2 * 0.9)
-    assert [one.ready_s for one in shape.buckets] == pytest.approx([0.5 + 1.8, 0.9 + 1.8])
+    assert [bucket.ready_s for bucket in shape.buckets] == pytest.approx([0.5 + 1.8, 0.9 + 1.8])
     assert step_s(shape, make_network(MIB), 2, 1) == pytest.approx(2.6 + 1.8)
     assert shape.with_accumulation(1).alone_s == pytest.approx(1.0)
 
@@ -142,7 +142,10 @@ def test_more_ranks_and_slower_links_never_shorten_a_step(
     ready = accumulate(
         (0.4 + gap if not number else gap for number, (_, gap) in enumerate(buckets)), initial=0
     )
-    timed = [(size, min(at, mean)) for (size, _), at in zip(buckets, list(ready)[1:], strict=True)]
+    timed = [
+        (size, min(ready_s, mean))
+        for (size, _), ready_s in zip(buckets, list(ready)[1:], strict=True)
+    ]
     shape = shape_of(make_profile(compute_s=spread, buckets=timed))
     here = step_s(shape, make_network(rate, backend=backend), ranks, 1)
     assert here >= shape.alone_s * (1 - 1e-9)

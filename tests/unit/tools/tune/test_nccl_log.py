@@ -93,8 +93,8 @@ def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
     assert len(log.versions) == 1
     assert all(re.fullmatch(r"2\.\d+\.\d+\+cuda\d+\.\d+", version) for version in log.versions)
     links = {
-        (one.source, one.target): (one.transport, one.device, one.num_channels > 0)
-        for one in log.links()
+        (link.source, link.target): (link.transport, link.device, link.num_channels > 0)
+        for link in log.links()
     }
     assert links == {
         (0, 1): ("NET/Socket", "lo 127.0.0.1", True),
@@ -135,11 +135,11 @@ def test_what_is_printed() -> None:
 
 
 def test_json_has_every_rank_and_link() -> None:
-    found = log_as_json(read(four_ranks()))
-    assert [(one["rank"], one["host"], one["pid"]) for one in found["ranks"]] == [
+    document = log_as_json(read(four_ranks()))
+    assert [(rank["rank"], rank["host"], rank["pid"]) for rank in document["ranks"]] == [
         (0, "gpu-00", 100), (1, "gpu-00", 101), (2, "gpu-01", 102), (3, "gpu-01", 103),
     ]  # fmt: skip
-    assert (found["versions"], len(found["links"]), found["findings"], found["partial"]) == (
+    assert (document["versions"], len(document["links"]), document["findings"], document["partial"]) == (
         ["2.28.9+cuda13.0"], 6, [], False,
     )  # fmt: skip
 
@@ -157,11 +157,13 @@ def test_ranks_of_a_group_are_shown_as_those_of_the_job() -> None:
     groups = [split(rank) for rank in range(4)]
     sends = info("gpu-00", 101, "Channel 00/0 : 0[1] -> 1[1] [send] via NET/Socket/0")
     log = read(four_ranks(), *groups, sends)
-    (link,) = (one for one in log.links() if one.transport == "NET/Socket")
+    (link,) = (candidate for candidate in log.links() if candidate.transport == "NET/Socket")
     assert (link.source, link.target, link.is_global) == (1, 3, True)
     assert log.findings() == [], "ranks 0 and 1 are on one host, ranks 1 and 3 are not"
     at_start = read(four_ranks(), *groups[:3], groups[3].splitlines(keepends=True)[0], sends)
-    assert [one for one in at_start.links() if one.transport == "NET/Socket"] == [link]
+    assert [candidate for candidate in at_start.links() if candidate.transport == "NET/Socket"] == [
+        link
+    ]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +264,12 @@ def test_a_timeout_of_torch_is_named() -> None:
 
 
 def test_ranks_that_never_finish_their_start_and_missing_logs() -> None:
-    found = read(begun("a", 1, 0, 3) + done("b", 2, 1, 3)).findings()
-    assert [(one.check, one.where) for one in found] == [
+    findings = read(begun("a", 1, 0, 3) + done("b", 2, 1, 3)).findings()
+    assert [(finding.check, finding.where) for finding in findings] == [
         ("initialization", "rank 0 on a"),
         ("logs", "every host"),
     ]
-    assert found[1].what == "no log of 1 of 3 ranks, the first is rank 2"
+    assert findings[1].what == "no log of 1 of 3 ranks, the first is rank 2"
 
 
 def test_versions_and_networks_that_differ() -> None:
@@ -276,12 +278,12 @@ def test_versions_and_networks_that_differ() -> None:
         + info("a", 1, "Using network IB")
         + done("b", 2, 1, 2).replace("2.28.9", "2.27.5")
     )
-    found = read(text + info("b", 2, "Using network Socket")).findings()
-    assert [(one.level, one.check) for one in found] == [
+    findings = read(text + info("b", 2, "Using network Socket")).findings()
+    assert [(finding.level, finding.check) for finding in findings] == [
         ("problem", "version"),
         ("problem", "network"),
     ]
-    assert found[1].what == "the network of NCCL differs across ranks: IB, Socket"
+    assert findings[1].what == "the network of NCCL differs across ranks: IB, Socket"
 
 
 def test_the_version_in_an_error_of_torch_is_not_compared() -> None:
@@ -306,12 +308,13 @@ def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
         text += info(
             host, rank, f"Channel 00/0 : {rank}[0] -> {1 - rank}[0] [send] via NET/Socket/0"
         )
-    found = read(text).findings()
-    assert [(one.level, one.check) for one in found] == [("problem", "interface")] * 2 + [
-        ("note", "network")
-    ] * 2
+    findings = read(text).findings()
+    assert [(finding.level, finding.check) for finding in findings] == [
+        ("problem", "interface")
+    ] * 2 + [("note", "network")] * 2
     assert (
-        found[2].what == "NCCL found neither InfiniBand nor a plugin (libnccl-net.so), and uses TCP"
+        findings[2].what
+        == "NCCL found neither InfiniBand nor a plugin (libnccl-net.so), and uses TCP"
     )
 
 
@@ -333,7 +336,7 @@ def test_every_transport_is_known(via: str, transport: str, device: str) -> None
     (link,) = read(used + info("a", 1, f"Channel 00/0 : 0[0] -> 1[1] via {via}")).links()
     assert (link.transport, link.device) == (transport, device)
     older = read(used + info("a", 1, f"Channel 00 : 0[1a000] -> 1[1b000] [send] via {via}")).links()
-    assert [(one.transport, one.device) for one in older] == [(transport, device)]
+    assert [(link.transport, link.device) for link in older] == [(transport, device)]
 
 
 # Damaged logs
@@ -347,19 +350,19 @@ def test_lines_that_two_ranks_wrote_into_each_other() -> None:
     )
     text += "[default0]:gpu-00:100:107 [0] NCCL INFO Channel 03/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
     log = read(text)
-    assert {one.host for one in log.processes.values()} == {"gpu-00", "gpu-01"}
+    assert {process.host for process in log.processes.values()} == {"gpu-00", "gpu-01"}
     assert len(log.links()) == len(read(whole).links())
-    assert max(one.num_channels for one in log.links()) == 3
+    assert max(link.num_channels for link in log.links()) == 3
 
 
 def test_a_log_that_is_cut_anywhere_is_read() -> None:
     whole = four_ranks().encode()
     complete = read(whole).links()
     for end in range(0, len(whole), 97):
-        found = read(whole[:end])
-        found.findings()
-        assert {(one.source, one.target) for one in found.links()} <= {
-            (one.source, one.target) for one in complete
+        log = read(whole[:end])
+        log.findings()
+        assert {(link.source, link.target) for link in log.links()} <= {
+            (link.source, link.target) for link in complete
         }
 
 

@@ -21,23 +21,25 @@ HOSTS = ("a", "b")
 GBIT = 1e9 / 8
 
 
-def cards(*rdma: tuple[str, str], gbit: float | None = None, **more: Any) -> dict[str, Any]:
+def cards(*rdma: tuple[str, str], gbit: float | None = None, **facts: Any) -> dict[str, Any]:
     return {
         "rdma": [{"name": name, "kind": kind, "gbit": 200.0} for name, kind in rdma],
         "interfaces": {"eth0": {"gbit": gbit, "vendor": "0x15b3"}},
         "nccl_plugin": None,
-        **more,
+        **facts,
     }
 
 
-def two_hosts(speed: float = 9.0, others: dict[str, str] | None = None, **facts: Any) -> Survey:
-    """Host a and b, which reach each other at eth0; `others`: the outcome of the other addresses of
+def two_hosts(speed: float = 9.0, outcomes: dict[str, str] | None = None, **facts: Any) -> Survey:
+    """Host a and b, which reach each other at eth0; `outcomes`: the outcome of the other addresses of
     b."""
     hosts = []
     interfaces = [network("lo", "127.0.0.1"), network("eth0", "10.0.0.1")]
-    interfaces += [network(f"eth0x{place}", address) for place, address in enumerate(others or {})]
+    interfaces += [
+        network(f"eth0x{place}", address) for place, address in enumerate(outcomes or {})
+    ]
     for name in HOSTS:
-        known = healthy(
+        host_facts = healthy(
             name,
             **{
                 key: value[name] if isinstance(value, Both) else value
@@ -45,14 +47,14 @@ def two_hosts(speed: float = 9.0, others: dict[str, str] | None = None, **facts:
             },
         )
         record = HostRecord(
-            name, name, hostname=name, address="10.0.0.1", interfaces=interfaces, facts=known
+            name, name, hostname=name, address="10.0.0.1", interfaces=interfaces, facts=host_facts
         )
         record.gloo = record.nccl = {"name": "eth0", "address": "10.0.0.1"}
         hosts.append(record)
     edges = {
         pair: Edge(data=OPEN, bytes_per_s=speed * GBIT, latency_s=1e-5) for pair in ((0, 1), (1, 0))
     }
-    edges[0, 1].others = others
+    edges[0, 1].others = outcomes
     return Survey(hosts, 29500, edges=edges)
 
 
@@ -64,13 +66,15 @@ def tuned(survey: Survey) -> list[TunedVariable]:
     facts = {host.name: host.facts for host in survey.hosts if host.facts}
     findings = [*tuning_findings(facts, survey), *pair_findings(survey)]
     findings += [
-        one for known in facts.values() for one in machine_findings(known, many_hosts=True)
+        finding
+        for host_facts in facts.values()
+        for finding in machine_findings(host_facts, many_hosts=True)
     ]
     return tuned_variables(findings, facts)
 
 
 def lines(survey: Survey) -> list[str]:
-    return [one.line() for one in tuned(survey)]
+    return [variable.line() for variable in tuned(survey)]
 
 
 def test_a_healthy_cluster_needs_nothing() -> None:
@@ -79,14 +83,16 @@ def test_a_healthy_cluster_needs_nothing() -> None:
 
 
 def test_an_interface_that_nobody_reaches_is_excluded() -> None:
-    survey = two_hosts(others={"192.168.0.2": "no answer"})
+    survey = two_hosts(outcomes={"192.168.0.2": "no answer"})
     (line,) = lines(survey)
     assert line == (
         "export NCCL_SOCKET_IFNAME='=eth0'  # b: NCCL would also use eth0x0 (192.168.0.2), which no other host "
         "reaches; eth0 (10.0.0.1) works"
     ), "an exact name, as another one begins with it"
-    assert lines(two_hosts(others={"192.168.0.2": OPEN})) == []
-    assert lines(two_hosts(others={"192.168.0.2": "no answer"}, gpus=[])) == [], "NCCL is not used"
+    assert lines(two_hosts(outcomes={"192.168.0.2": OPEN})) == []
+    assert lines(two_hosts(outcomes={"192.168.0.2": "no answer"}, gpus=[])) == [], (
+        "NCCL is not used"
+    )
 
 
 def test_gloo_on_the_loopback_gets_the_interface_that_works() -> None:
@@ -101,8 +107,8 @@ def test_gloo_on_the_loopback_gets_the_interface_that_works() -> None:
 def test_one_host_that_needs_it_and_one_that_does_so_by_itself_get_one_line() -> None:
     survey = two_hosts(gpus=[])
     survey.hosts[1].gloo = {"name": "lo", "address": "127.0.0.1"}
-    (one,) = tuned(survey)
-    assert (one.name, one.value, one.hosts) == ("GLOO_SOCKET_IFNAME", "eth0", ())
+    (variable,) = tuned(survey)
+    assert (variable.name, variable.value, variable.hosts) == ("GLOO_SOCKET_IFNAME", "eth0", ())
 
 
 def test_hosts_whose_interfaces_have_different_names_get_a_line_each() -> None:
@@ -110,12 +116,15 @@ def test_hosts_whose_interfaces_have_different_names_get_a_line_each() -> None:
     for host, name in zip(survey.hosts, ("eth0", "ens5"), strict=True):
         host.interfaces = [network("lo", "127.0.0.1"), network(name, "10.0.0.1")]
         host.gloo = {"name": "lo", "address": "127.0.0.1"}
-    assert [(one.value, one.hosts) for one in tuned(survey)] == [("eth0", ("a",)), ("ens5", ("b",))]
+    assert [(variable.value, variable.hosts) for variable in tuned(survey)] == [
+        ("eth0", ("a",)),
+        ("ens5", ("b",)),
+    ]
 
 
 def test_a_fast_link_that_one_connection_does_not_fill() -> None:
-    found = lines(two_hosts(speed=10.0, cards=cards(gbit=100.0)))
-    assert found == [
+    commands = lines(two_hosts(speed=10.0, cards=cards(gbit=100.0)))
+    assert commands == [
         "export NCCL_SOCKET_NTHREADS=4  # one connection carries 10 Gbit/s of the link's 100 Gbit/s, and there is no "
         "InfiniBand",
         "export NCCL_NSOCKS_PERTHREAD=3  # 12 connections fill the link",
@@ -145,14 +154,16 @@ def test_where_more_connections_are_not_called_for(speed: float, facts: dict[str
 
 
 def test_infiniband_on_some_hosts_only_is_not_used() -> None:
-    (one,) = tuned(two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards())))
-    assert (one.name, one.value, one.hosts) == ("NCCL_IB_DISABLE", "1", ())
-    assert one.reason == "a can use InfiniBand or RoCE, but b cannot: no card has an active port"
+    (variable,) = tuned(two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards())))
+    assert (variable.name, variable.value, variable.hosts) == ("NCCL_IB_DISABLE", "1", ())
+    assert (
+        variable.reason == "a can use InfiniBand or RoCE, but b cannot: no card has an active port"
+    )
 
 
 def test_cards_of_two_kinds_are_not_mixed() -> None:
-    both = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("mlx5_2", "RoCE"))
-    (line,) = lines(two_hosts(cards=both))
+    two_kinds = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("mlx5_2", "RoCE"))
+    (line,) = lines(two_hosts(cards=two_kinds))
     assert line.startswith(
         "export NCCL_IB_HCA='=mlx5_0,mlx5_1'  # NCCL cannot connect InfiniBand (mlx5_0"
     )
@@ -162,20 +173,21 @@ def test_cards_of_two_kinds_are_not_mixed() -> None:
 def test_a_value_that_is_right_for_one_host_is_not_set_on_another() -> None:
     mixed = cards(("mlx5_0", "InfiniBand"), ("mlx5_1", "RoCE"))
     one_kind = cards(("mlx5_2", "InfiniBand"))
-    (one,) = tuned(two_hosts(cards=Both(a=mixed, b=one_kind)))
-    assert (one.name, one.value, one.hosts) == ("NCCL_IB_HCA", "=mlx5_0", ("a",))
+    (variable,) = tuned(two_hosts(cards=Both(a=mixed, b=one_kind)))
+    assert (variable.name, variable.value, variable.hosts) == ("NCCL_IB_HCA", "=mlx5_0", ("a",))
     limited, free = ({"count": 64, "usable": usable, "quota": None} for usable in (8, 64))
-    (one,) = tuned(two_hosts(cpus=Both(a=limited, b=free)))
-    assert (one.name, one.value, one.hosts) == ("OMP_NUM_THREADS", "4", ("a",))
+    (variable,) = tuned(two_hosts(cpus=Both(a=limited, b=free)))
+    assert (variable.name, variable.value, variable.hosts) == ("OMP_NUM_THREADS", "4", ("a",))
 
 
 def test_hosts_without_a_common_kind_of_card_use_neither() -> None:
-    (one,) = tuned(
+    (variable,) = tuned(
         two_hosts(cards=Both(a=cards(("mlx5_0", "InfiniBand")), b=cards(("mlx5_0", "RoCE"))))
     )
-    assert (one.name, one.value, one.hosts) == ("NCCL_IB_DISABLE", "1", ())
+    assert (variable.name, variable.value, variable.hosts) == ("NCCL_IB_DISABLE", "1", ())
     assert (
-        one.reason == "NCCL cannot connect InfiniBand (a) with RoCE (b): no kind is on every host"
+        variable.reason
+        == "NCCL cannot connect InfiniBand (a) with RoCE (b): no kind is on every host"
     )
 
 
@@ -220,7 +232,7 @@ def test_efa_on_some_hosts_only_is_not_used() -> None:
 
 
 def test_where_nccl_uses_ip_over_infiniband_it_uses_nothing_else() -> None:
-    survey = two_hosts(others={"192.168.0.2": "no answer"})
+    survey = two_hosts(outcomes={"192.168.0.2": "no answer"})
     assert len(lines(survey)) == 1
     survey.hosts[1].interfaces = [*survey.hosts[1].interfaces, network("ib0", "10.1.0.1")]
     assert lines(survey) == []
@@ -241,15 +253,19 @@ def test_where_nccl_uses_ip_over_infiniband_it_uses_nothing_else() -> None:
 def test_threads_are_counted_from_the_processors_that_may_be_used(
     facts: dict[str, Any], value: str, words: str
 ) -> None:
-    (one,) = tuned_variables(tuning_findings({"a": healthy("a", **facts)}), {"a": healthy("a")})
-    assert (one.name, one.value) == ("OMP_NUM_THREADS", value)
-    assert words in one.reason
+    (variable,) = tuned_variables(
+        tuning_findings({"a": healthy("a", **facts)}), {"a": healthy("a")}
+    )
+    assert (variable.name, variable.value) == ("OMP_NUM_THREADS", value)
+    assert words in variable.reason
 
 
 def test_variables_that_slow_a_run_are_unset_but_not_those_that_are_called_for() -> None:
     set_now = {"NCCL_ALGO": "Ring", "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "INFO"}
-    (one,) = tuned(two_hosts(variables=set_now, cards=Both(a=cards(("m", "RoCE")), b=cards())))[1:]
-    assert one.line() == (
+    (variable,) = tuned(
+        two_hosts(variables=set_now, cards=Both(a=cards(("m", "RoCE")), b=cards()))
+    )[1:]
+    assert variable.line() == (
         "unset NCCL_ALGO  # NCCL_ALGO=Ring: a pinned algorithm is slow or fails at sizes and world sizes it "
         "was not pinned for"
     )
@@ -260,7 +276,9 @@ def test_lines_can_be_sourced_whatever_a_host_is_called() -> None:
     facts = {"a": healthy(evil), "b": healthy("b")}
     findings = [Finding("warning", "x", "a", "it's\n`id`", variable=VariableFix("A", evil))]
     findings += [Finding("warning", "x", "b", "other", variable=VariableFix("A", "2"))]
-    script = "\n".join(one.line().replace("\n", "\\n") for one in tuned_variables(findings, facts))
+    script = "\n".join(
+        variable.line().replace("\n", "\\n") for variable in tuned_variables(findings, facts)
+    )
     run = f"hostname() {{ echo '{evil}'; }}\nset -eu\n{script}\nprintf %s \"$A\""
     assert (
         subprocess.run(["bash", "-c", run], capture_output=True, text=True, check=True).stdout
@@ -290,15 +308,15 @@ def test_cards_are_read_from_sys(tmp_path: Path) -> None:
     (tmp_path / "infiniband/rdmap0/device").mkdir()
     (tmp_path / "infiniband/rdmap0/device/driver").symlink_to(tmp_path / "drivers/efa")
     (tmp_path / "libnccl-net.so").touch()
-    found = card_facts({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, tmp_path)
-    assert [(card["name"], card["kind"], card["gbit"]) for card in found["rdma"]] == [
+    facts = card_facts({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, tmp_path)
+    assert [(card["name"], card["kind"], card["gbit"]) for card in facts["rdma"]] == [
         ("mlx5_0", "InfiniBand", 400.0), ("rdmap0", "EFA", None),
     ]  # fmt: skip
-    assert found["interfaces"]["eth0"] == {"gbit": 100.0, "vendor": "0x15b3"}
+    assert facts["interfaces"]["eth0"] == {"gbit": 100.0, "vendor": "0x15b3"}
     assert (
-        found["interfaces"]["lo"] == found["interfaces"]["veth1"] == {"gbit": None, "vendor": None}
+        facts["interfaces"]["lo"] == facts["interfaces"]["veth1"] == {"gbit": None, "vendor": None}
     )
-    assert found["nccl_plugin"] == str(tmp_path / "libnccl-net.so")
+    assert facts["nccl_plugin"] == str(tmp_path / "libnccl-net.so")
     assert card_facts({}, tmp_path / "none")["rdma"] == []
 
 
