@@ -58,6 +58,7 @@ from drumline.training.run_context import (
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.heartbeat import Phase
+from drumline.watch.watch_folder import has_ended_ranks
 
 MOST_AT_ONE_STEP = 3
 # The facts in a checkpoint that a resumed run reads.
@@ -114,11 +115,7 @@ def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
     return [
         record
         for record in read_diagnoses(folder)
-        if record.get("launch") == launch
-        and (
-            record["alarm"] == "failure"
-            or (record["alarm"] == "hang" and record["action"] != "report")
-        )
+        if record["launch"] == launch and has_ended_ranks(record["alarm"], record["action"])
     ]
 
 

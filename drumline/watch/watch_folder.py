@@ -176,7 +176,7 @@ def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
         diagnosis = SidecarDiagnosis(
             alarm=alarm,
             action=action,
-            sentence=f"{alarm}: {content['what']}. Try: {content['next_step']}",
+            sentence=str(record["sentence"]),
             was_printed=bool(record.get("was_printed")),
             what=content["what"],
             rank=content.get("rank"),
@@ -185,9 +185,12 @@ def read_diagnosis(folder: Path) -> SidecarDiagnosis | None:
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
-        return None  # a stall, or a hang that was only reported: neither has ended a rank
-    return diagnosis
+    return diagnosis if has_ended_ranks(alarm, action) else None
+
+
+def has_ended_ranks(alarm: str, action: str) -> bool:
+    """Not a stall, nor a hang that was only reported."""
+    return alarm == "failure" or (alarm == "hang" and action != "report")
 
 
 def note_ending(folder: Path, ending: Ending) -> None:

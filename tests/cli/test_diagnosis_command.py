@@ -48,7 +48,9 @@ for path in pids:
 while "-9\\n" not in [path.read_text() for path in folder.glob("exit-?????")]:
     time.sleep(0.02)
 diagnosis = {"what": "rank 1 on b stands", "next_step": "look"}
-(folder / "partial").write_text(json.dumps({"alarm": alarm, "action": action, "diagnosis": diagnosis}))
+sentence = f"{alarm}: rank 1 on b stands. Try: look"
+record = {"alarm": alarm, "action": action, "sentence": sentence, "diagnosis": diagnosis}
+(folder / "partial").write_text(json.dumps(record))
 (folder / "partial").replace(folder / "diagnosis.json")
 """
 

@@ -98,6 +98,7 @@ class SidecarReporter:
         record = {
             "alarm": alarm,
             "action": action,
+            "sentence": diagnosis.sentence(alarm),
             "was_printed": was_printed,
             "diagnosis": asdict(diagnosis),
         }

@@ -35,7 +35,9 @@ def claim(error: Exception, folder: Path) -> Failure | None:
 
 
 def diagnose(folder: Path, **content: object) -> None:
-    record = {"alarm": "failure", "action": "none", "diagnosis": {**LEFT_EARLY, **content}}
+    diagnosis = {**LEFT_EARLY, **content}
+    sentence = f"failure: {diagnosis['what']}. Try: {diagnosis['next_step']}"
+    record = {"alarm": "failure", "action": "none", "sentence": sentence, "diagnosis": diagnosis}
     (folder / "diagnosis.json").write_text(json.dumps(record))
 
 

@@ -19,6 +19,7 @@ from drumline.watch import watch_folder
 from drumline.watch.watch_folder import SidecarDiagnosis, WatchFolder
 
 DIAGNOSIS = {"what": "rank 1 stands", "next_step": "look"}
+HANG = "hang: rank 1 stands. Try: look"
 
 
 @pytest.fixture(name="watch")
@@ -51,7 +52,7 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     ):
         (folder / "diagnosis.json").write_text(text)
         assert watch.diagnosis() is None, text
-    record = {"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS}
+    record = {"alarm": "hang", "action": "stop", "sentence": HANG, "diagnosis": DIAGNOSIS}
     (folder / "diagnosis.json").write_text(json.dumps({**record, "action": "report"}))
     assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(record))
@@ -61,6 +62,7 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     )
     assert (found.is_hang, found.is_final) == (True, True)
     told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
+    told["sentence"] = "failure: rank 1 stands. Try: look"
     told["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b", "is_ranks_error": True}
     (folder / "diagnosis.json").write_text(json.dumps(told))
     assert watch.diagnosis() == SidecarDiagnosis(
@@ -85,7 +87,8 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
     (folder / "sidecar.pid").write_text(str(os.getpid()))
     assert watch.wait_for_diagnosis(time.monotonic() + 0.1) is None, "it lives, and says nothing"
     # The last act of one that ends.
-    text = json.dumps({"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS})
+    record = {"alarm": "hang", "action": "stop", "sentence": HANG, "diagnosis": DIAGNOSIS}
+    text = json.dumps(record)
     words = f"import time; time.sleep(0.2); open({str(folder / 'diagnosis.json')!r}, 'w').write({text!r})"
     with subprocess.Popen([sys.executable, "-c", words]) as sidecar:
         (folder / "sidecar.pid").write_text(str(sidecar.pid))
