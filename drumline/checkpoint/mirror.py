@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -33,7 +33,7 @@ from drumline.checkpoint.mirrored_run import (
     object_name,
     piece_name,
 )
-from drumline.checkpoint.retention import prune, to_keep
+from drumline.checkpoint.retention import Retention, prune, to_keep
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
 from drumline.storage.backend import PIECE_BYTES, StoreError
@@ -56,12 +56,11 @@ class Mirror:
         run: MirroredRun,
         folder: Path,
         *,
-        retention: Mapping[str, Any],
+        retention: Retention,
         note: Callable[[str], None],
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`retention`: which are kept, as arguments of `prune` and `kept`. `alive` is called while
-        the run waits for its end."""
+        """`alive` is called while the run waits for its end."""
         self._run = run
         self._store = run.store
         self._folder = folder
@@ -237,7 +236,7 @@ class Mirror:
         stored = self._complete
         if not local:
             return set()
-        kept_steps = to_keep(local, **self._retention) | {max(local)}
+        kept_steps = to_keep(local, self._retention) | {max(local)}
         return {
             step
             for step in kept_steps
@@ -325,7 +324,7 @@ class Mirror:
         """Retention in the store; and what belongs to no complete checkpoint is deleted, such as a
         killed upload."""
         complete = self._complete
-        keep = to_keep(complete, **self._retention) | {newest}
+        keep = to_keep(complete, self._retention) | {newest}
         for step in complete.keys() - keep:
             # The manifest first: from here on the checkpoint is incomplete.
             self._store.delete([object_name(step, manifest.FILE_NAME)])
@@ -349,9 +348,9 @@ class Mirror:
             )
             prune(
                 self._root,
+                self._retention,
                 newest=newest,
                 may_remove=lambda step: step <= self._newest_safe,
-                **self._retention,
             )
 
 

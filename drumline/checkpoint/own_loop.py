@@ -36,7 +36,7 @@ from drumline.checkpoint.optimizer_state import (
     optimizer_state,
 )
 from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, state_of_rank
-from drumline.checkpoint.retention import prune
+from drumline.checkpoint.retention import Retention, prune
 from drumline.checkpoint.state import (
     gather_rng,
     model_state,
@@ -280,14 +280,7 @@ class Checkpoint:
         return next(holders, self._models)
 
     def _prune(self, newest: Path) -> None:
-        prune(
-            self._root,
-            newest=newest,
-            keep_last=self._keep_last,
-            keep_best=0,
-            metric="",
-            higher_is_better=True,
-        )
+        prune(self._root, Retention(self._keep_last), newest=newest)
 
 
 def _load(value: Any, state: Any) -> None:

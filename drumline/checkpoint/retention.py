@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,32 +17,32 @@ from drumline.runs.manifest import CorruptCheckpointError, Manifest
 Key = TypeVar("Key")
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Keep the newest `keep_last` and the best `keep_best` by this metric."""
+
+    keep_last: int
+    keep_best: int = 0
+    metric: str = ""
+    higher_is_better: bool = True
+
+
 def prune(
     root: Path,
+    retention: Retention,
     *,
-    keep_last: int,
-    keep_best: int,
-    metric: str,
-    higher_is_better: bool,
     newest: Path,
     may_remove: Callable[[int], bool] = lambda step: True,
 ) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best` finite ones, and `newest`,
-    which is valid. One of a step that `may_remove` refuses is left for a later call."""
+    """Remove all that are not to be kept, but not `newest`, which is valid. One of a step that
+    `may_remove` refuses is left for a later call."""
     # A corrupt checkpoint that is newer than any valid one is kept for the user: its step will be
     # written again.
     newest_step = catalog.check_sizes(newest).step
     folders = [
         root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step
     ]
-    complete = _complete(folders)
-    keep = {newest} | to_keep(
-        complete,
-        keep_last=keep_last,
-        keep_best=keep_best,
-        metric=metric,
-        higher_is_better=higher_is_better,
-    )
+    keep = {newest} | to_keep(_complete(folders), retention)
     removed = [
         path
         for path in folders
@@ -52,18 +53,12 @@ def prune(
     return removed
 
 
-def to_keep(
-    complete: Mapping[Key, Manifest],
-    *,
-    keep_last: int,
-    keep_best: int,
-    metric: str,
-    higher_is_better: bool,
-) -> set[Key]:
+def to_keep(complete: Mapping[Key, Manifest], retention: Retention) -> set[Key]:
     """Which of these checkpoints are kept: the last and the best of those that are finite."""
     finite = [key for key in complete if complete[key].non_finite is None]
-    last = sorted(finite, key=lambda key: -complete[key].step)[:keep_last]
-    return {*last, *ranked(complete, metric, higher_is_better)[:keep_best]}
+    last = sorted(finite, key=lambda key: -complete[key].step)[: retention.keep_last]
+    best_first = ranked(complete, retention.metric, retention.higher_is_better)
+    return {*last, *best_first[: retention.keep_best]}
 
 
 def is_best(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import UsageError
+from drumline.checkpoint.retention import Retention
 from drumline.config.fields import scope_of
 from drumline.config.schema import Config
 from drumline.rank.determinism import platform_facts
@@ -207,12 +208,13 @@ class RunContext:
         self.hooks.run.stop_reason = None
 
     @property
-    def retention(self) -> dict[str, Any]:
-        """Which checkpoints are kept, as arguments of `prune` and `kept`."""
+    def retention(self) -> Retention:
+        """Which checkpoints are kept."""
         task = self.job.task
         settings = self.config.checkpoint
-        best = {"metric": task.best_metric, "higher_is_better": task.higher_is_better}
-        return {"keep_last": settings.keep_last, "keep_best": settings.keep_best, **best}
+        return Retention(
+            settings.keep_last, settings.keep_best, task.best_metric, task.higher_is_better
+        )
 
     def note(self, message: str) -> None:
         """Log a note."""

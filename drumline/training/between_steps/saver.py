@@ -261,4 +261,4 @@ class Saver(Periodic):
         if self._mirror is not None:
             self._mirror.saved(newest)
         else:
-            prune(self._root, newest=newest, **self._context.retention)
+            prune(self._root, self._context.retention, newest=newest)

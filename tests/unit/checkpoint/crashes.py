@@ -54,12 +54,7 @@ def write(root: Path, step: int, *, size: int = 64) -> None:
 def prune(root: Path, *, last: int = 2, best: int = 1) -> None:
     if (newest := catalog.newest_valid(root).path) is not None:
         retention.prune(
-            root,
-            keep_last=last,
-            keep_best=best,
-            metric="loss",
-            higher_is_better=False,
-            newest=newest,
+            root, retention.Retention(last, best, "loss", higher_is_better=False), newest=newest
         )
 
 

@@ -19,6 +19,7 @@ from drumline.base.errors import CheckpointError, UsageError
 from drumline.checkpoint import mirror, store
 from drumline.checkpoint.mirror import Mirror, restore_run
 from drumline.checkpoint.mirrored_run import MARKER, MirroredRun, object_name
+from drumline.checkpoint.retention import Retention
 from drumline.report.verify.checkpoint_check import check_checkpoints
 from drumline.report.verify.section import Section
 from drumline.runs import catalog
@@ -48,13 +49,11 @@ class Folder:
         self.notes = list[str]()
         self.marks: list[int] = []
         self.root.mkdir(parents=True, exist_ok=True)
-        keep: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best}
-        keep |= {"metric": "loss", "higher_is_better": False}
         self.run = MirroredRun(open_store(url))
         self.mirror = Mirror(
             self.run,
             folder,
-            retention=keep,
+            retention=Retention(keep_last, keep_best, "loss", higher_is_better=False),
             note=self.notes.append,
             alive=lambda: self.marks.append(0),
         )

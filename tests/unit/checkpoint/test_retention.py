@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.checkpoint import store
-from drumline.checkpoint.retention import best, is_best, prune
+from drumline.checkpoint.retention import Retention, best, is_best, prune
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import Manifest
 
@@ -35,9 +35,7 @@ def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
 def by_loss(root: Path, *, last: int = 1, best: int = 0) -> list[Path]:
     newest = catalog.newest_valid(root).path
     assert newest is not None
-    return prune(
-        root, keep_last=last, keep_best=best, metric="loss", higher_is_better=False, newest=newest
-    )
+    return prune(root, Retention(last, best, "loss", higher_is_better=False), newest=newest)
 
 
 def test_the_last_ones_stay(tmp_path: Path) -> None:
@@ -54,14 +52,7 @@ def test_the_best_stays_besides(
 ) -> None:
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.4)):
         path = make(tmp_path, step, accuracy=score)
-    prune(
-        tmp_path,
-        keep_last=1,
-        keep_best=1,
-        metric="accuracy",
-        higher_is_better=higher_is_better,
-        newest=path,
-    )
+    prune(tmp_path, Retention(1, 1, "accuracy", higher_is_better=higher_is_better), newest=path)
     assert catalog.list_steps(tmp_path) == kept_steps
 
 
@@ -85,10 +76,7 @@ def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_
         )
         prune(
             tmp_path,
-            keep_last=2,
-            keep_best=1,
-            metric="loss",
-            higher_is_better=False,
+            Retention(2, 1, "loss", higher_is_better=False),
             newest=tmp_path / catalog.folder_name(step),
         )
     assert catalog.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
@@ -146,9 +134,7 @@ def test_what_was_just_written_is_not_read_again(
 ) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3)]
     monkeypatch.setattr(catalog, "verify", None)
-    removed = prune(
-        tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1]
-    )
+    removed = prune(tmp_path, Retention(1, 0, "loss", higher_is_better=False), newest=paths[-1])
     assert removed == paths[:2]
 
 
@@ -205,9 +191,7 @@ def test_the_rules_hold_for_any_history(
         if (score := entries[step - 1][0]) is not None and math.isfinite(score)
     ]
     if newest := catalog.newest_valid(root).path:
-        prune(
-            root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher, newest=newest
-        )
+        prune(root, Retention(last, best, "m", higher_is_better=higher), newest=newest)
     left = set(catalog.list_steps(root))
     complete_left = left & set(whole)
     assert set(whole[-last:]) <= complete_left
