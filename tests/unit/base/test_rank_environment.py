@@ -20,8 +20,9 @@ from drumline.base.rank_environment import (
 )
 from drumline.base.startup import command_start, now, process_start
 from drumline.config.schema import WatchConfig
-from drumline.launch.node.agent import NodeAgent, RankFiles
+from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.launch.node.rank_files import RankFiles
 from drumline.launch.node_plan import NodePlan, Supervision
 from drumline.watch.watch_folder import WatchFolder
 

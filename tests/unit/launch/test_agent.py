@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from drumline.launch.node import agent as agent_module
-from drumline.launch.node.agent import NodeAgent, RankFiles
+from drumline.launch.node.agent import NodeAgent
 from drumline.launch.node.guard import Guard, new_job
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.launch.node.rank_files import RankFiles
 from drumline.launch.node.rank_logs import rank_file
-from drumline.launch.node.signalled_agent import Preempted, SignalledAgent
+from drumline.launch.node.rank_signals import Preempted, RankSignals
+from drumline.launch.node_plan import NodePlan
 from drumline.watch.watch_folder import WatchFolder, read_ending
 
 
 def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:
     agent = NodeAgent.__new__(NodeAgent)
-    agent.preempt_signal = signal.SIGUSR1
+    agent.signals = RankSignals(list, SingleNodeRendezvous(NodePlan()), is_task=True)
+    agent.signals.preempt_signal = signal.SIGUSR1
     with pytest.raises(Preempted):
         agent._start_workers(WorkerGroup.__new__(WorkerGroup))
 
@@ -75,8 +79,8 @@ def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
     agent._worker_group = WorkerGroup.__new__(WorkerGroup)
     agent._worker_group.workers = [Worker(local_rank=0, global_rank=3)]
     codes = iter([{0: None}, {0: -signal.SIGKILL}])
-    monkeypatch.setattr(NodeAgent, "codes", lambda _: next(codes))
-    monkeypatch.setattr(SignalledAgent, "_shutdown", lambda *_, **__: time.sleep(0.02))
+    monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: next(codes))
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", lambda *_, **__: time.sleep(0.02))
     monkeypatch.setattr(agent_module, "TORCH_GRACE_S", 0.01)
     agent._shutdown(signal.SIGTERM, **options)
     assert capfd.readouterr().err == (
@@ -109,10 +113,10 @@ def test_the_sidecar_learns_that_the_launcher_ends_the_ranks_and_why(
     agent.rendezvous.has_lost_node = has_lost_node
     agent.watch = WatchFolder.__new__(WatchFolder)
     agent.watch.current = tmp_path
-    monkeypatch.setattr(NodeAgent, "codes", lambda _: {0: None})
+    monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: {0: None})
     endings = []
     monkeypatch.setattr(
-        SignalledAgent, "_shutdown", lambda *_, **__: endings.append(read_ending(tmp_path))
+        LocalElasticAgent, "_shutdown", lambda *_, **__: endings.append(read_ending(tmp_path))
     )
     agent._stop_workers(WorkerGroup.__new__(WorkerGroup))
     (ending,) = endings

@@ -1,17 +1,17 @@
-"""torchrun's agent with our handling of signals: SIGUSR1 is passed on to the ranks (torch passes on
-SIGTERM), and an exception that the main thread dropped is raised again."""
+"""Signals to an agent: SIGUSR1 is passed on to the ranks (torch passes on SIGTERM), and an exception
+that the main thread dropped is raised again."""
 
 from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Iterable
+from subprocess import Popen
 from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from drumline.base.errors import ExitCode
 from drumline.base.processes import has_signal, read_status
@@ -31,23 +31,28 @@ class Preempted(Exception):  # noqa: N818  # no error
         """Whether the signal was sent to this process; otherwise a rank got it, or a notice."""
 
 
-class SignalledAgent(LocalElasticAgent):
-    """`is_task`: the ranks are ours, so exit code 75 means preempted; in a script it may mean
-    anything."""
-
-    rendezvous: SingleNodeRendezvous | NodeRendezvous
-    is_task: bool
-    preempt_signal: signal.Signals | None = None
-    """The signal that asked this node's ranks to stop."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+class RankSignals:
+    def __init__(
+        self,
+        rank_processes: Callable[[], Iterable[Popen[Any]]],
+        rendezvous: SingleNodeRendezvous | NodeRendezvous,
+        *,
+        is_task: bool,
+    ) -> None:
+        """`is_task`: the ranks are ours, so exit code 75 means preempted; in a script it may mean
+        anything."""
+        self.preempt_signal: signal.Signals | None = None
+        """The signal that asked this node's ranks to stop."""
+        self._rank_processes = rank_processes
+        self._rendezvous = rendezvous
+        self._is_task = is_task
         self._caught_by: set[int] = set()
         """Processes of ranks that had a handler for the preempt signal when it was sent."""
         self._end_signal: signal.Signals | None = None
         self._end_signal_at = 0.0
 
     def set_handlers(self) -> None:
+        """After each start, in which torch sets its own."""
         signal.signal(signal.SIGUSR1, self._preempt)
         for number in ENDING_SIGNALS:
             # Only for signals that torch handles: the others are ignored.
@@ -61,12 +66,13 @@ class SignalledAgent(LocalElasticAgent):
         have sent the signal to the ranks, too: a script without a handler has nothing to save, or
         is about to exit."""
         self.preempt_signal = signal.Signals(number)
-        self.rendezvous.is_leaving = True
-        for rank in self._handlers().values():
-            if _catches(rank.proc.pid, self.preempt_signal):
-                self._caught_by.add(rank.proc.pid)
-            if rank.proc.poll() is None and (self.is_task or rank.proc.pid in self._caught_by):
-                rank.proc.send_signal(number)
+        self._rendezvous.is_leaving = True
+        for process in self._rank_processes():
+            if _catches(process.pid, self.preempt_signal):
+                self._caught_by.add(process.pid)
+            may_save = self._is_task or process.pid in self._caught_by
+            if process.poll() is None and may_save:
+                process.send_signal(number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         """As torch's own handler; but if the main thread drops the exception, it is raised
@@ -84,56 +90,51 @@ class SignalledAgent(LocalElasticAgent):
         if self._end_signal is not None:
             raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
-    def check_preempted(self, number: int | None) -> None:
+    def raise_if_preempted(self) -> None:
+        """Before ranks are started."""
+        if self.preempt_signal:
+            raise Preempted(was_reported=False)
+
+    def check_preempted(self, number: int | None, *, has_saved: bool) -> None:
         """After a run: raise Preempted if it has saved, or if all ranks stopped because of this
-        signal."""
-        if self.is_task and self.has_reported_save():
+        signal. `has_saved`: a rank of this node has reported that the preempted run has saved."""
+        if self._is_task and has_saved:
             raise Preempted(was_reported=True, was_signalled=number is not None)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save
-        codes = self.exit_codes()
-        # A task that has not begun has no handler yet, and nothing to save; a script may have
-        # something.
-        allowed = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
+        codes = self._exit_codes()
+        allowed: set[int | None] = {ExitCode.SUCCESS, ExitCode.PREEMPTED}
+        if self._is_task:
+            # One that has not begun has no handler yet, and nothing to save; a script may have
+            # something.
+            allowed.add(-number)
         if codes <= allowed and codes != {ExitCode.SUCCESS}:
             raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
 
-    def exit_codes(self) -> set[int | None]:
-        """The ranks' exit codes. Python resets signal handlers when it exits: a rank that had a
-        handler for the signal and was killed by it received it a second time, while it was
-        exiting."""
-        return {
-            ExitCode.PREEMPTED
-            if self.preempt_signal
-            and code == -self.preempt_signal
-            and rank.proc.pid in self._caught_by
-            else code
-            for rank in self._handlers().values()
-            for code in [rank.proc.poll()]
-        }
+    def are_ranks_saving(self) -> bool:
+        """Whether ranks that were asked to stop still run, and none of them has failed."""
+        if not self.preempt_signal:
+            return False
+        codes = self._exit_codes()
+        return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
 
-    def has_reported_save(self) -> bool:
-        """Whether a rank of this node has reported that the preempted run has saved."""
-        raise NotImplementedError
+    def _exit_codes(self) -> set[int | None]:
+        return {self._exit_code(process) for process in self._rank_processes()}
 
-    def codes(self) -> dict[int, int | None]:
-        """The ranks' exit codes by local rank; None: it runs."""
-        return {local_rank: rank.proc.poll() for local_rank, rank in self._handlers().items()}
+    def _exit_code(self, process: Popen[Any]) -> int | None:
+        """Python resets signal handlers when it exits: a rank that had a handler for the signal and
+        was killed by it received it a second time, while it was exiting."""
+        code = process.poll()
+        if self.preempt_signal and code == -self.preempt_signal and process.pid in self._caught_by:
+            return ExitCode.PREEMPTED
+        return code
 
-    def _handlers(self) -> dict[int, SubprocessHandler]:
-        """The processes of the ranks, by local rank."""
-        return dict(getattr(self._pcontext, "subprocess_handlers", {}))
-
-    def _shutdown(
-        self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any
-    ) -> None:
+    def terminate_loading_ranks(self) -> None:
         """After Ctrl-C, a task's rank that has not begun gets SIGTERM: on SIGINT Python would show
         a traceback."""
-        if death_sig == signal.SIGINT and self.is_task:
-            for rank in self._handlers().values():
-                if not _catches(rank.proc.pid, signal.SIGTERM):
-                    rank.proc.terminate()
-        super()._shutdown(death_sig, *args, **kwargs)
+        for process in self._rank_processes():
+            if not _catches(process.pid, signal.SIGTERM):
+                process.terminate()
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
