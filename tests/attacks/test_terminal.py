@@ -179,8 +179,8 @@ def refusal_of_a_supervisor(text: str, path: Path, capsys: pytest.CaptureFixture
 @source
 def diagnosis_from_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
-        controller._to_print = text
-        controller._print_diagnosis()
+        controller.diagnoses._waiting = text
+        controller.diagnoses.print_waiting()
 
     return on_screen(act, path)
 

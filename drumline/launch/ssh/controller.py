@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -19,30 +18,17 @@ from typing import Any
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.base.text import how_it_ended, plural
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.client import (
-    ALIVE_INTERVAL_S,
-    CONNECT_TIMEOUT_S,
-    no_client,
-    not_reached,
-    remote_module,
-    ssh_words,
-    was_lost,
-)
-from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
+from drumline.launch.ssh.client import no_client, not_reached, was_lost
+from drumline.launch.ssh.connections import Connections
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Reconnect, Remote, Search
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.silence import SilenceWatch
 from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.watch.watch_folder import DIAGNOSIS_S
 
 # After a rank has failed, wait this long for others that fail with it before all are ended.
 SETTLE_S = 1.0
-# The other hosts are told which host sends no frame for this long.
-SILENT_S = HEARTBEAT_S + 1.0
-# When such a host is named on the screen: the sidecars of a watched job do it sooner, with what is
-# blocked.
-REPORT_S = 3.0
-REPORT_WATCHED_S = 10.0
 # How long after the grace period hosts that do not answer are given up.
 ENDING_S = 5.0
 # A jump host's sshd rejects connections at random when too many arrive at once.
@@ -58,20 +44,52 @@ RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+class DiagnosisNotice:
+    """The sidecars' diagnosis on the screen, once: every host reports the same, and one may have
+    printed it."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._waiting = ""
+        self._printed = ""
+        self._printed_start = 0
+        """The start of ranks that it is about: the hosts number them alike."""
+
+    def add(self, frame: Mapping[str, Any], start: int) -> bool:
+        """Whether it is to be printed before ranks are restarted."""
+        if frame["was_printed"]:
+            self._printed = frame["sentence"]
+            self._printed_start = max(self._printed_start, start)
+            return False
+        # A host that was cut off reports late what the others have reported.
+        is_late = start <= self._printed_start
+        if frame["is_last"] or is_late:
+            return False
+        self._printed_start = start
+        self._waiting = frame["sentence"]
+        return True
+
+    def print_waiting(self) -> None:
+        sentence = self._waiting
+        self._waiting = ""
+        if sentence and sentence != self._printed:
+            self._printed = sentence
+            self._screen.report(sentence, is_error=True)
+
+
 class Controller:
     def __init__(self, job: HostsJob, screen: Screen, before: Controller | None = None) -> None:
         """`before`: the previous attempt; its open connections are used again."""
         self.job = job
         self.screen = screen
-        self.connections: list[HostConnection] = (
-            [connection for connection in before.connections if connection.is_open]
-            if before
-            else []
+        self.connections: Connections = (
+            before.connections.still_open() if before else Connections(screen)
         )
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
-        self.reconnect: Reconnect = Reconnect(
-            job, screen, before.reconnect.last_heard if before else {}
-        )
+        last_heard = before.reconnect.last_heard if before else {}
+        self.reconnect: Reconnect = Reconnect(job, screen, last_heard)
+        self.silence = SilenceWatch(self)
+        self.diagnoses = DiagnosisNotice(screen)
         self.lost = ""
         """Why the job is to be restarted on all hosts; empty: it is not."""
         self.has_started = False
@@ -88,13 +106,6 @@ class Controller:
         self._logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
         self._agent_ended = ""
         """How an agent ended too early; the other hosts may report the cause."""
-        self._printed = self._to_print = ""
-        """The diagnosis that was printed last, and the one to be printed."""
-        self._printed_start = 0
-        """The start of ranks that it is about: the hosts number them alike."""
-        self._silent_nodes: list[int] = []
-        self._reported: set[str] = set()
-        """Silent hosts that are named on the screen."""
 
     @property
     def remaining(self) -> list[Remote]:
@@ -102,7 +113,7 @@ class Controller:
 
     async def run(self) -> None:
         """Until no host has anything left to do."""
-        watching = asyncio.create_task(self._watch_heartbeats())
+        watching = asyncio.create_task(self.silence.watch())
         try:
             await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
         finally:
@@ -110,7 +121,7 @@ class Controller:
         self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
-        await asyncio.gather(*(connection.close() for connection in self.connections))
+        await self.connections.close()
 
     # Reaching the hosts
 
@@ -120,27 +131,7 @@ class Controller:
         """Uses the open connection of the previous attempt, if there is one. `job`: what runs
         there, if it is not what runs on all."""
         job = job or self.job
-        connection = next(
-            (
-                candidate
-                for candidate in self.connections
-                if candidate.host == host and candidate.ssh_code is None
-            ),
-            None,
-        )
-        if connection is None:
-            command = remote_module("drumline.launch.ssh.supervisor", job.python, job.python_path)
-            # A host that answered before is tried often. ssh uses the first option of a name.
-            hurry = (
-                ["-o", f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"] if job.earlier else []
-            )
-            # Our own heartbeats notice a cut before ssh does.
-            patience = ["-o", f"ServerAliveCountMax={round(job.lease_s / ALIVE_INTERVAL_S) + 2}"]
-            words = ssh_words([*job.client, *hurry, *patience], host, command, cwd=job.cwd)
-            connection = HostConnection(
-                host, words, self.screen, job.nodes[0].join_timeout_s, lease_s=job.lease_s
-            )
-            self.connections.append(connection)
+        connection = self.connections.to(host, job, tries=tries)
         return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
     async def _run_node(self, number: int) -> None:
@@ -203,9 +194,8 @@ class Controller:
 
     async def _log_in_and_run(self, remote: Remote) -> None:
         async with self._logging_in:
-            if self.is_ending or (
-                remote in self.dropped and self._is_over.is_set()
-            ):  # before its turn came
+            is_too_late = remote in self.dropped and self._is_over.is_set()
+            if self.is_ending or is_too_late:  # before its turn came
                 remote.was_refused = True
                 return
             running = asyncio.create_task(remote.run())
@@ -222,17 +212,18 @@ class Controller:
     def _start_all(self) -> None:
         """Start the ranks, when every host has answered and has ended the processes of earlier
         attempts."""
-        if (
-            self.has_started
-            or self.is_ending
-            or not all(remote.has_begun for remote in self.remaining)
-        ):
+        have_answered = all(remote.has_begun for remote in self.remaining)
+        if self.has_started or self.is_ending or not have_answered:
             return
         self.has_started = True
-        nodes = self.job.placed([remote.host for remote in self.remotes])
-        for remote, node in zip(self.remotes, nodes, strict=True):
+        for remote in self.remotes:
             if remote.is_running:
-                remote.connection.send({"kind": "start", "node": asdict(node)})
+                self._send_start(remote)
+
+    def _send_start(self, remote: Remote) -> None:
+        nodes = self.job.placed([peer.host for peer in self.remotes])
+        node = nodes[self.remotes.index(remote)]
+        remote.connection.send({"kind": "start", "node": asdict(node)})
 
     # What they report
 
@@ -240,40 +231,42 @@ class Controller:
         kind = frame["kind"]
         if remote in self.dropped and kind in ("hello", "refused"):
             self._answers_again(remote, frame)
-        elif kind == "hello" and frame["protocol"] != PROTOCOL:
-            what = f"{remote.name} has another version of drumline"
-            self._fail(PreflightError(what, next_step="install the same version on all hosts"))
         elif kind == "hello":
-            self._start_all()
+            self._answers(remote, frame["protocol"])
         elif kind == "refused":
-            for problem in frame["problems"]:
-                what, next_step = (*problem, "", "")[:2]
-                self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
+            self._refuses(remote, frame["problems"])
         elif kind == "started":
-            self._print_diagnosis()  # a restart may take less than SETTLE_S
+            self.diagnoses.print_waiting()  # a restart may take less than SETTLE_S
             self._started(frame["world_size"])
-        elif (
-            kind == "ended" and frame.get("was_cut_off") and not self.is_ending and self.may_restart
-        ):
-            # Its ranks may have saved when they were ended: that was no preemption.
-            self._restart_all(
-                f"{remote.name} received no heartbeat from this machine for {self.job.lease_s:g} s"
-            )
-        elif kind == "ended" and frame["code"] and not self.is_ending:
-            self._agent_failed(remote, frame["code"])
+        elif kind == "ended" and not self.is_ending:
+            self._part_ended(remote, frame)
         elif kind == "failed" and not frame["restarts_left"] and not self.job.program.continues:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             self._later(settle_s, self._end, self.job.grace_s)
         elif kind == "diagnosis":
-            # A host that was cut off reports late what the others have reported.
-            is_late = remote.num_starts <= self._printed_start
-            if frame["was_printed"]:
-                self._printed = frame["sentence"]
-                self._printed_start = max(self._printed_start, remote.num_starts)
-            elif not frame["is_last"] and not is_late:
-                self._printed_start = remote.num_starts
-                self._to_print = frame["sentence"]
-                self._later(SETTLE_S, self._print_diagnosis)
+            is_new = self.diagnoses.add(frame, remote.num_starts)
+            if is_new:
+                self._later(SETTLE_S, self.diagnoses.print_waiting)
+
+    def _answers(self, remote: Remote, protocol: int) -> None:
+        if protocol == PROTOCOL:
+            self._start_all()
+            return
+        what = f"{remote.name} has another version of drumline"
+        self._fail(PreflightError(what, next_step="install the same version on all hosts"))
+
+    def _refuses(self, remote: Remote, problems: list[list[str]]) -> None:
+        for problem in problems:
+            what, next_step = (*problem, "", "")[:2]
+            self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
+
+    def _part_ended(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+        if frame.get("was_cut_off") and self.may_restart:
+            # Its ranks may have saved when they were ended: that was no preemption.
+            lease = f"{self.job.lease_s:g} s"
+            self._restart_all(f"{remote.name} received no heartbeat from this machine for {lease}")
+        elif frame["code"]:
+            self._agent_failed(remote, frame["code"])
 
     def _answers_again(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         """A lost host: its ranks start, and join the others, unless it is not as before."""
@@ -289,78 +282,23 @@ class Controller:
         elif frame["kind"] == "hello":
             self.dropped.remove(remote)
             self.screen.report(f"{remote.name} answers again; its ranks join the others")
-            nodes = self.job.placed([remote.host for remote in self.remotes])
-            remote.connection.send(
-                {"kind": "start", "node": asdict(nodes[self.remotes.index(remote)])}
-            )
+            self._send_start(remote)
             # Its supervisor is a new one; later it gets the changes.
-            remote.connection.send({"kind": "silent", "nodes": self._silent_nodes})
+            self.silence.send_silent_nodes(remote)
 
     def _later(self, seconds: float, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, call, *args)
 
     def _started(self, num_ranks: int) -> None:
-        here = [
-            remote
-            for remote in self.remaining
-            if remote.is_running and remote.world_size == num_ranks
-        ]
-        if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
-            names = f" ({', '.join(remote.name for remote in here)})" if self.job.spares else ""
-            self.screen.report(f"{num_ranks} ranks run on {plural(len(here), 'host')}{names}")
-            self.num_ranks = num_ranks
-
-    async def _watch_heartbeats(self) -> None:
-        """Tell all hosts which ones are silent: of two that do not reach each other, this machine
-        may hear one."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            silent_nodes = [
-                number
-                for number, remote in enumerate(self.remotes)
-                if self._silence_s(remote) > SILENT_S
-            ]
-            if silent_nodes != self._silent_nodes:
-                self._silent_nodes = silent_nodes
-                for remote in self.remaining:
-                    remote.connection.send({"kind": "silent", "nodes": silent_nodes})
-            self._report_silence()
-
-    def _silence_s(self, remote: Remote) -> float:
-        """How long a host with running ranks has sent nothing."""
-        heard_at = remote.connection.heard_at
-        is_waited_for = self.has_started and remote.is_running and remote not in self.dropped
-        return time.monotonic() - heard_at if is_waited_for and heard_at else 0.0
-
-    def _report_silence(self) -> None:
-        is_watched = self.job.program.is_task or self.job.program.is_watched
-        for remote in self.remaining:
-            silence_s = self._silence_s(remote)
-            if silence_s > (REPORT_WATCHED_S if is_watched else REPORT_S):
-                if remote.name not in self._reported:
-                    self._reported.add(remote.name)
-                    what = f"warning: no heartbeat from {remote.name} for {silence_s:.0f} s on this machine"
-                    self.screen.report(f"{what}; {self._when_lost()}", is_error=True)
-            elif silence_s < SILENT_S and remote.name in self._reported:
-                self._reported.remove(remote.name)
-                self.screen.report(f"{remote.name} sends heartbeats again", is_error=True)
-
-    def _when_lost(self) -> str:
-        """When a host without a heartbeat counts as lost, for the other nodes and for this
-        machine."""
-        node = self.job.nodes[0]
-        if not node.may_shrink:
-            return f"it counts as lost after {self.job.lease_s:g} s"
-        continues_sentence = f"the other nodes continue without it after {node.silence_s} s if they receive none either"
-        return f"{continues_sentence}, this machine after {self.job.lease_s:g} s"
-
-    def _print_diagnosis(self) -> None:
-        """Called before ranks are restarted. Every host reports the same, and one may have printed
-        it."""
-        sentence, self._to_print = self._to_print, ""
-        if sentence and sentence != self._printed:
-            self._printed = sentence
-            self.screen.report(sentence, is_error=True)
+        """Report it once, when all ranks of the group have started."""
+        running = [remote for remote in self.remaining if remote.is_running]
+        members = [remote for remote in running if remote.world_size == num_ranks]
+        num_started = sum(len(remote.ranks) for remote in members)
+        if num_started < num_ranks or num_ranks == self.num_ranks:
+            return
+        self.num_ranks = num_ranks
+        names = f" ({', '.join(remote.name for remote in members)})" if self.job.spares else ""
+        self.screen.report(f"{num_ranks} ranks run on {plural(len(members), 'host')}{names}")
 
     def _agent_failed(self, remote: Remote, code: int) -> None:
         """A signal that ended the agent, as when its host is shut down, affects only that host."""
@@ -373,10 +311,10 @@ class Controller:
         elif code < 0:
             self._restart_all(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
         if not self.is_ending and code in RESTARTABLE and self.may_restart:
-            silent = [peer.name for peer in self.remaining if self._silence_s(peer) > SILENT_S]
+            silent_names = self.silence.silent_names()
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
-            if silent:  # that is why
-                self._agent_ended = f"no heartbeat from {', '.join(silent)} on this machine"
+            if silent_names:  # that is why
+                self._agent_ended = f"no heartbeat from {', '.join(silent_names)} on this machine"
             self._later(SETTLE_S, self._restart_all, self._agent_ended)
         elif not self.is_ending:
             self._later(SETTLE_S, self._end, self.job.grace_s)
@@ -384,22 +322,13 @@ class Controller:
     def _lost(self, remote: Remote) -> None:
         """ssh has ended before the node's job, as far as we know."""
         connection = remote.connection
-        job = self.job
         if remote.has_begun:
             self.reconnect.last_heard[remote.host] = connection.heard_at
             error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
         elif self.is_ending:
             return
         else:
-            output = list(connection.stderr) or list(connection.stdout)
-            code = connection.ssh_code or 0
-            is_stuck = connection.is_stuck
-            error = not_reached(
-                remote.host, code, output, python=job.python, cwd=str(job.cwd), is_stuck=is_stuck
-            )
-            if job.earlier:  # it answered before
-                what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
-                error = TrainingError(what, next_step=error.next_step)
+            error = self._unreachable(remote)
         if self._continues_without(remote, error.what):
             self._start_all()
             return
@@ -408,13 +337,26 @@ class Controller:
         if not self.lost:
             self._fail(error)
 
+    def _unreachable(self, remote: Remote) -> DrumlineError:
+        connection = remote.connection
+        error = not_reached(
+            remote.host,
+            connection.ssh_code or 0,
+            list(connection.stderr) or list(connection.stdout),
+            python=self.job.python,
+            cwd=str(self.job.cwd),
+            is_stuck=connection.is_stuck,
+        )
+        if not self.job.earlier:
+            return error
+        # It answered before.
+        what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
+        return TrainingError(what, next_step=error.next_step)
+
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the other hosts are enough; if so, that is reported."""
-        left = [
-            peer
-            for peer in self.remaining
-            if (peer.is_running or peer.code == 0) and peer is not remote
-        ]
+        peers = [peer for peer in self.remaining if peer is not remote]
+        left = [peer for peer in peers if peer.is_running or peer.code == 0]
         least = 1 if self.job.program.continues else self.job.min_nodes
         is_needed = remote is self.remotes[0] and not self.job.program.continues
         if least is None or is_needed or self.is_ending or len(left) < least:
@@ -442,19 +384,18 @@ class Controller:
         counted_step = max(node.reached_step, *(remote.counted_step for remote in self.remotes))
         if not failed and self.reached_step > counted_step:
             return node.max_restarts
-        counts = (remote.restarts_left for remote in failed or self.remotes)
-        left = node.max_restarts - node.restarts_used
-        return min((count for count in counts if count is not None), default=left)
+        counts = [remote.restarts_left for remote in failed or self.remotes]
+        known_counts = [count for count in counts if count is not None]
+        return min(known_counts, default=node.max_restarts - node.restarts_used)
 
     @property
     def may_restart(self) -> bool:
         """Whether another attempt is allowed, and is not known to fail in the same way."""
-        is_last = any(
-            remote.diagnosis is not None and remote.diagnosis.is_final for remote in self.remotes
-        )
-        return (
-            self.end_signal is None and not self.problems and not is_last and self.restarts_left > 0
-        )
+        if self.end_signal is not None or self.problems:
+            return False
+        diagnoses = [remote.diagnosis for remote in self.remotes if remote.diagnosis is not None]
+        is_final = any(diagnosis.is_final for diagnosis in diagnoses)
+        return not is_final and self.restarts_left > 0
 
     def _restart_all(self, why: str) -> None:
         """End this attempt on all hosts at once, before the next. Ranks cannot save without the
@@ -474,9 +415,8 @@ class Controller:
             return
         self.end_signal = number
         why = f"preempted by {number.name}" if number in PREEMPT_SIGNALS else "interrupted"
-        if any(
-            remote.is_running for remote in self.remotes
-        ):  # not in the pause between two attempts
+        # Not in the pause between two attempts.
+        if any(remote.is_running for remote in self.remotes):
             grace = f"they have {self.job.grace_s:g} s; once more to end them at once"
             self.screen.report(f"{why}; ending the ranks ({grace})", is_error=True)
         self._end(self.job.grace_s)
@@ -487,6 +427,7 @@ class Controller:
             return
         self.is_ending = True
         self._is_over.set()
-        for remote in (remote for remote in self.remotes if remote.is_running):
-            remote.end(grace_s)
-            self._later(grace_s + ENDING_S, remote.give_up)
+        for remote in self.remotes:
+            if remote.is_running:
+                remote.end(grace_s)
+                self._later(grace_s + ENDING_S, remote.give_up)

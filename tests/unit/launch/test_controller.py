@@ -18,7 +18,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import host_connection as connection_module
-from drumline.launch.ssh import hosts_launcher
+from drumline.launch.ssh import hosts_launcher, silence
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.hosts_launcher import run_attempts
@@ -176,7 +176,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
 def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
     make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.01)
     sent: list[list[int]] = []
 
     async def go() -> Controller:
@@ -184,7 +184,7 @@ def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
         a, b, c = await start(controller)
         controller.has_started = True
         monkeypatch.setattr(a.connection, "send", lambda frame: sent.append(frame["nodes"]))
-        watching = asyncio.create_task(controller._watch_heartbeats())
+        watching = asyncio.create_task(controller.silence.watch())
         for silent_s in (0, 2, 4, 4, 0):
             now = time.monotonic()
             a.connection.heard_at = now
@@ -222,7 +222,7 @@ def test_a_warning_says_when_a_host_counts_as_lost(
         _, b, _ = await start(controller)
         controller.has_started = True
         b.connection.heard_at = time.monotonic() - 4
-        controller._report_silence()
+        controller.silence.report()
         return controller
 
     asyncio.run(go()).screen.close()
@@ -562,7 +562,7 @@ def test_a_host_that_answers_again_gets_the_hosts_without_a_heartbeat(
         controller = make(program=CONTINUES)
         _, _, c = await start(controller)
         controller.dropped.append(c)
-        controller._silent_nodes = [1]
+        controller.silence.silent_nodes = [1]
         monkeypatch.setattr(c.connection, "send", sent.append)
         hear(c, "hello", host="c", protocol=PROTOCOL)
 
