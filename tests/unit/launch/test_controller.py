@@ -29,18 +29,18 @@ from drumline.launch.ssh.supervisor import PROTOCOL
 Make = Callable[..., Controller]
 
 
-@pytest.fixture(name="said")
-def _said(tmp_path: Path) -> Path:
-    return tmp_path / "said"
+@pytest.fixture(name="screen_file")
+def _screen_file(tmp_path: Path) -> Path:
+    return tmp_path / "screen"
 
 
 @pytest.fixture(name="make")
-def _make(said: Path) -> Iterator[Make]:
+def _make(screen_file: Path) -> Iterator[Make]:
     """A controller of hosts a, b and c, which nothing has been started on."""
-    with said.open("wb") as file:
+    with screen_file.open("wb") as file:
         screen = Screen(file.fileno(), file.fileno())
 
-        def make(**more: Any) -> Controller:
+        def make(**changes: Any) -> Controller:
             hosts = [Host("a"), Host("me@b"), Host("c")]
             job = HostsJob(
                 job="j",
@@ -54,7 +54,7 @@ def _make(said: Path) -> Iterator[Make]:
                 environment={"TOKEN": "hunter2"},
                 grace_s=1,
             )
-            return Controller(replace(job, **more), screen)
+            return Controller(replace(job, **changes), screen)
 
         yield make
         screen.close()
@@ -65,10 +65,10 @@ def hear(remote: Remote, kind: str, **content: Any) -> None:
     remote.connection._receive(json.dumps({"kind": kind, **content}).encode())
 
 
-def conclude(controller: Controller, said: Path) -> tuple[int, list[str]]:
+def conclude(controller: Controller, screen_file: Path) -> tuple[int, list[str]]:
     code = hosts_launcher.conclude(controller)
     controller.screen.close()
-    return code, said.read_text().splitlines()
+    return code, screen_file.read_text().splitlines()
 
 
 async def start(controller: Controller, left: int = 0) -> tuple[Remote, Remote, Remote]:
@@ -121,7 +121,7 @@ DIAGNOSIS = {
 )
 def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
     make: Make,
-    said: Path,
+    screen_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     alarm: str,
     code: int,
@@ -141,7 +141,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
             "last_lines": ["words"],
             "is_watched": True,
         }
-        # The first time all are started again. It is said once, unless one of the hosts has had it
+        # The first time all are started again. It is printed once, unless one of the hosts has had it
         # on the screen.
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
@@ -156,11 +156,11 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
         assert all(remote.diagnosis is None for remote in hosts)
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            told = {**DIAGNOSIS, "alarm": alarm, "rank": 1, "is_ranks_error": is_ranks_error}
-            hear(remote, "diagnosis", **told, is_last=True)
+            diagnosis = {**DIAGNOSIS, "alarm": alarm, "rank": 1, "is_ranks_error": is_ranks_error}
+            hear(remote, "diagnosis", **diagnosis, is_last=True)
         return controller
 
-    ended, lines = conclude(asyncio.run(go()), said)
+    ended, lines = conclude(asyncio.run(go()), screen_file)
     assert ended == ends_with
     first, *last = lines[1:] if was_printed else lines[2:]
     assert lines[1] == "drumline: hang: rank 1 stands. Try: look"
@@ -174,7 +174,7 @@ def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
 
 
 def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
-    make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, screen_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "HEARTBEAT_S", 0.01)
     sent: list[list[int]] = []
@@ -196,7 +196,7 @@ def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
 
     asyncio.run(go()).screen.close()
     assert sent == [[1], []]
-    assert said.read_text().splitlines()[1:] == [
+    assert screen_file.read_text().splitlines()[1:] == [
         "drumline: warning: no heartbeat from b for 4 s on this machine; it counts as lost after 45 s",
         "drumline: b sends heartbeats again",
     ]
@@ -213,7 +213,7 @@ def test_the_hosts_are_told_which_one_is_silent_and_so_is_the_user(
     ],
 )
 def test_a_warning_says_when_a_host_counts_as_lost(
-    make: Make, said: Path, min_nodes: int | None, lost: str
+    make: Make, screen_file: Path, min_nodes: int | None, lost: str
 ) -> None:
     async def go() -> Controller:
         hosts = [Host("a"), Host("b"), Host("c")]
@@ -226,13 +226,13 @@ def test_a_warning_says_when_a_host_counts_as_lost(
         return controller
 
     asyncio.run(go()).screen.close()
-    assert said.read_text().splitlines()[1] == (
+    assert screen_file.read_text().splitlines()[1] == (
         f"drumline: warning: no heartbeat from b for 4 s on this machine; {lost}"
     )
 
 
 def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_for_it(
-    make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, screen_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 
@@ -256,11 +256,11 @@ def test_a_host_that_was_cut_off_repeats_nothing_and_is_named_when_another_ends_
 
     controller = asyncio.run(go())
     controller.screen.close()
-    assert said.read_text().splitlines()[1:] == [f"drumline: {DIAGNOSIS['sentence']}"]
+    assert screen_file.read_text().splitlines()[1:] == [f"drumline: {DIAGNOSIS['sentence']}"]
     assert controller.lost == "no heartbeat from a on this machine"
 
 
-def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> None:
+def test_a_wrong_clock_does_not_change_who_was_first(make: Make, screen_file: Path) -> None:
     async def go() -> Controller:
         controller = make()
         a, b, _ = await start(controller)
@@ -273,7 +273,7 @@ def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> 
         hear(a, "failed", rank=0, at=now + 1002, last_lines=["first"], **failed)
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 7
     assert lines[1:5] == [
         "drumline: rank 0 on a (exit code 7) failed first:",
@@ -283,7 +283,7 @@ def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> 
     ]
 
 
-def test_failures_before_a_restart_are_forgotten(make: Make, said: Path) -> None:
+def test_failures_before_a_restart_are_forgotten(make: Make, screen_file: Path) -> None:
     async def go() -> Controller:
         controller = make()
         a, b, c = await start(controller)
@@ -293,11 +293,13 @@ def test_failures_before_a_restart_are_forgotten(make: Make, said: Path) -> None
             hear(remote, "ended", code=0, last_lines=[])
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert (code, lines[-1]) == (0, "drumline: done; logs in logs on each host")
 
 
-def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said: Path) -> None:
+def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(
+    make: Make, screen_file: Path
+) -> None:
     async def go() -> Controller:
         controller = make()
         a, b, _ = await start(controller)
@@ -316,7 +318,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
         assert controller.is_ending
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 1
     assert lines[1] == "drumline: error: the connection to me@b was lost: it was closed"
     assert lines[3] == (
@@ -324,7 +326,9 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
     )
 
 
-def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said: Path) -> None:
+def test_a_job_that_may_have_fewer_nodes_continues_without_one(
+    make: Make, screen_file: Path
+) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2, spares=[Host("d")])
         _, b, c = await start(controller)
@@ -339,7 +343,7 @@ def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said:
         assert controller.is_ending, "one is less than two"
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 1
     assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", (
         "with spares it may be any of them"
@@ -360,7 +364,7 @@ def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said:
     asyncio.run(lose_first())
 
 
-def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Path) -> None:
+def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, screen_file: Path) -> None:
     async def shut_down() -> Controller:
         controller = make(min_nodes=2, program=Program(("train", "digits"), is_task=True))
         a, b, c = await start(controller)
@@ -372,14 +376,14 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Pat
             hear(remote, "ended", code=75, last_lines=[])
         return controller
 
-    code, lines = conclude(asyncio.run(shut_down()), said)
+    code, lines = conclude(asyncio.run(shut_down()), screen_file)
     assert code == 75, "all that were left have saved"
     assert "drumline: warning: the job was ended on c; the job continues with a, b" in lines
 
 
 @pytest.mark.parametrize(("rank_code", "ends_with"), [(75, 75), (-9, 1)])
 def test_agents_that_are_ended_after_their_ranks_have_saved(
-    make: Make, said: Path, rank_code: int, ends_with: int
+    make: Make, screen_file: Path, rank_code: int, ends_with: int
 ) -> None:
     """A notice on one host; its agent was still ending when the controller ended all."""
 
@@ -401,7 +405,7 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
             hear(remote, "ended", code=-15, last_lines=[])
         return controller
 
-    code, lines = conclude(asyncio.run(leave()), said)
+    code, lines = conclude(asyncio.run(leave()), screen_file)
     saved = (
         "drumline: preempted by a signal or a notice to a rank; the ranks have saved: rerun "
         "the same command to resume"
@@ -409,14 +413,14 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
     assert (code, saved in lines) == (ends_with, ends_with == 75), lines
 
 
-def test_an_agent_that_was_killed_is_named(make: Make, said: Path) -> None:
+def test_an_agent_that_was_killed_is_named(make: Make, screen_file: Path) -> None:
     async def go() -> Controller:
         controller = make()
         a, _, _ = await start(controller)
         hear(a, "ended", code=-9, last_lines=["what a log had last"])
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 1
     assert lines[-3:] == [
         "drumline: the launcher's agent on a was killed by SIGKILL, which ended its ranks",
@@ -427,7 +431,7 @@ def test_an_agent_that_was_killed_is_named(make: Make, said: Path) -> None:
 
 @pytest.mark.parametrize("restarts_left", [0, 3])
 def test_an_agent_that_its_supervisor_ended_was_killed_by_nobody_else(
-    make: Make, said: Path, restarts_left: int
+    make: Make, screen_file: Path, restarts_left: int
 ) -> None:
     async def go() -> Controller:
         controller = make()
@@ -440,7 +444,7 @@ def test_an_agent_that_its_supervisor_ended_was_killed_by_nobody_else(
     if restarts_left:
         assert ended.lost == what
         return
-    code, lines = conclude(ended, said)
+    code, lines = conclude(ended, screen_file)
     assert code == 1
     assert lines[-3:] == [
         f"drumline: {what}",
@@ -450,7 +454,7 @@ def test_an_agent_that_its_supervisor_ended_was_killed_by_nobody_else(
 
 
 def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
-    make: Make, said: Path
+    make: Make, screen_file: Path
 ) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2)
@@ -463,7 +467,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
         controller._lost(c)
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 0
     assert lines[1:] == [
         "drumline: 2 ranks run on 2 hosts",
@@ -472,13 +476,13 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(
     ]
 
 
-def test_another_version_is_named(make: Make, said: Path) -> None:
+def test_another_version_is_named(make: Make, screen_file: Path) -> None:
     async def go() -> Controller:
         controller = make()
         hear(controller.remotes[1], "hello", host="b", protocol=PROTOCOL + 1)
         return controller
 
-    code, lines = conclude(asyncio.run(go()), said)
+    code, lines = conclude(asyncio.run(go()), screen_file)
     assert code == 3
     assert lines[0] == "drumline: error: b has another version of drumline"
 
@@ -496,7 +500,7 @@ echo '{{"kind": "ended", "code": 130, "last_lines": []}}'
 
 
 def test_of_many_hosts_one_that_refuses_us_ends_the_start(
-    make: Make, said: Path, tmp_path: Path
+    make: Make, screen_file: Path, tmp_path: Path
 ) -> None:
     client = tmp_path / "ssh"
     log = tmp_path / "log"
@@ -508,14 +512,17 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(
     screen = make().screen
     assert asyncio.run(run_attempts(job, screen)) == 3
     screen.close()
-    assert "drumline: error: h13: it rejected the ssh key (Permission denied)\n" in said.read_text()
+    assert (
+        "drumline: error: h13: it rejected the ssh key (Permission denied)\n"
+        in screen_file.read_text()
+    )
     called = log.read_text().split()
     assert "h13" in called
     assert len(called) < 40, "the last ones were not asked any more"
 
 
 def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_killed(
-    make: Make, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, screen_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.6)
     monkeypatch.setattr(connection_module, "HANG_UP_S", 0.1)
@@ -531,7 +538,7 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
     assert (
         "drumline: error: slow: ssh connects, but nothing starts (no answer within 1 s)\n"
         "  try: check what `ssh slow /py thon -V` waits for: "
-    ) in said.read_text()
+    ) in screen_file.read_text()
 
 
 def test_a_host_that_ended_its_ranks_because_it_was_cut_off_is_a_restart_and_no_preemption(

@@ -32,7 +32,7 @@ from drumline.launch.ssh.supervisor import PROTOCOL
 from tests.unit.launch.test_controller import DIAGNOSIS, hear
 
 
-def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
+def make_job(*names: str, max_restarts: int = 3, **changes: Any) -> HostsJob:
     hosts = [Host(name) for name in names]
     return HostsJob(
         job="first",
@@ -46,7 +46,7 @@ def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
         python="python",
         cwd=Path("/code"),
         logs=Path("logs"),
-        **{"client": ["ssh"], "grace_s": 1, **more},
+        **{"client": ["ssh"], "grace_s": 1, **changes},
     )
 
 
@@ -79,16 +79,16 @@ REFUSED = "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 2
 def go(folder: Path, job: HostsJob, answers: dict[str, str]) -> tuple[int, list[str]]:
     """A launch over these answers, each named HOST.CALL: its exit code, and what it said."""
     client = folder / "ssh"
-    said = folder / "said"
+    screen_file = folder / "said"
     client.write_text(FAKE_SSH.format(folder=folder))
     client.chmod(0o755)
     for name, text in answers.items():
         (folder / name).write_text(text.replace("{folder}", str(folder)))
-    with said.open("wb") as file:
+    with screen_file.open("wb") as file:
         screen = Screen(file.fileno(), file.fileno())
         code = asyncio.run(run_attempts(job, screen))
         screen.close()
-    return code, said.read_text().splitlines()
+    return code, screen_file.read_text().splitlines()
 
 
 def hello(start: int = 0, left: int = 3) -> str:
@@ -376,10 +376,13 @@ def test_a_signal_in_the_pause_between_two_attempts_ends_the_launch(
 ) -> None:
     monkeypatch.setattr(hosts_launcher, "next_pause_s", lambda pause_s, ran_s: 3600.0)
     preempted = FAILED.replace("CODE", "75").replace("DISK", "") + ENDS.format(code=75)
-    said = tmp_path / "said"
+    screen_file = tmp_path / "said"
 
     def interrupt() -> None:
-        while not said.exists() or said.read_text().count("resuming on the same hosts") < 2:
+        while (
+            not screen_file.exists()
+            or screen_file.read_text().count("resuming on the same hosts") < 2
+        ):
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
@@ -405,12 +408,15 @@ def test_a_signal_while_a_disk_is_full_ends_the_launch(
     """A SIGTERM is a preemption: no rank runs, and the same command resumes."""
     monkeypatch.setattr(hosts_launcher, "next_pause_s", lambda *_: pause_s)
     failed = FAILED.replace("CODE", "1").replace("DISK", "/mnt/run") + ENDS.format(code=1)
-    said = tmp_path / "said"
+    screen_file = tmp_path / "said"
     specs = tmp_path / "a.specs"
     num_specs = 3 if pause_s == 0 else 2
 
     def interrupt() -> None:
-        while not said.exists() or said.read_text().count("is full; the run resumes") < 2:
+        while (
+            not screen_file.exists()
+            or screen_file.read_text().count("is full; the run resumes") < 2
+        ):
             time.sleep(0.01)
         while len(specs.read_text().splitlines()) < num_specs:
             time.sleep(0.01)
@@ -487,11 +493,11 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
 def test_a_lost_host_and_a_spare_that_are_down_are_tried_in_turn_and_reported_once(
     screen: Screen, tmp_path: Path
 ) -> None:
-    asked, timeouts = ask_ten_times(
+    tried_hosts, timeouts = ask_ten_times(
         Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen)
     )
     screen.close()
-    assert asked == "ccaaccaacc", "each once a round"
+    assert tried_hosts == "ccaaccaacc", "each once a round"
     assert timeouts == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     assert (tmp_path / "said").read_text().splitlines() == [
         "drumline: c replaces a, which is unreachable (no answer)",
@@ -502,7 +508,7 @@ def test_a_lost_host_and_a_spare_that_are_down_are_tried_in_turn_and_reported_on
 def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     """Hosts that do not answer: who is asked next, and how long ssh tries it."""
     search = Search()
-    asked = ""
+    tried_hosts = ""
     timeouts = []
     host = Host("a")
     search.notice.begin -= 10
@@ -519,8 +525,8 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
         following = controller.reconnect.next_host(remote, search)
         assert following is not None
         host = following
-        asked += host.address
-    return asked, timeouts
+        tried_hosts += host.address
+    return tried_hosts, timeouts
 
 
 def test_a_host_that_only_receives_is_asked_to_end_at_once(

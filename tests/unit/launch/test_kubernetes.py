@@ -27,13 +27,13 @@ RUN_POLICY = {
 
 
 def manifest(**changes: Any) -> KubernetesJob:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "digits",
         "image": "me/train:1",
         "program": SCRIPT,
         "num_nodes": 2,
     }
-    return KubernetesJob(**{**given, "num_procs": 4, "num_gpus": 4, "claim": "shared", **changes})
+    return KubernetesJob(**{**fields, "num_procs": 4, "num_gpus": 4, "claim": "shared", **changes})
 
 
 def objects(api: Api, **changes: Any) -> list[dict[str, Any]]:
@@ -101,9 +101,9 @@ def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_ma
     # Not optional: without the secret no pod starts, and nothing runs unsealed.
     reference = {"name": "digits-secret", "key": "secret"}
     entry = {"name": "DRUMLINE_SECRET", "valueFrom": {"secretKeyRef": reference}}
-    found = list(_entries(list(yaml.safe_load_all(text))))
-    assert found
-    assert all(one == entry for one in found)
+    loaded = list(_entries(list(yaml.safe_load_all(text))))
+    assert loaded
+    assert all(loaded_entry == entry for loaded_entry in loaded)
     assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=TASK, num_nodes=1), api), (
         "it is alone"
     )

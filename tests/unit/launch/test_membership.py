@@ -87,22 +87,22 @@ def test_a_node_that_joins_the_rendezvous_of_another_job_is_refused() -> None:
 
 def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:
     store = dist.HashStore()
-    other = membership_of(store, 1)
-    other.heartbeat = NodeHeartbeat("ip-10-0-0-7", "x")
-    other.join()
-    other.leave()
+    peer = membership_of(store, 1)
+    peer.heartbeat = NodeHeartbeat("ip-10-0-0-7", "x")
+    peer.join()
+    peer.leave()
     nameless = membership_of(store, 0)
     named = membership_of(store, 0, peers=("a", "b", "c"))
-    for one in (nameless, named):
-        one.read()
+    for membership in (nameless, named):
+        membership.read()
     assert nameless.names([1, 2]) == "node 1 (ip-10-0-0-7), node 2"
     assert named.names([1, 2]) == "node 1 (b), node 2 (c)"
 
 
 def test_a_waiting_rank_reports_for_which_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    one = membership_of(dist.HashStore(), 0, peers=("a", "b", "c"))
-    one._report_missing(waiting := WaitNotice(first_s=0))
-    one._report_missing(waiting)
+    membership = membership_of(dist.HashStore(), 0, peers=("a", "b", "c"))
+    membership._report_missing(waiting := WaitNotice(first_s=0))
+    membership._report_missing(waiting)
     assert (
         capsys.readouterr().err
         == "drumline: waiting at a:1 for node 1 (b), node 2 (c), 0 s so far\n"

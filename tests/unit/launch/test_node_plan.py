@@ -90,9 +90,9 @@ def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() ->
             "/runs/digits",
         ),
     )
-    given = ["--run=here", "--data.dir", "mine"]
-    assert task_program("digits", given, *defaults).words == (
-        *("train", "digits", *given, "--dist.train_timeout_s", "60"),
+    arguments = ["--run=here", "--data.dir", "mine"]
+    assert task_program("digits", arguments, *defaults).words == (
+        *("train", "digits", *arguments, "--dist.train_timeout_s", "60"),
     )
     assert task_program("digits", [], *FILE.task_defaults("digits")).words[2:] == (
         "--dist.train_timeout_s",

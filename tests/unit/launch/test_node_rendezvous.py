@@ -70,8 +70,8 @@ def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[NodeRendezvous, Re
 
     def one(number: int) -> tuple[NodeRendezvous, RendezvousInfo]:
         node = node_of(node_ranks[number], num_nodes, ("a", "b", "c", "d"))
-        one = handler(Met(store, number, len(node_ranks)), node)
-        return one, one.next_rendezvous()
+        rendezvous = handler(Met(store, number, len(node_ranks)), node)
+        return rendezvous, rendezvous.next_rendezvous()
 
     with ThreadPoolExecutor(len(node_ranks)) as pool:
         return list(pool.map(one, range(len(node_ranks))))
@@ -87,16 +87,16 @@ def test_nodes_keep_the_ranks_they_were_given(capfd: pytest.CaptureFixture[str])
 
 def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_together() -> None:
     def one(number: int, store: dist.Store, secret: str | None) -> NodeRendezvous:
-        one = handler(Met(store, number, 3), node_of([2, 0, 1][number], 3), secret)
-        one.restarts_used = number
-        one.next_rendezvous()
-        return one
+        rendezvous = handler(Met(store, number, 3), node_of([2, 0, 1][number], 3), secret)
+        rendezvous.restarts_used = number
+        rendezvous.next_rendezvous()
+        return rendezvous
 
     with ThreadPoolExecutor(3) as pool:
         rounds = []
-        for given in (None, None, "the secret of all", "the secret of all"):
+        for common_secret in (None, None, "the secret of all", "the secret of all"):
             store = dist.HashStore()
-            met = list(pool.map(one, range(3), [store] * 3, [given] * 3))
+            met = list(pool.map(one, range(3), [store] * 3, [common_secret] * 3))
             (secret,) = {each.ranks_secret for each in met}
             rounds.append(secret)
             written = [
@@ -142,8 +142,10 @@ def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
     met = meet([3, 1], 4)
     assert [info.rank for _, info in met] == [1, 0]
     assert {info.bootstrap_store_info.master_addr for _, info in met} == {"host-1"}
-    said = "drumline: warning: training continues on 2 of 4 nodes, without node 0 (a), node 2 (c)\n"
-    assert capfd.readouterr().err == 2 * said
+    warning = (
+        "drumline: warning: training continues on 2 of 4 nodes, without node 0 (a), node 2 (c)\n"
+    )
+    assert capfd.readouterr().err == 2 * warning
     met[0][0].warn_of_missing_nodes()
     assert capfd.readouterr().err == (
         "drumline: warning: the job ended on 2 of 4 nodes, without node 0 (a), node 2 (c)\n"
@@ -154,13 +156,13 @@ def test_a_participant_that_is_lost_before_it_published_is_left_out() -> None:
     store = dist.HashStore()
     inner = Met(store, 0, 2)
     inner.here = {0}
-    one = handler(inner, node_of(0, 2))
-    assert one._cards(SealedStore(store, None), inner.info, KEYS) is None
+    rendezvous = handler(inner, node_of(0, 2))
+    assert rendezvous._cards(SealedStore(store, None), inner.info, KEYS) is None
     # The next time it is alone, in a round of its own.
     alone = Met(dist.HashStore(), 0, 1)
     rounds = iter([inner.info, alone.info])
     inner.next_rendezvous = lambda: next(rounds)  # type: ignore[method-assign]
-    assert one.next_rendezvous().world_size == 1
+    assert rendezvous.next_rendezvous().world_size == 1
 
 
 def test_nodes_that_joined_apart_under_one_number_join_again() -> None:
@@ -179,25 +181,25 @@ def test_nodes_that_joined_apart_under_one_number_join_again() -> None:
 
 def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
     inner: Any = Met(dist.HashStore(), 0, 3)
-    one = handler(inner, node_of(0, 3, ("a", "b", "c")))
-    one.members = {0: 0, 1: 2, 2: 1}
-    assert one.num_nodes_waiting() == 0
+    rendezvous = handler(inner, node_of(0, 3, ("a", "b", "c")))
+    rendezvous.members = {0: 0, 1: 2, 2: 1}
+    assert rendezvous.num_nodes_waiting() == 0
     inner.here = {0, 2}
-    assert (one.num_nodes_waiting(), one.restart_reason) == (1, "node 2 (c) is lost")
-    one.node = replace(one.node, min_nodes=None)
+    assert (rendezvous.num_nodes_waiting(), rendezvous.restart_reason) == (1, "node 2 (c) is lost")
+    rendezvous.node = replace(rendezvous.node, min_nodes=None)
     with pytest.raises(TrainingError, match=r"node 2 \(c\) is lost, and no restart is left"):
-        one.num_nodes_waiting()
-    one.membership.publish_failure("hang: rank 3 stands. Try: look", ExitCode.HANG)
-    one._ask = WaitNotice(first_s=0)
+        rendezvous.num_nodes_waiting()
+    rendezvous.membership.publish_failure("hang: rank 3 stands. Try: look", ExitCode.HANG)
+    rendezvous._ask = WaitNotice(first_s=0)
     with pytest.raises(
         HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Try: look"
     ):
-        one.num_nodes_waiting()
-    one = handler(inner, node_of(0, 3, ("a", "b", "c")))
-    one.members = {0: 0}
-    one.membership.was_replaced = True
+        rendezvous.num_nodes_waiting()
+    rendezvous = handler(inner, node_of(0, 3, ("a", "b", "c")))
+    rendezvous.members = {0: 0}
+    rendezvous.membership.was_replaced = True
     with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
-        one.num_nodes_waiting()
+        rendezvous.num_nodes_waiting()
 
 
 @pytest.mark.parametrize(
@@ -238,9 +240,9 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again() -> None:
 def test_what_goes_wrong_between_nodes_names_them(
     error: Callable[[], Exception], members: dict[int, int], kind: type[DrumlineError], what: str
 ) -> None:
-    one = handler(Met(dist.HashStore(), 0, 1), node_of(0, 2, ("a", "b")))
-    one.members = members
-    with pytest.raises(DrumlineError) as caught, one.explained():
+    rendezvous = handler(Met(dist.HashStore(), 0, 1), node_of(0, 2, ("a", "b")))
+    rendezvous.members = members
+    with pytest.raises(DrumlineError) as caught, rendezvous.explained():
         raise error()
     assert (type(caught.value), caught.value.what) == (kind, what)
     assert caught.value.next_step

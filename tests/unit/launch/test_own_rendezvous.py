@@ -22,14 +22,18 @@ def test_each_node_starts_alone_and_all_ranks_have_one_secret(
 ) -> None:
     nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="192.0.2.1:29500") for rank in range(2)]
     opened = [open_rendezvous(node, "0123456789abcdef", continues=True) for node in nodes]
-    infos = [one.next_rendezvous() for one in opened]  # 192.0.2.1 is nobody: it would wait for that
+    infos = [
+        rendezvous.next_rendezvous() for rendezvous in opened
+    ]  # 192.0.2.1 is nobody: it would wait for that
     assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
     places = [info.bootstrap_store_info for info in infos]
     assert [(place.master_addr, place.master_port) for place in places] == [
         ("192.0.2.1", 29500)
     ] * 2
     assert opened[0].ranks_secret == opened[1].ranks_secret != ""
-    assert not any(one.use_agent_store or one.num_nodes_waiting() for one in opened)
+    assert not any(
+        rendezvous.use_agent_store or rendezvous.num_nodes_waiting() for rendezvous in opened
+    )
     assert capsys.readouterr().err == ""
     without = open_rendezvous(nodes[0], None, continues=True)
     without.next_rendezvous()

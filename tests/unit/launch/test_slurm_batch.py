@@ -57,7 +57,7 @@ def test_a_batch_file_has_all_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "count", "requeue", "expected", "said"),
+    ("code", "count", "requeue", "expected", "stderr"),
     [
         (0, "", 0, 0, ""),
         (1, "", 0, 1, ""),
@@ -72,7 +72,7 @@ def test_a_batch_file_has_all_that_was_asked_for() -> None:
     ],
 )  # fmt: skip
 def test_only_a_preempted_run_is_requeued(
-    tmp_path: Path, code: int, count: str, requeue: int, expected: int, said: str
+    tmp_path: Path, code: int, count: str, requeue: int, expected: int, stderr: str
 ) -> None:
     """The file as a shell runs it; Slurm's two commands are stand-ins here, and real in
     tests/multinode."""
@@ -91,7 +91,7 @@ def test_only_a_preempted_run_is_requeued(
     done = subprocess.run(
         ["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (expected, said)
+    assert (done.returncode, done.stderr) == (expected, stderr)
 
 
 def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:

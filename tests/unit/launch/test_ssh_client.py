@@ -10,7 +10,7 @@ from drumline.launch.ssh.client import not_reached, was_lost
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "what", "step"),
+    ("code", "output_line", "what", "step"),
     [
         (
             255,
@@ -72,13 +72,13 @@ from drumline.launch.ssh.client import not_reached, was_lost
         (9, "", "the supervisor could not be started (exit code 9)", "check what"),
     ],
 )
-def test_a_host_that_was_not_reached(code: int, said: str, what: str, step: str) -> None:
+def test_a_host_that_was_not_reached(code: int, output_line: str, what: str, step: str) -> None:
     error = not_reached(
-        Host("me@b"), code, ["Welcome", said] if said else [], python="/p", cwd="/c"
+        Host("me@b"), code, ["Welcome", output_line] if output_line else [], python="/p", cwd="/c"
     )
     assert error.what.startswith(f"me@b: {what}")
     assert step in str(error.next_step)
-    assert said in error.what
+    assert output_line in error.what
     assert error.exit_code is ExitCode.PREFLIGHT_FAILED
 
 

@@ -46,9 +46,9 @@ def start(
     for file in (handler._stdout, handler._stderr):
         file.close()
     assert (folder / "err").read_text() == "an error\n"
-    said: dict[str, Any] = json.loads((folder / "out").read_text())
-    assert said["pid"] == handler.proc.pid
-    return handler.proc.pid, said
+    rank_output: dict[str, Any] = json.loads((folder / "out").read_text())
+    assert rank_output["pid"] == handler.proc.pid
+    return handler.proc.pid, rank_output
 
 
 def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_path: Path) -> None:
@@ -56,17 +56,21 @@ def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_pa
     standby.fill(at_once=True)
     standby.fill()
     first, second = (process for process, _ in standby._waiting)
-    pid, said = start(standby, tmp_path)
+    pid, rank_output = start(standby, tmp_path)
     assert pid == first.pid
-    assert said["is_loaded"]
-    assert (said["rank"], said["argv"], said["main"]) == ("7", ["a b"], "__main__")
-    assert said["age"] < 30, "it began when it was needed"
+    assert rank_output["is_loaded"]
+    assert (rank_output["rank"], rank_output["argv"], rank_output["main"]) == (
+        "7",
+        ["a b"],
+        "__main__",
+    )
+    assert rank_output["age"] < 30, "it began when it was needed"
     second.kill()
     second.wait()
-    pid, said = start(standby, tmp_path)
+    pid, rank_output = start(standby, tmp_path)
     assert pid != second.pid
-    assert not said["is_loaded"], "one that was killed is no rank"
-    assert (said["rank"], said["argv"]) == ("7", ["a b"])
+    assert not rank_output["is_loaded"], "one that was killed is no rank"
+    assert (rank_output["rank"], rank_output["argv"]) == ("7", ["a b"])
 
 
 def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,12 @@ class SupervisorProcess:
         self.process.stdin.flush()
 
     def hear(
-        self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True
+        self, kind: str, is_expected: Callable[[dict[str, Any]], bool] = lambda _: True
     ) -> dict[str, Any]:
         assert self.process.stdout
         for line in self.process.stdout:
             frame: dict[str, Any] = json.loads(line)
-            if frame["kind"] == kind and wanted(frame):
+            if frame["kind"] == kind and is_expected(frame):
                 return frame
         raise AssertionError(f"no {kind}")
 

@@ -64,9 +64,9 @@ def make_account(session: Any, monkeypatch: pytest.MonkeyPatch) -> Account:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("botocore.session.create_loader", shared_loader)
-    found = Account(session, REGION)
-    found._clients = OFFLINE
-    return found
+    offline_account = Account(session, REGION)
+    offline_account._clients = OFFLINE
+    return offline_account
 
 
 @pytest.fixture(name="stub")

@@ -24,13 +24,13 @@ from drumline.launch.aws.stack import TAG
 Stub = Callable[..., None]
 
 
-def instance(number: int, **more: Any) -> dict[str, Any]:
+def instance(number: int, **fields: Any) -> dict[str, Any]:
     started = datetime(2026, 1, 1, 0, number, tzinfo=UTC)
     return {
         "InstanceId": f"i-{number}",
         "PrivateIpAddress": f"10.0.0.{number}",
         "LaunchTime": started,
-        **more,
+        **fields,
     }
 
 
@@ -57,8 +57,8 @@ class Cluster:
     def is_lost(self, address: str, *, after: int, code: int = 255) -> None:
         """From the connection on that follows these. A code other than ssh's own is that of the
         node's command."""
-        gone = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit {code};; esac'
-        (self.log.parent / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{gone}\n')
+        refusal = f'case "$*" in *"-- {address} "*) [ $(grep -c . {self.log}) -le {after} ] || exit {code};; esac'
+        (self.log.parent / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{refusal}\n')
 
     def has(self, *instances: dict[str, Any]) -> None:
         self.stub("ec2", "describe_instances", {"Reservations": [{"Instances": list(instances)}]})
@@ -79,7 +79,7 @@ class Cluster:
         self.stub("autoscaling", "describe_auto_scaling_groups", {"AutoScalingGroups": [group]})
 
     def made(self, **changes: str) -> None:
-        given = {
+        set_parameters = {
             "SessionManager": "false",
             "NodeCount": "2",
             "Market": "on-demand",
@@ -87,7 +87,8 @@ class Cluster:
             **changes,
         }
         parameters = [
-            {"ParameterKey": name, "ParameterValue": value} for name, value in given.items()
+            {"ParameterKey": name, "ParameterValue": value}
+            for name, value in set_parameters.items()
         ]
         stack = {"StackName": "drumline-train", "CreationTime": 0, "StackStatus": "CREATE_COMPLETE"}
         stack["Tags"] = [{"Key": TAG, "Value": "train"}]
@@ -359,14 +360,16 @@ def test_the_ssh_config_names_nodes_by_their_private_addresses(
         id="i-1", address="10.0.0.1", public_address="54.0.0.1", started=datetime.now(UTC)
     )
     file = tmp_path / "config"
-    wanted = {
+    modules = {
         False: "hostname 54.0.0.1",
         True: "proxycommand aws ssm start-session --region us-east-1 --target i-1",
     }
-    for by_ssm, line in wanted.items():
+    for by_ssm, line in modules.items():
         file.write_text(ssh_config(account, [node], by_ssm=by_ssm, profile="work"))
         done = subprocess.run(
             ["ssh", "-G", "-F", str(file), "10.0.0.1"], capture_output=True, text=True, check=True
         )
-        assert any(one.startswith(line) for one in done.stdout.splitlines()), done.stdout
+        assert any(printed_line.startswith(line) for printed_line in done.stdout.splitlines()), (
+            done.stdout
+        )
         assert {"user ubuntu", "hostkeyalias i-1"} <= set(done.stdout.splitlines())

@@ -158,20 +158,20 @@ def test_a_parallelcluster_file_is_valid(printed: Any, tmp_path: Path) -> None:
         '[aws]\nnodes = 4\nspot = true\nmax_price = 3\nvolume = "fs-12345678"\n'
     )
     plain = printed(*CLUSTER, "--gpus", "4", "digits")
-    more = printed(
+    large_text = printed(
         *CLUSTER, "--config", "run.toml", "--efa", "--key", "k", "--ami", "ami-12345678", "train.py"
     )
-    documents = [yaml.safe_load(text) for text in (plain, more, more)]
+    documents = [yaml.safe_load(text) for text in (plain, large_text, large_text)]
     documents[2]["Scheduling"]["SlurmQueues"][0]["CapacityTyp"] = "SPOT"
     environment = {
         **os.environ,
         "PYTHONPATH": str(PARALLELCLUSTER),
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    given = json.dumps(documents)
+    written = json.dumps(documents)
     command = [sys.executable, "-c", LOAD]
     done = subprocess.run(
-        command, input=given, env=environment, capture_output=True, text=True, check=True
+        command, input=written, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
         *(
@@ -201,13 +201,13 @@ def test_what_is_in_this_folder_can_be_installed(printed: Any, tmp_path: Path) -
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist/drumline-0.1.0-py3-none-any.whl").touch()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "my_project"\n')
-    given = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
+    requirements = "dist/drumline-0.1.0-py3-none-any.whl .[train] torch==2.13.0"
     task = valid_for_skypilot(
-        printed("--print", "skypilot", "--type", "x", "--install", given, "digits")
+        printed("--print", "skypilot", "--type", "x", "--install", requirements, "digits")
     )
     installs = "dist/drumline-0.1.0-py3-none-any.whl '.[train]' torch==2.13.0\n"
     assert task["setup"] == f"pip install --quiet {installs}"
-    assert f"bin/pip install {installs}" in printed(*CLUSTER, "--install", given, "digits")
+    assert f"bin/pip install {installs}" in printed(*CLUSTER, "--install", requirements, "digits")
 
 
 def test_an_argument_cannot_leave_the_comment(printed: Any) -> None:
@@ -317,7 +317,7 @@ def test_what_is_wrong_with_a_cloud_file(
     monkeypatch.chdir(tmp_path)
     assert main(["launch", *words]) == 2
     shown = capsys.readouterr().err
-    assert [one for one in messages if one not in shown] == [], shown
+    assert [message for message in messages if message not in shown] == [], shown
     assert "hunter2" not in shown
 
 

@@ -56,41 +56,49 @@ ALWAYS = {
 }
 
 
-def settled(value: Any, given: dict[str, str], conditions: dict[str, Any]) -> Any:
+def settled(value: Any, parameters: dict[str, str], conditions: dict[str, Any]) -> Any:
     """A template's value as CloudFormation computes it, apart from references to resources."""
     if isinstance(value, list):
-        return [one for item in value if (one := settled(item, given, conditions)) is not None]
+        return [
+            resolved
+            for item in value
+            if (resolved := settled(item, parameters, conditions)) is not None
+        ]
     if not isinstance(value, dict):
         return value
-    (name, inner), *more = value.items() if value else [("", None)]
-    if not more and name == "Ref" and inner in given:
-        return given[inner]
-    if not more and name == "Ref" and inner == "AWS::NoValue":
+    (name, inner), *further_items = value.items() if value else [("", None)]
+    if not further_items and name == "Ref" and inner in parameters:
+        return parameters[inner]
+    if not further_items and name == "Ref" and inner == "AWS::NoValue":
         return None
-    if not more and name == "Condition":
-        return settled(conditions[inner], given, conditions)
-    if not more and name in ("Fn::Equals", "Fn::Not", "Fn::And"):
-        parts = settled(inner, given, conditions)
+    if not further_items and name == "Condition":
+        return settled(conditions[inner], parameters, conditions)
+    if not further_items and name in ("Fn::Equals", "Fn::Not", "Fn::And"):
+        parts = settled(inner, parameters, conditions)
         return {"Fn::Equals": lambda: parts[0] == parts[1], "Fn::Not": lambda: not parts[0]}.get(
             name, lambda: all(parts)
         )()
-    if not more and name == "Fn::If":
+    if not further_items and name == "Fn::If":
         return settled(
-            inner[1 if settled(conditions[inner[0]], given, conditions) else 2], given, conditions
+            inner[1 if settled(conditions[inner[0]], parameters, conditions) else 2],
+            parameters,
+            conditions,
         )
-    found = {key: settled(one, given, conditions) for key, one in value.items()}
-    return {key: one for key, one in found.items() if one is not None}
+    resolved_items = {
+        key: settled(item_value, parameters, conditions) for key, item_value in value.items()
+    }
+    return {key: item_value for key, item_value in resolved_items.items() if item_value is not None}
 
 
-def resources(given: dict[str, str]) -> dict[str, Any]:
+def resources(parameters: dict[str, str]) -> dict[str, Any]:
     """Those that are made, with their properties."""
     template = load(TEMPLATE.read_text())
     conditions = template["Conditions"]
     return {
-        name: settled(resource.get("Properties", {}), given, conditions)
+        name: settled(resource.get("Properties", {}), parameters, conditions)
         for name, resource in template["Resources"].items()
         if "Condition" not in resource
-        or settled(conditions[resource["Condition"]], given, conditions)
+        or settled(conditions[resource["Condition"]], parameters, conditions)
     }
 
 
@@ -108,17 +116,17 @@ def make_made(account: Account, stub: Stub) -> Callable[..., dict[str, Any]]:
 
 
 def test_what_is_not_asked_for_is_not_made(made: Callable[..., dict[str, Any]]) -> None:
-    found = made()
-    assert found.keys() == NETWORK | ALWAYS
-    launched = found["LaunchTemplate"]["LaunchTemplateData"]
+    cluster = made()
+    assert cluster.keys() == NETWORK | ALWAYS
+    launched = cluster["LaunchTemplate"]["LaunchTemplateData"]
     assert not {"KeyName", "InstanceMarketOptions"} & launched.keys()
-    assert "PlacementGroup" not in found["Nodes"], "it is forced on nobody"
+    assert "PlacementGroup" not in cluster["Nodes"], "it is forced on nobody"
     (interface,) = launched["NetworkInterfaces"]
     assert (interface["InterfaceType"], interface["AssociatePublicIpAddress"]) == ("efa", True)
 
 
 @pytest.mark.parametrize(
-    ("changes", "more", "less"),
+    ("changes", "added", "removed"),
     [
         ({"placement_group": True}, {"Placement"}, set()),
         ({"ssh_from": "192.0.2.7/32"}, {"SshIngress"}, set()),
@@ -127,12 +135,12 @@ def test_what_is_not_asked_for_is_not_made(made: Callable[..., dict[str, Any]]) 
     ],
 )
 def test_what_is_asked_for_is_made(
-    made: Callable[..., dict[str, Any]], changes: dict[str, Any], more: set[str], less: set[str]
+    made: Callable[..., dict[str, Any]], changes: dict[str, Any], added: set[str], removed: set[str]
 ) -> None:
-    found = made(**changes)
-    assert found.keys() == (NETWORK | ALWAYS | more) - less
-    assert ("PlacementGroup" in found["Nodes"]) == ("placement_group" in changes)
-    assert found["Nodes"]["VPCZoneIdentifier"] == [changes.get("subnet", {"Ref": "Subnet"})]
+    cluster = made(**changes)
+    assert cluster.keys() == (NETWORK | ALWAYS | added) - removed
+    assert ("PlacementGroup" in cluster["Nodes"]) == ("placement_group" in changes)
+    assert cluster["Nodes"]["VPCZoneIdentifier"] == [changes.get("subnet", {"Ref": "Subnet"})]
 
 
 def test_spot_instances_with_a_ceiling(made: Callable[..., dict[str, Any]]) -> None:
@@ -156,7 +164,7 @@ def test_a_key_and_no_efa(made: Callable[..., dict[str, Any]]) -> None:
 def test_several_network_cards_reach_the_internet_by_a_nat_gateway(
     made: Callable[..., dict[str, Any]],
 ) -> None:
-    found = made(Hardware(**{**vars(G6), "num_efas": 4, "num_cards": 4}))
+    cluster = made(Hardware(**{**vars(G6), "num_efas": 4, "num_cards": 4}))
     nat = {
         "Nat",
         "NatAddress",
@@ -166,24 +174,24 @@ def test_several_network_cards_reach_the_internet_by_a_nat_gateway(
         "NatRouteByGateway",
         "RouteByNat",
     }
-    assert found.keys() == (NETWORK | ALWAYS | nat) - {"RouteByGateway"}
+    assert cluster.keys() == (NETWORK | ALWAYS | nat) - {"RouteByGateway"}
 
 
 def test_a_volume_that_is_mounted_in_the_zone_gets_a_rule_and_nothing_else() -> None:
-    given = {
+    set_parameters = {
         "VpcId": "vpc-1",
         "SubnetId": "subnet-1",
         "VolumeId": "fs-1",
         "MountTargetAddress": "10.0.0.9",
     }
-    others = dict.fromkeys(load(TEMPLATE.read_text())["Parameters"], "")
-    found = resources({**others, **given, "MountTargetGroup": "sg-9"})
-    assert found.keys() == ALWAYS - {"Volume", "MountTarget"} | {
+    empty_parameters = dict.fromkeys(load(TEMPLATE.read_text())["Parameters"], "")
+    cluster = resources({**empty_parameters, **set_parameters, "MountTargetGroup": "sg-9"})
+    assert cluster.keys() == ALWAYS - {"Volume", "MountTarget"} | {
         "OldVolumeIngress",
         "OldVolumeEgress",
     }
-    assert found["OldVolumeIngress"]["GroupId"] == "sg-9"
-    assert (found["OldVolumeIngress"]["FromPort"], found["OldVolumeIngress"]["ToPort"]) == (
+    assert cluster["OldVolumeIngress"]["GroupId"] == "sg-9"
+    assert (cluster["OldVolumeIngress"]["FromPort"], cluster["OldVolumeIngress"]["ToPort"]) == (
         2049,
         2049,
     )
@@ -213,10 +221,10 @@ def test_everything_is_tagged_and_a_failed_stack_deletes_itself(
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
     prices = {"drumline:nodes-usd-per-hour": "4.500000", "drumline:stack-usd-per-hour": "0.000000"}
     assert (tags, request["OnFailure"]) == ({"drumline:cluster": "t", **prices}, "DELETE")
-    found = made(name="t")
+    cluster = made(name="t")
     tag = {"Key": "drumline:cluster", "Value": "t"}
-    assert {**tag, "PropagateAtLaunch": True} in found["Nodes"]["Tags"]
-    (disks,) = found["LaunchTemplate"]["LaunchTemplateData"]["TagSpecifications"]
+    assert {**tag, "PropagateAtLaunch": True} in cluster["Nodes"]["Tags"]
+    (disks,) = cluster["LaunchTemplate"]["LaunchTemplateData"]["TagSpecifications"]
     assert disks == {"ResourceType": "volume", "Tags": [tag]}
 
 

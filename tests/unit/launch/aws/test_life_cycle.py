@@ -47,7 +47,7 @@ def subnet(account: Account) -> str:
     """Of the default VPC: moto cannot delete the route table of a new one."""
     zone = zones_with(account, "g4dn.xlarge")[0]
     subnets = account.all("ec2", "describe_subnets", "Subnets")
-    return next(str(one["SubnetId"]) for one in subnets if one["AvailabilityZone"] == zone)
+    return next(str(subnet["SubnetId"]) for subnet in subnets if subnet["AvailabilityZone"] == zone)
 
 
 def settings(account: Account, **changes: Any) -> ClusterSettings:
@@ -67,35 +67,37 @@ def inventory(account: Account) -> Iterator[str]:
     those of ended instances, whatever the launch template says."""
     for reservation in account.all("ec2", "describe_instances", "Reservations"):
         yield from (
-            one["InstanceId"]
-            for one in reservation["Instances"]
-            if one["State"]["Name"] != "terminated"
+            instance["InstanceId"]
+            for instance in reservation["Instances"]
+            if instance["State"]["Name"] != "terminated"
         )
     yield from (
-        one["FileSystemId"] for one in account.all("efs", "describe_file_systems", "FileSystems")
+        volume["FileSystemId"]
+        for volume in account.all("efs", "describe_file_systems", "FileSystems")
     )
     yield from (
-        one["VpcId"] for one in account.all("ec2", "describe_vpcs", "Vpcs") if not one["IsDefault"]
+        vpc["VpcId"] for vpc in account.all("ec2", "describe_vpcs", "Vpcs") if not vpc["IsDefault"]
     )
     groups = account.all("ec2", "describe_security_groups", "SecurityGroups")
-    yield from (one["GroupId"] for one in groups if one["GroupName"] != "default")
-    yield from (one["RoleName"] for one in account.all("iam", "list_roles", "Roles"))
+    yield from (group["GroupId"] for group in groups if group["GroupName"] != "default")
+    yield from (role["RoleName"] for role in account.all("iam", "list_roles", "Roles"))
     templates = account.all("ec2", "describe_launch_templates", "LaunchTemplates")
-    yield from (one["LaunchTemplateId"] for one in templates)
-    found = account.all("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups")
-    yield from (one["AutoScalingGroupName"] for one in found)
+    yield from (template["LaunchTemplateId"] for template in templates)
+    scaling_groups = account.all("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups")
+    yield from (scaling_group["AutoScalingGroupName"] for scaling_group in scaling_groups)
     yield from (
-        one["AllocationId"] for one in account.call("ec2", "describe_addresses")["Addresses"]
+        address["AllocationId"]
+        for address in account.call("ec2", "describe_addresses")["Addresses"]
     )
-    yield from (one["NatGatewayId"] for one in gateways(account))
+    yield from (gateway["NatGatewayId"] for gateway in gateways(account))
     yield from (
-        one["StackName"] for one in account.all("cloudformation", "describe_stacks", "Stacks")
+        stack["StackName"] for stack in account.all("cloudformation", "describe_stacks", "Stacks")
     )
 
 
 def gateways(account: Account) -> list[Any]:
-    found = account.all("ec2", "describe_nat_gateways", "NatGateways")
-    return [one for one in found if one["State"] != "deleted"]
+    nat_gateways = account.all("ec2", "describe_nat_gateways", "NatGateways")
+    return [gateway for gateway in nat_gateways if gateway["State"] != "deleted"]
 
 
 def quiet(_: str) -> None:
@@ -159,13 +161,15 @@ def test_a_cluster_from_nothing_to_nothing(
     template = cloud.call("cloudformation", "get_template", StackName="drumline-t")["TemplateBody"]
     assert SECRET not in f"{first} {template}", "nodes have a role, and no keys"
     volume = next(
-        one["FileSystemId"] for one in cloud.all("efs", "describe_file_systems", "FileSystems")
+        described["FileSystemId"]
+        for described in cloud.all("efs", "describe_file_systems", "FileSystems")
     )
     assert [
-        one["Encrypted"] for one in cloud.all("efs", "describe_file_systems", "FileSystems")
+        described["Encrypted"]
+        for described in cloud.all("efs", "describe_file_systems", "FileSystems")
     ] == [True]
     disks = cloud.all("ec2", "describe_volumes", "Volumes")
-    assert [one["Size"] for one in disks if one["Encrypted"]] == [150, 150], (
+    assert [disk["Size"] for disk in disks if disk["Encrypted"]] == [150, 150], (
         "moto has a second disk for each node"
     )
 
@@ -181,9 +185,9 @@ def test_a_cluster_from_nothing_to_nothing(
     assert [address.split()[0] for address in addresses] == [node.address for node in nodes]
     assert count == "1 cluster in us-east-1"
 
-    kept = f"kept the volume {volume}"
+    kept_line = f"kept the volume {volume}"
     for _ in range(2):
-        assert drumline("down")[0].startswith(kept)
+        assert drumline("down")[0].startswith(kept_line)
         assert set(inventory(cloud)) == {volume}
     assert drumline("status")[0].startswith(f"t: only its volume {volume} is left")
 
@@ -365,15 +369,15 @@ def test_a_failed_resource_is_named_after_the_rollback(
 
     def event(resource: str, status: str, reason: str | None = None) -> dict[str, Any]:
         kind = f"AWS::EC2::{resource}"
-        told = {"LogicalResourceId": resource, "ResourceType": kind, "ResourceStatus": status}
-        return {"StackId": "s", "EventId": "e", "StackName": "n", "Timestamp": 0, **told} | (
+        event = {"LogicalResourceId": resource, "ResourceType": kind, "ResourceStatus": status}
+        return {"StackId": "s", "EventId": "e", "StackName": "n", "Timestamp": 0, **event} | (
             {"ResourceStatusReason": reason} if reason else {}
         )
 
     stack = {"StackName": "drumline-t", "CreationTime": 0}
     stub("cloudformation", "describe_stacks", "ValidationError")
     stub("cloudformation", "create_stack", {"StackId": "arn:1"})
-    for status, told in [
+    for status, expected_message in [
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
         ("CREATE_IN_PROGRESS", event("Vpc", "CREATE_IN_PROGRESS")),
     ]:
@@ -385,11 +389,11 @@ def test_a_failed_resource_is_named_after_the_rollback(
         )
         if status == "CREATE_IN_PROGRESS":
             stub("autoscaling", "describe_scaling_activities", "ValidationError")
-        if told:
+        if expected_message:
             stub(
                 "cloudformation",
                 "describe_stack_events",
-                {"StackEvents": [told]},
+                {"StackEvents": [expected_message]},
                 StackName="arn:1",
             )
     events = [
@@ -453,9 +457,9 @@ def make_a_plan() -> ClusterPlan:
         num_efas=0,
         num_cards=1,
     )
-    given = ClusterSettings(name="t", type="g4dn.xlarge")
+    settings = ClusterSettings(name="t", type="g4dn.xlarge")
     return ClusterPlan(
-        settings=given,
+        settings=settings,
         hardware=hardware,
         parameters={},
         costs=(Cost("x", 1.0),),
@@ -505,12 +509,16 @@ def test_many_network_cards_get_a_nat_gateway_and_no_public_address(
     plan = make_plan(
         cloud, settings(cloud, type="p4d.24xlarge", nodes=1, ssm=True, ssh_from=None, subnet=None)
     )
-    given = plan.parameters
-    assert (given["NatGateway"], given["PublicAddress"], given["Efa"]) == ("true", "false", "false")
+    parameters = plan.parameters
+    assert (parameters["NatGateway"], parameters["PublicAddress"], parameters["Efa"]) == (
+        "true",
+        "false",
+        "false",
+    )
     assert plan.template().count("InterfaceType: efa-only") == plan.hardware.num_efas == 4
     bring_up(cloud, plan, quiet)
     assert len(gateways(cloud)) == 1
-    assert [one.public_address for one in nodes_of(cloud, "t")] == [None]
+    assert [node.public_address for node in nodes_of(cloud, "t")] == [None]
 
 
 def test_a_busy_endpoint_is_asked_again(
@@ -521,8 +529,8 @@ def test_a_busy_endpoint_is_asked_again(
     refusals = [503]
     with Proxy(aws_server, lambda method, path: refusals.pop() if refusals else None) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        found = Account(session, account.region).all("ec2", "describe_subnets", "Subnets")
-        assert (len(proxy.requests), bool(found)) == (2, True)
+        subnets = Account(session, account.region).all("ec2", "describe_subnets", "Subnets")
+        assert (len(proxy.requests), bool(subnets)) == (2, True)
         monkeypatch.setattr("drumline.launch.aws.account._MAX_ATTEMPTS", 2)
         proxy.requests.clear()
         proxy.fault = lambda method, path: 503

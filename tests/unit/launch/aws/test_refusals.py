@@ -151,17 +151,17 @@ def test_unknown_types_and_zones(account: Account, stub: Stub) -> None:
     )
 
 
-def running(instance_type: str, cores: int, **more: Any) -> dict[str, Any]:
+def running(instance_type: str, cores: int, **fields: Any) -> dict[str, Any]:
     return {
         "InstanceType": instance_type,
         "CpuOptions": {"CoreCount": cores, "ThreadsPerCore": 2},
-        **more,
+        **fields,
     }
 
 
 def test_the_quota_counts_what_runs(account: Account, stub: Stub) -> None:
     quota = {"Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 120.0}}
-    others = [
+    other_instances = [
         running("g5.xlarge", 2),
         running("gr6.4xlarge", 8),
         running("g5.xlarge", 2, InstanceLifecycle="spot"),
@@ -172,7 +172,7 @@ def test_the_quota_counts_what_runs(account: Account, stub: Stub) -> None:
         stub(
             "service-quotas", "get_service_quota", quota, ServiceCode="ec2", QuotaCode="L-DB2E81BA"
         )
-        stub("ec2", "describe_instances", {"Reservations": [{"Instances": others}]})
+        stub("ec2", "describe_instances", {"Reservations": [{"Instances": other_instances}]})
     described = "quota 'Running On-Demand G and VT instances': 120 vCPUs, 20 in use"
     assert check_quota(account, G6, 2, "on-demand") == f"{described}, 96 needed"
     with pytest.raises(AwsError) as error:
@@ -301,9 +301,9 @@ def test_a_volume_of_another_vpc_needs_a_subnet(account: Account, stub: Stub) ->
         {"SecurityGroups": ["sg-12345678"]},
         MountTargetId="fsmt-12345678",
     )
-    given = ClusterSettings(volume="fs-1", subnet="subnet-1")
-    found = cluster_plan._volume_parameters(account, given, "us-east-1a")
-    assert found == {
+    settings = ClusterSettings(volume="fs-1", subnet="subnet-1")
+    parameters = cluster_plan._volume_parameters(account, settings, "us-east-1a")
+    assert parameters == {
         "VolumeId": "fs-1",
         "MountTargetAddress": "10.1.0.9",
         "MountTargetGroup": "sg-12345678",
@@ -385,8 +385,17 @@ def test_a_plan_runs_no_code_of_a_package(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_by_default_the_nodes_get_what_runs_here_and_ask_no_index_for_it() -> None:
-    asked = {name_of(word) for word in ClusterSettings().requirements}
-    assert asked == {"torch", "numpy", "rich", "safetensors", "blake3", "jinja2", "boto3", "fsspec"}
+    requirement_names = {name_of(word) for word in ClusterSettings().requirements}
+    assert requirement_names == {
+        "torch",
+        "numpy",
+        "rich",
+        "safetensors",
+        "blake3",
+        "jinja2",
+        "boto3",
+        "fsspec",
+    }
     assert f"boto3=={version('boto3')}" in ClusterSettings().requirements
     assert ClusterSettings().copies_drumline
     settings = ClusterSettings(install="drumline transformers==5.0.0 torch==2.12.0")
@@ -404,20 +413,20 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         '[train]\nsteps = 3\n[aws]\ntype = "g6.12xlarge"\nnodes = 4\nmax_price = 5\nspot = true\n'
     )
     problems: list[str] = []
-    found = settings_from({"config": str(file), "nodes": 2, "idle-minutes": 0}, problems)
+    settings = settings_from({"config": str(file), "nodes": 2, "idle-minutes": 0}, problems)
     assert problems == []
-    assert (found.type, found.nodes, found.max_price, found.market, found.idle_minutes) == (
-        "g6.12xlarge",
-        2,
-        5.0,
-        "spot",
-        0,
-    )
-    assert found.stack == "drumline-train"
+    assert (
+        settings.type,
+        settings.nodes,
+        settings.max_price,
+        settings.market,
+        settings.idle_minutes,
+    ) == ("g6.12xlarge", 2, 5.0, "spot", 0)
+    assert settings.stack == "drumline-train"
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("flags", "problem"),
     [
         (
             {"name": "My"},
@@ -504,9 +513,9 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_settings(given: dict[str, Any], problem: str) -> None:
+def test_wrong_settings(flags: dict[str, Any], problem: str) -> None:
     problems: list[str] = []
-    settings_from(given, problems)
+    settings_from(flags, problems)
     assert problems == [problem]
 
 

@@ -30,16 +30,16 @@ def needed_by(resources: dict[str, Any], name: str) -> Iterator[str]:
     """What it names, by Ref, GetAtt, Sub or DependsOn, and what that names."""
     resource = resources[name]
     direct = resource.get("DependsOn", [])
-    found = set(direct if isinstance(direct, list) else [direct])
-    for one in walk(resource.get("Properties", {})):
-        found |= {
+    needed = set(direct if isinstance(direct, list) else [direct])
+    for mapping in walk(resource.get("Properties", {})):
+        needed |= {
             str(value).partition(".")[0]
-            for key, value in one.items()
+            for key, value in mapping.items()
             if key in ("Ref", "Fn::GetAtt")
         }
-    for other in found & resources.keys():
-        yield other
-        yield from needed_by(resources, other)
+    for resource_name in needed & resources.keys():
+        yield resource_name
+        yield from needed_by(resources, resource_name)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def needed_by(resources: dict[str, Any], name: str) -> Iterator[str]:
     ],
 )
 def test_what_blocks_a_deletion_is_deleted_before(name: str, needs: set[str]) -> None:
-    found = set(needed_by(load(TEMPLATE.read_text())["Resources"], name))
-    assert needs <= found, needs - found
+    needed = set(needed_by(load(TEMPLATE.read_text())["Resources"], name))
+    assert needs <= needed, needs - needed
 
 
 # The calls
@@ -121,11 +121,11 @@ class Cloud:
                     "StackName": "drumline-t",
                     "Timestamp": 0,
                 }
-                told = {**event, "LogicalResourceId": "Group", "ResourceStatus": state}
+                group_event = {**event, "LogicalResourceId": "Group", "ResourceStatus": state}
                 self._stub(
                     "cloudformation",
                     "describe_stack_events",
-                    {"StackEvents": [told]},
+                    {"StackEvents": [group_event]},
                     StackName=STACK,
                 )
 
@@ -135,7 +135,7 @@ class Cloud:
     def cannot_delete(self) -> None:
         """As AWS answers while an interface is still in the group."""
         reason = "resource sg-1 has a dependent object (Service: Ec2, Status Code: 400, DependencyViolation)"
-        told = {"ResourceType": "AWS::EC2::SecurityGroup", "LastUpdatedTimestamp": 0}
+        common_fields = {"ResourceType": "AWS::EC2::SecurityGroup", "LastUpdatedTimestamp": 0}
         group = {
             "LogicalResourceId": "Group",
             "PhysicalResourceId": "sg-1",
@@ -146,8 +146,11 @@ class Cloud:
             "PhysicalResourceId": "nat-1",
             "ResourceStatus": "DELETE_COMPLETE",
         }
-        found = [{**told, **group, "ResourceStatusReason": reason}, {**told, **network}]
-        answer = {"StackResourceSummaries": found}
+        events = [
+            {**common_fields, **group, "ResourceStatusReason": reason},
+            {**common_fields, **network},
+        ]
+        answer = {"StackResourceSummaries": events}
         self._stub("cloudformation", "list_stack_resources", answer, StackName=STACK)
 
     def has_left(
@@ -155,7 +158,7 @@ class Cloud:
     ) -> None:
         """What has the tag: instances and NAT gateways are shown for an hour after their end."""
         instance = {"InstanceId": "i-1", "State": {"Name": node}}
-        volumes = [{"VolumeId": one, "State": "in-use"} for one in disks or []]
+        volumes = [{"VolumeId": disk, "State": "in-use"} for disk in disks or []]
         self._stub("ec2", "describe_instances", {"Reservations": [{"Instances": [instance]}]})
         self._stub("ec2", "describe_volumes", {"Volumes": volumes})
         self._stub("ec2", "describe_addresses", {"Addresses": []})
@@ -179,8 +182,8 @@ class Cloud:
             **needed,
         }
         tags = [{"Key": stack.TAG, "Value": "t"}]
-        one = {**volume, "NumberOfMountTargets": 0, "Tags": tags}
-        self._stub("efs", "describe_file_systems", {"FileSystems": [one]})
+        tagged_volume = {**volume, "NumberOfMountTargets": 0, "Tags": tags}
+        self._stub("efs", "describe_file_systems", {"FileSystems": [tagged_volume]})
 
 
 @pytest.fixture(name="cloud")
@@ -292,5 +295,5 @@ def test_up_was_killed_while_the_stack_was_made(
         cloud.has_volume(made_at)
     else:
         stub("efs", "describe_file_systems", {"FileSystems": []})
-    kept = take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
-    assert [one.id for one in kept] == (["fs-1"] if is_kept else [])
+    kept_items = take_down(cloud.account, SETTINGS, lambda text: None, delete_data=False)
+    assert [item.id for item in kept_items] == (["fs-1"] if is_kept else [])

@@ -43,8 +43,8 @@ CloudLoader.add_multi_constructor("!", _function)
 
 
 def load(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.load(text, Loader=CloudLoader)
-    return found
+    document: dict[str, Any] = yaml.load(text, Loader=CloudLoader)
+    return document
 
 
 def walk(value: Any) -> Iterator[dict[str, Any]]:
@@ -151,8 +151,8 @@ def test_the_template_has_no_weakness() -> None:
 def test_the_search_finds_each_weakness(right: str, wrong: str, weakness: str) -> None:
     text = TEMPLATE.read_text()
     assert right in text
-    found = list(weaknesses(load(text.replace(right, wrong))))
-    assert any(one.startswith(weakness) for one in found), found
+    messages = list(weaknesses(load(text.replace(right, wrong))))
+    assert any(message.startswith(weakness) for message in messages), messages
 
 
 def test_all_nodes_talk_to_each_other_in_both_directions() -> None:
@@ -168,7 +168,7 @@ def test_all_nodes_talk_to_each_other_in_both_directions() -> None:
 def test_the_parameters_are_those_of_the_plan() -> None:
     """That every plan sets them: the life cycle on a moto server."""
     parameters = set(load(TEMPLATE.read_text())["Parameters"])
-    names = {one["Ref"] for one in walk(load(TEMPLATE.read_text())) if "Ref" in one}
+    names = {mapping["Ref"] for mapping in walk(load(TEMPLATE.read_text())) if "Ref" in mapping}
     resources = set(load(TEMPLATE.read_text())["Resources"])
     assert {name for name in names if not name.startswith("AWS::")} <= parameters | resources
 
@@ -193,21 +193,21 @@ def plan_of(hardware: Hardware, **changes: Any) -> ClusterPlan:
 
 def interfaces(plan: ClusterPlan) -> list[dict[str, Any]]:
     data = load(plan.template())["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
-    found: list[dict[str, Any]] = data["NetworkInterfaces"]
-    return found
+    network_interfaces: list[dict[str, Any]] = data["NetworkInterfaces"]
+    return network_interfaces
 
 
 def test_each_card_gets_an_efa_as_aws_recommends() -> None:
     """docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"""
-    primary, *others = interfaces(plan_of(CARDS))
+    primary, *secondary = interfaces(plan_of(CARDS))
     assert (primary["NetworkCardIndex"], primary["DeviceIndex"]) == (0, 0)
-    assert {one["InterfaceType"] for one in others} == {"efa-only"}
-    places = [(one["NetworkCardIndex"], one["DeviceIndex"]) for one in others]
+    assert {interface["InterfaceType"] for interface in secondary} == {"efa-only"}
+    places = [(interface["NetworkCardIndex"], interface["DeviceIndex"]) for interface in secondary]
     assert places == [(0, 1), *((card, 0) for card in range(1, 32))]
     without_first = dataclasses.replace(CARDS, num_efas=16, num_cards=17)
-    assert [one["NetworkCardIndex"] for one in interfaces(plan_of(without_first))[1:]] == list(
-        range(1, 17)
-    )
+    assert [
+        interface["NetworkCardIndex"] for interface in interfaces(plan_of(without_first))[1:]
+    ] == list(range(1, 17))
     assert len(interfaces(plan_of(CARDS, efa=False))) == 1
     assert len(interfaces(plan_of(dataclasses.replace(CARDS, num_efas=1, num_cards=1)))) == 1
 
@@ -217,6 +217,6 @@ def test_cfn_lint_has_no_word() -> None:
     api = pytest.importorskip("cfnlint.api", reason="pip install 'drumline[dev]' brings it")
     text = plan_of(CARDS).template()
     assert MORE_CARDS not in text
-    found = api.lint(text, regions=["us-east-1"])
-    assert [f"line {one.linenumber}: {one}" for one in found] == []
+    problems = api.lint(text, regions=["us-east-1"])
+    assert [f"line {problem.linenumber}: {problem}" for problem in problems] == []
     assert len(text) < 51_200, "CloudFormation takes no longer text"
