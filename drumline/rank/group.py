@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -122,7 +122,7 @@ def join_group(
     )
     if live is not None and is_next:
         store = store.under(f"group-{live.latest.generation}")
-    try:
+    with _explained_store_errors(topology.world_size, start_timeout_s):
         rendezvous = join_rendezvous(
             store,
             topology,
@@ -143,12 +143,6 @@ def join_group(
                 deadline=deadline,
                 service=service,
             )
-    except dist.DistStoreError as error:
-        what = f"not all of the {topology.world_size} ranks continued the start within {start_timeout_s:g} s"
-        raise PreflightError(what, next_step="read the other ranks' output") from error
-    except dist.DistError as error:
-        what = f"rank 0, which runs the store, exited before all {topology.world_size} ranks had joined"
-        raise PreflightError(what, next_step="read rank 0's output") from error
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", rendezvous.store.raw),
@@ -163,6 +157,18 @@ def join_group(
     if live is not None:
         live.begin(rendezvous)
     return rendezvous
+
+
+@contextlib.contextmanager
+def _explained_store_errors(world_size: int, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except dist.DistStoreError as error:
+        what = f"not all of the {world_size} ranks continued the start within {timeout_s:g} s"
+        raise PreflightError(what, next_step="read the other ranks' output") from error
+    except dist.DistError as error:
+        what = f"rank 0, which runs the store, exited before all {world_size} ranks had joined"
+        raise PreflightError(what, next_step="read rank 0's output") from error
 
 
 def make_group(ranks: Sequence[int], *, timeout_s: float) -> dist.ProcessGroup | None:
