@@ -12,7 +12,6 @@ import math
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any, Protocol, cast
 
 from drumline.net.dial import Reason, reason_of
@@ -84,12 +83,7 @@ class PeerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("?",))[0])
         self._owner.connection_made(self)
-        late = (
-            partial(self.end, Reason.NO_REPLY)
-            if self.is_ours
-            else partial(self.end, LATE, is_refused=True)
-        )
-        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, late)
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._end_handshake)
         self._send_plain(next(self._handshake))
 
     def data_received(self, data: bytes) -> None:
@@ -103,13 +97,20 @@ class PeerConnection(asyncio.Protocol):
             self.end(error.kind, is_refused=True)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.why = self.why or (reason_of(error) if isinstance(error, OSError) else Reason.CLOSED)
+        if not self.why:
+            self.why = reason_of(error) if isinstance(error, OSError) else Reason.CLOSED
         if self._timer is not None:
             self._timer.cancel()
         self._handshake.close()
         self._lines.clear()
         self.ended.set()
         self._owner.connection_ended(self)
+
+    def _end_handshake(self) -> None:
+        if self.is_ours:
+            self.end(Reason.NO_REPLY)
+        else:
+            self.end(LATE, is_refused=True)
 
     def _receive(self, line: bytes) -> None:
         if self._session is not None:
@@ -140,9 +141,10 @@ class PendingConnections:
     a handshake takes milliseconds, so a flood of idle sockets has the oldest. Each host of the job
     has its own limit."""
 
-    def __init__(self, known: Collection[str]) -> None:
-        """`known`: the addresses of the job's hosts."""
-        self._known = frozenset(known)
+    def __init__(self, job_addresses: Collection[str]) -> None:
+        """`job_addresses`: those of the job's hosts."""
+        self._job_addresses = frozenset(job_addresses)
+        # By group, in the order in which they were added.
         self._waiting: dict[str, dict[PeerConnection, None]] = {}
 
     def __len__(self) -> int:
@@ -161,7 +163,7 @@ class PendingConnections:
         self._waiting.get(self._group(connection), {}).pop(connection, None)
 
     def _group(self, connection: PeerConnection) -> str:
-        return connection.address if connection.address in self._known else ""
+        return connection.address if connection.address in self._job_addresses else ""
 
 
 class Acceptor:

@@ -164,23 +164,23 @@ def wait_for_port(
     """None when something listens there. `limits`: how long some reasons may last before the wait
     ends early. `report` is called repeatedly with the reason."""
     begin = time.monotonic()
-    before = ""
-    since = 0.0
+    connect_s = max(0.1, min(CONNECT_S, timeout_s))
+    last_reason = ""
+    reason_since = 0.0
     pause_s = FIRST_POLL_S
     while True:
         try:
-            socket.create_connection(
-                (host, port), timeout=max(0.1, min(CONNECT_S, timeout_s))
-            ).close()
+            socket.create_connection((host, port), timeout=connect_s).close()
             return None
         except OSError as error:
             reason = reason_of(error)
         now = time.monotonic()
-        if reason != before:
-            before = reason
-            since = now
-        if now - since >= limits.get(reason, timeout_s) or now - begin >= timeout_s:
-            return Blocked(reason, now - since)
+        if reason != last_reason:
+            last_reason = reason
+            reason_since = now
+        lasted_s = now - reason_since
+        if lasted_s >= limits.get(reason, timeout_s) or now - begin >= timeout_s:
+            return Blocked(reason, lasted_s)
         report(reason)
         time.sleep(pause_s)
         pause_s = min(LAST_POLL_S, 1.3 * pause_s)
@@ -245,11 +245,11 @@ def probe_hosts(targets: Sequence[ProbeTarget]) -> ProbeResults:
     results = ProbeResults({}, {})
     if targets:
         with ThreadPoolExecutor(min(len(targets), MAX_PROBES)) as pool:
-            for target, found in zip(targets, pool.map(_probe, targets), strict=True):
-                if isinstance(found, str):
-                    results.failed[target.rank] = found
+            for target, result in zip(targets, pool.map(_probe, targets), strict=True):
+                if isinstance(result, str):
+                    results.failed[target.rank] = result
                 else:
-                    results.clocks[target.rank] = found
+                    results.clocks[target.rank] = result
     return results
 
 
@@ -257,8 +257,9 @@ def _probe(target: ProbeTarget) -> str | float:
     """Why it failed; otherwise how far the host's clock is ahead of ours, at least (negative:
     behind)."""
     token = target.token.encode()
+    reply_bytes = len(token) + TIME_BYTES
     received = b""
-    begun = time.monotonic()
+    begin = time.monotonic()
     try:
         connection = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     except OSError as error:
@@ -266,17 +267,20 @@ def _probe(target: ProbeTarget) -> str | float:
     with connection:
         connection.settimeout(REPLY_S)
         try:
-            while len(received) < len(token) + TIME_BYTES and (part := connection.recv(256)):
-                received += part
+            while len(received) < reply_bytes:
+                piece = connection.recv(256)
+                if not piece:
+                    break
+                received += piece
         except TimeoutError:
             return Reason.NO_REPLY
         except OSError:  # reset: what was received counts
             pass
     if not received.startswith(token):
         return Reason.WRONG_HOST
-    if len(received) < len(token) + TIME_BYTES:  # it ended before it had sent the time
+    if len(received) < reply_bytes:  # it ended before it had sent the time
         return Reason.NO_REPLY
-    # The other clock was read at some moment between `begun` and now.
-    after = float(received[len(token) :]) - time.time()
-    before = after + time.monotonic() - begun
-    return after if after > 0 else min(before, 0.0)
+    # The other clock was read at some moment between `begin` and now.
+    least_ahead_s = float(received[len(token) :]) - time.time()
+    most_ahead_s = least_ahead_s + time.monotonic() - begin
+    return least_ahead_s if least_ahead_s > 0 else min(most_ahead_s, 0.0)

@@ -109,13 +109,14 @@ class Session:
     or added on the way is refused."""
 
     def __init__(
-        self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES
+        self, send_key: bytes = b"", receive_key: bytes = b"", *, max_bytes: int = MAX_BYTES
     ) -> None:
-        self._mine = mine
-        self._theirs = theirs
+        self._send_key = send_key
+        self._receive_key = receive_key
         self._max_bytes = max_bytes
-        self._sent = self._received = 0
-        self.max_line = max_bytes + (SEAL_BYTES + 1 if mine else 0)
+        self._num_sent = 0
+        self._num_received = 0
+        self.max_line = max_bytes + (SEAL_BYTES + 1 if send_key else 0)
 
     def encode(self, message: Mapping[str, Any]) -> bytes:
         """The next line, which must be sent."""
@@ -124,10 +125,10 @@ class Session:
             raise FrameError(
                 TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}"
             )
-        if not self._mine:
+        if not self._send_key:
             return text + b"\n"
-        line = _seal(self._mine, self._sent, text) + b" " + text + b"\n"
-        self._sent += 1
+        line = _seal(self._send_key, self._num_sent, text) + b" " + text + b"\n"
+        self._num_sent += 1
         return line
 
     def decode(self, line: bytes) -> Message:
@@ -136,16 +137,16 @@ class Session:
             raise FrameError(
                 TOO_LONG, f"received a line of more than {self._max_bytes:,} bytes, the limit"
             )
-        if not self._theirs:
+        if not self._receive_key:
             return decode(line, max_bytes=self._max_bytes)
+        seal = line[: SEAL_BYTES + 1]
         text = line[SEAL_BYTES + 1 :]
-        if not hmac.compare_digest(
-            line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "
-        ):
+        expected_seal = _seal(self._receive_key, self._num_received, text) + b" "
+        if not hmac.compare_digest(seal, expected_seal):
             raise FrameError(
                 WRONG_SEAL, "received a line with a wrong seal: it was changed or added on the way"
             )
-        self._received += 1
+        self._num_received += 1
         return decode(text, max_bytes=self._max_bytes)
 
 
@@ -167,19 +168,19 @@ class LineBuffer:
     def pop(self) -> bytes | None:
         """The next line; None: it has not arrived yet. A line that is too long is cut after
         `max_bytes` + 1 bytes."""
-        end = self._data.find(b"\n", 0, self.max_bytes + 1)
-        if end < 0 and len(self._data) <= self.max_bytes:
+        length = self._data.find(b"\n", 0, self.max_bytes + 1) + 1
+        if length == 0 and len(self._data) <= self.max_bytes:
             return None
-        end = end if end >= 0 else self.max_bytes
-        line = bytes(self._data[: end + 1])
-        del self._data[: end + 1]
+        length = length or self.max_bytes + 1
+        line = bytes(self._data[:length])
+        del self._data[:length]
         return line.removesuffix(b"\n")
 
     def clear(self) -> bytes:
         """The incomplete last line."""
-        rest = bytes(self._data)
+        incomplete = bytes(self._data)
         self._data.clear()
-        return rest
+        return incomplete
 
 
 class FrameReader:
@@ -261,9 +262,9 @@ class FrameWriter:
 
 def write_all(fd: int, data: bytes) -> None:
     """Write to a blocking pipe or socket, which may accept only a part at a time."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
 
 
 def _shown(value: Any) -> str:

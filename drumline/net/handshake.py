@@ -90,18 +90,14 @@ def answer(
     node that is proved to be of this job but may not connect."""
     hello = yield None
     node = hello.get("node")
-    # bool is a subclass of int.
-    if (
-        hello.get("drumline") != purpose
-        or type(node) is not int
-        or node not in callers
-        or hello.get("to") != me
-    ):
+    is_for_us = hello.get("drumline") == purpose and hello.get("to") == me
+    # Not isinstance: bool is a subclass of int.
+    if not is_for_us or type(node) is not int or node not in callers:
         raise FrameError(UNKNOWN_NODE)
     _check_nonce(hello)
     if hello.get("secret") is not (secret is not None):
-        has, lacks = (me, node) if secret is not None else (node, me)
-        what = f"{SECRET_ENV} is set on node {has} and not on node {lacks}"
+        with_secret, without = (me, node) if secret is not None else (node, me)
+        what = f"{SECRET_ENV} is set on node {with_secret} and not on node {without}"
         raise RefusedError(what, next_step="set it to one value on all nodes, or on none")
     challenge = {"nonce": nonce()}
     proof = (yield challenge).get("proof")
@@ -119,8 +115,8 @@ def nonce() -> str:
 
 
 def _check_nonce(message: Message) -> None:
-    given = message.get("nonce")
-    if not isinstance(given, str) or NONCE.fullmatch(given) is None:
+    value = message.get("nonce")
+    if not isinstance(value, str) or NONCE.fullmatch(value) is None:
         raise FrameError(NOT_JSON, "received no nonce")
 
 
@@ -136,22 +132,20 @@ def _proof(secret: bytes | None, role: str, hello: Message, challenge: Message) 
     return None if secret is None else _hash(secret, role, hello, challenge).hex()
 
 
-def _is_proof(given: object, expected: str | None) -> bool:
+def _is_proof(proof: object, expected: str | None) -> bool:
     if expected is None:
-        return given is None
-    return isinstance(given, str) and hmac.compare_digest(
-        given.encode(errors="replace"), expected.encode()
-    )
+        return proof is None
+    if not isinstance(proof, str):
+        return False
+    return hmac.compare_digest(proof.encode(errors="replace"), expected.encode())
 
 
 def _session(
     secret: bytes | None, roles: tuple[str, str], hello: Message, challenge: Message
 ) -> Session:
-    return (
-        Session()
-        if secret is None
-        else Session(*(_hash(secret, role, hello, challenge) for role in roles))
-    )
+    if secret is None:
+        return Session()
+    return Session(*(_hash(secret, role, hello, challenge) for role in roles))
 
 
 def _hash(secret: bytes, role: str, hello: Message, challenge: Message) -> bytes:

@@ -53,82 +53,93 @@ class Interface:
 def interfaces() -> list[Interface]:
     """All interfaces, in the kernel's order."""
     ipv6 = _ipv6_addresses()
-    found = []
-    for _, name in socket.if_nameindex():
-        address = _ask(name, GET_ADDRESS)
-        mtu = _ask(name, GET_MTU)
-        found.append(
-            Interface(
-                name,
-                socket.inet_ntoa(address[20:24]) if address else None,
-                int(struct.unpack("i", mtu[16:20])[0]) if mtu else 0,
-                bool(_flags(name) & IS_RUNNING),  # up, and with a link: what NCCL checks
-                tuple(ipv6.get(name, ())),
-            )
-        )
-    return found
+    return [_interface(name, ipv6.get(name, [])) for _, name in socket.if_nameindex()]
+
+
+def _interface(name: str, ipv6: Sequence[str]) -> Interface:
+    address = _ask(name, GET_ADDRESS)
+    mtu = _ask(name, GET_MTU)
+    return Interface(
+        name,
+        socket.inet_ntoa(address[20:24]) if address else None,
+        int(struct.unpack("i", mtu[16:20])[0]) if mtu else 0,
+        bool(_flags(name) & IS_RUNNING),  # up, and with a link: what NCCL checks
+        tuple(ipv6),
+    )
 
 
 def gloo_interface(
-    found: Sequence[Interface], environment: Mapping[str, str], *, own: Sequence[str] | None = None
+    candidates: Sequence[Interface],
+    environment: Mapping[str, str],
+    *,
+    host_addresses: Sequence[str] | None = None,
 ) -> Interface | None:
     """The interface that gloo uses: the named one, otherwise the one that this host's name resolves
-    to (`own`)."""
-    if named := environment.get(GLOO_VARIABLE):
-        wanted = named.split(",")[0]
-        known = (one for one in found if one.name == wanted and (one.address or one.ipv6))
-        return next(
-            (one if one.address else replace(one, address=one.ipv6[0]) for one in known), None
-        )
-    for address in own_addresses() if own is None else own:
-        if one := _holder(found, address):
-            return replace(one, address=address)
+    to (`host_addresses`)."""
+    if names := environment.get(GLOO_VARIABLE):
+        return _named_interface(candidates, names.split(",")[0])
+    if host_addresses is None:
+        host_addresses = own_addresses()
+    for address in host_addresses:
+        if interface := _holder(candidates, address):
+            return replace(interface, address=address)
     # The name does not resolve to an address of this machine: torch warns, and uses the loopback.
-    return _holder(found, LOOPBACK)
+    return _holder(candidates, LOOPBACK)
 
 
-def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -> Interface | None:
+def _named_interface(candidates: Sequence[Interface], name: str) -> Interface | None:
+    for interface in candidates:
+        if interface.name == name and interface.address:
+            return interface
+        if interface.name == name and interface.ipv6:
+            return replace(interface, address=interface.ipv6[0])
+    return None
+
+
+def nccl_interface(
+    candidates: Sequence[Interface], environment: Mapping[str, str]
+) -> Interface | None:
     """The first interface that NCCL uses: by its variable, otherwise any but container bridges and
     loopback."""
     family = environment.get(NCCL_FAMILY)
-    usable = [
-        one for one in (_of_family(one, family) for one in found if one.is_up) if one is not None
-    ]
-    named = environment.get(NCCL_VARIABLE, "")
-    if len(named) > 1:  # NCCL does not look at a single character
-        return next((one for one in usable if _matches(one.name, named)), None)
-    return min(usable, key=_nccl_place, default=None)
+    running = [interface for interface in candidates if interface.is_up]
+    usable = list(filter(None, (_of_family(interface, family) for interface in running)))
+    names = environment.get(NCCL_VARIABLE, "")
+    if len(names) > 1:  # NCCL does not look at a single character
+        return next((interface for interface in usable if _matches(interface.name, names)), None)
+    return min(usable, key=_nccl_order, default=None)
 
 
-def interface_towards(found: Sequence[Interface], host: str) -> Interface | None:
+def interface_towards(candidates: Sequence[Interface], host: str) -> Interface | None:
     """The interface on the route to that host; None when there is no route, or that host is this
     one."""
     try:
-        family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[
-            0
-        ]
+        answers = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)
+        family, kind, _, _, target = answers[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)  # on a datagram socket: chooses the route, sends nothing
             source: str = probe.getsockname()[0]
     except OSError:
         return None
-    one = next(
-        (replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None
-    )
-    return None if one is None or one.is_loopback or source == target[0] else one
+    if source == target[0]:
+        return None
+    for interface in candidates:
+        if source in (interface.address, *interface.ipv6):
+            outgoing = replace(interface, address=source)
+            return None if outgoing.is_loopback else outgoing
+    return None
 
 
 def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
     """This host's address on the interface that a variable names for the backend, otherwise on the
     route to rank 0's store. None: that store is on this host."""
-    found = interfaces()
     if environment.get(GLOO_VARIABLE):
-        one = gloo_interface(found, environment)
+        interface = gloo_interface(interfaces(), environment)
     elif environment.get(NCCL_VARIABLE):
-        one = nccl_interface(found, environment)
+        interface = nccl_interface(interfaces(), environment)
     else:
-        one = interface_towards(found, master_addr)
-    return None if one is None else one.address
+        interface = interface_towards(interfaces(), master_addr)
+    return None if interface is None else interface.address
 
 
 def is_enabled(name: str) -> bool:
@@ -138,8 +149,13 @@ def is_enabled(name: str) -> bool:
 
 def own_addresses() -> list[str]:
     """What this host's name resolves to, in the resolver's order."""
+    return _resolve(socket.gethostname())
+
+
+def _resolve(host: str) -> list[str]:
+    """Empty if it does not resolve."""
     try:
-        answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
     return [str(answer[4][0]) for answer in answers]
@@ -164,11 +180,11 @@ def check_is_own(endpoint: str) -> None:
     """The first node runs the rendezvous, at one of its addresses: a second node with NODE_RANK 0
     must not start."""
     host = endpoint.rpartition(":")[0]
-    own = own_address(endpoint)
+    address = own_address(endpoint)
     if not _is_own(host):
         raise PreflightError(
             f"this is node 0, which runs the rendezvous, but {host} is not an address of {socket.gethostname()}, "
-            f"which has {own}",
+            f"which has {address}",
             next_step=f"if {host} is another machine, give this one a NODE_RANK of its own; if it is this one, "
             "give the address that its own network knows (on a cloud: the private one)",
         )
@@ -178,29 +194,28 @@ def own_binding(host: str) -> str:
     """The address of this machine that others reach by that name; 0.0.0.0 if that is not known. On
     Debian a host's own name resolves to 127.0.1.1: then it is the only other address that the
     machine has."""
-    try:
-        found = [
-            str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        ]
-    except OSError:
-        found = []
-    found.sort(key=lambda address: ":" in address)  # other hosts use IPv4, if they have it
-    own = [address for address in found if _is_own(address)]
-    is_meant = host == "localhost" or host in found
-    outer = own if is_meant else [one for one in own if not ipaddress.ip_address(one).is_loopback]
-    if own and not outer:
-        outer = [
-            one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up
-        ]
-        return outer[0] if len(outer) == 1 else EVERYWHERE
-    return outer[0] if outer else EVERYWHERE
+    resolved = _resolve(host)
+    resolved.sort(key=lambda address: ":" in address)  # other hosts use IPv4, if they have it
+    local = [address for address in resolved if _is_own(address)]
+    if not local:
+        return EVERYWHERE
+    if host == "localhost" or host in resolved:  # the loopback, if it is that, is meant
+        return local[0]
+    for address in local:
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+    outer = [
+        interface.address
+        for interface in interfaces()
+        if interface.address and not interface.is_loopback and interface.is_up
+    ]
+    return outer[0] if len(outer) == 1 else EVERYWHERE
 
 
 def _is_own(address: str) -> bool:
     """Whether an address or a name is this machine's."""
-    with socket.socket(
-        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
-    ) as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -208,41 +223,46 @@ def _is_own(address: str) -> bool:
     return True
 
 
-def _holder(found: Sequence[Interface], address: str) -> Interface | None:
-    if one := next((one for one in found if address == one.address or address in one.ipv6), None):
-        return one
+def _holder(candidates: Sequence[Interface], address: str) -> Interface | None:
+    for interface in candidates:
+        if address == interface.address or address in interface.ipv6:
+            return interface
     # On Debian a host's name resolves to 127.0.1.1, which no interface has; the loopback answers
     # there.
-    is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    return next((one for one in found if one.is_loopback), None) if is_loopback else None
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return None
+    return next((interface for interface in candidates if interface.is_loopback), None)
 
 
-def _of_family(one: Interface, family: str | None) -> Interface | None:
+def _of_family(interface: Interface, family: str | None) -> Interface | None:
     """The interface with the address that NCCL would use; it never uses the IPv6 loopback."""
-    ipv6 = [address for address in one.ipv6 if address != "::1"]
-    if one.address and family != "AF_INET6":
-        return one
-    return replace(one, address=ipv6[0]) if ipv6 and family != "AF_INET" else None
+    if interface.address and family != "AF_INET6":
+        return interface
+    ipv6 = [address for address in interface.ipv6 if address != "::1"]
+    return replace(interface, address=ipv6[0]) if ipv6 and family != "AF_INET" else None
 
 
-def _nccl_place(one: Interface) -> int:
+def _nccl_order(interface: Interface) -> int:
     """The sort key: InfiniBand first, then the rest in the kernel's order, then container bridges
     and the loopback."""
-    last = next(
-        (place for place, prefix in enumerate(NCCL_LAST, start=2) if one.name.startswith(prefix)), 1
-    )
-    return 0 if one.name.startswith("ib") else last
+    if interface.name.startswith("ib"):
+        return 0
+    for position, prefix in enumerate(NCCL_LAST, start=2):
+        if interface.name.startswith(prefix):
+            return position
+    return 1
 
 
-def _matches(name: str, wanted: str) -> bool:
+def _matches(name: str, selection: str) -> bool:
     """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` excludes; a port after a name is
     ignored."""
-    excludes = wanted.startswith("^")
-    text = wanted.removeprefix("^")
-    is_exact = text.startswith("=")
-    words = [word.partition(":")[0] for word in text.removeprefix("=").split(",") if word]
-    hit = any(name == word if is_exact else name.startswith(word) for word in words)
-    return hit != excludes
+    excludes = selection.startswith("^")
+    selection = selection.removeprefix("^")
+    is_exact = selection.startswith("=")
+    entries = filter(None, selection.removeprefix("=").split(","))
+    names = [entry.partition(":")[0] for entry in entries]
+    is_named = name in names if is_exact else name.startswith(tuple(names))
+    return is_named != excludes
 
 
 def _flags(name: str) -> int:
@@ -260,12 +280,13 @@ def _ask(name: str, request: int) -> bytes | None:
 
 def _ipv6_addresses() -> dict[str, list[str]]:
     """By interface, without link-local addresses (fe80), which other hosts cannot use."""
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     try:
         lines = IPV6_ADDRESSES.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return found
-    for digits, _, _, scope, _, name in (line.split() for line in lines):
+        return addresses
+    for line in lines:
+        digits, _, _, scope, _, name = line.split()
         if scope != "20":
-            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
-    return found
+            addresses.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return addresses

@@ -95,8 +95,8 @@ def compile_something() -> None:
     with torch.no_grad():
         parameter = torch.nn.Parameter(torch.ones(3))
     made = torch.optim.SGD([parameter], lr=0.5)
-    kept = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable
-    assert kept is torch.optim.Optimizer.zero_grad.__wrapped__, "nothing to leave it out of"
+    disabled = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable
+    assert disabled is torch.optim.Optimizer.zero_grad.__wrapped__, "nothing to leave it out of"
     graphs = []
 
     def count(graph, inputs):
@@ -120,8 +120,8 @@ def compile_something() -> None:
         real.graph_break,
         real.utils,
     )
-    kept = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable
-    assert kept is not torch.optim.Optimizer.zero_grad.__wrapped__
+    disabled = torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable
+    assert disabled is not torch.optim.Optimizer.zero_grad.__wrapped__
     load_compiler_late()
     assert sys.modules["torch._dynamo"] is real, "it is never taken away"
 

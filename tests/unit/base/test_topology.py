@@ -130,7 +130,7 @@ def test_hosts_have_names_where_ranks_are_dealt_in_equal_blocks() -> None:
     topology = topology_from(SRUN)
     assert topology is not None
     assert topology.node_names == ("gpu007", "gpu008")
-    for other in ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, {"SLURM_DISTRIBUTION": "cyclic"}):
-        topology = topology_from({**SRUN, **other})
+    for changes in ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, {"SLURM_DISTRIBUTION": "cyclic"}):
+        topology = topology_from({**SRUN, **changes})
         assert topology is not None
         assert topology.node_names == ()

@@ -31,10 +31,10 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_class_is_loaded_from_a_file_and_its_neighbours(own_file: Path) -> None:
-    found = load_class(f"{own_file}:Net")
-    assert found.width == 3
-    assert load_class(f"{own_file}:Net") is found
-    assert sys.modules[found.__module__].Net is found
+    net_class = load_class(f"{own_file}:Net")
+    assert net_class.width == 3
+    assert load_class(f"{own_file}:Net") is net_class
+    assert sys.modules[net_class.__module__].Net is net_class
 
 
 def test_a_class_is_loaded_from_a_module() -> None:
@@ -88,9 +88,9 @@ def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
     monkeypatch.delitem(sys.modules, "many_classes", raising=False)
     (tmp_path / "many_classes.py").write_text(MANY_CLASSES)
     bases = {"object": object, "Exception": Exception}
-    wanted = bases.get(base) or load_class(f"{tmp_path}/many_classes.py:{base}")
+    base_class = bases.get(base) or load_class(f"{tmp_path}/many_classes.py:{base}")
     with pytest.raises(UsageError) as caught:
-        load_class(f"{tmp_path}/many_classes.py:{name}", wanted)
+        load_class(f"{tmp_path}/many_classes.py:{name}", base_class)
     assert str(caught.value) == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
 
 

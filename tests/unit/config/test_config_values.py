@@ -53,7 +53,7 @@ def test_text_becomes_a_value_of_the_fields_type(path: str, text: str, value: An
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "value"),
+    ("path", "file_value", "value"),
     [
         ("model.blocks", 3, 3),
         ("optim.lr", 1, 1.0),
@@ -67,9 +67,9 @@ def test_text_becomes_a_value_of_the_fields_type(path: str, text: str, value: An
     ],
 )
 def test_a_files_value_becomes_a_value_of_the_fields_type(
-    path: str, given: Any, value: Any
+    path: str, file_value: Any, value: Any
 ) -> None:
-    result = from_value(annotation_of(path), given)
+    result = from_value(annotation_of(path), file_value)
     assert result == value
     assert type(result) is type(value)
 
@@ -126,7 +126,7 @@ def test_text_that_does_not_fit_is_refused(path: str, text: str, complaint: str)
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "complaint"),
+    ("path", "file_value", "complaint"),
     [
         ("optim.lr", "0.1", "'0.1' is not a number; write it without quotes"),
         ("optim.lr", True, "true is not a number"),
@@ -151,9 +151,9 @@ def test_text_that_does_not_fit_is_refused(path: str, text: str, complaint: str)
         ("model.options.slope", float("inf"), "inf is not a finite number"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused(path: str, given: Any, complaint: str) -> None:
+def test_a_value_that_does_not_fit_is_refused(path: str, file_value: Any, complaint: str) -> None:
     with pytest.raises(Mismatch) as refused:
-        from_value(annotation_of(path), given)
+        from_value(annotation_of(path), file_value)
     assert str(refused.value) == complaint
 
 

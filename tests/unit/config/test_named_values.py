@@ -86,8 +86,8 @@ def names_in(annotation: Any) -> Iterator[str]:
 def test_all_names_are_here() -> None:
     """A new name fails here, so that whoever adds it looks for the places that read the setting;
     mypy finds those with `assert_never`."""
-    found = {path: tuple(names_in(field.annotation)) for path, field in FIELDS.items()}
-    assert {path: names for path, names in found.items() if names} == NAMES
+    names_of = {path: tuple(names_in(field.annotation)) for path, field in FIELDS.items()}
+    assert {path: names for path, names in names_of.items() if names} == NAMES
 
 
 def schedule(name: Any) -> float:

@@ -443,14 +443,14 @@ BOTH_OF_A_PAIR = [
 @pytest.mark.parametrize("argv", [*(argv for argv, _ in BROKEN_RULES), *BOTH_OF_A_PAIR])
 def test_the_advice_of_each_rule_is_flags_that_work(read: Read, argv: list[str]) -> None:
     """Each alternative alone, in place of what was given."""
-    given = read(*argv).flags
+    flags = read(*argv).flags
     with pytest.raises(ConfigError) as raised:
         resolve(read(*argv), ENOUGH)
     alternatives = (raised.value.next_step or "").split(" or ")
     for alternative in alternatives:
         advised = read(*alternative.split(" ")).flags
         assert advised.settings, alternative
-        resolve(Layers(advised, given, Layer({})), ENOUGH)
+        resolve(Layers(advised, flags, Layer({})), ENOUGH)
 
 
 def test_two_settings_for_one_thing_in_a_file_are_advised_by_flags_that_override_it(
@@ -482,10 +482,10 @@ def test_a_warm_up_that_is_too_long_is_advised_by_its_own_flag(read: Read) -> No
 
 
 def test_every_rule_has_a_test() -> None:
-    said = {rule.message for rule in RULES}
-    assert len(said) == len(BROKEN_RULES) == len(RULES)
+    messages = {rule.message for rule in RULES}
+    assert len(messages) == len(BROKEN_RULES) == len(RULES)
     assert all(
-        any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in said
+        any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in messages
     )
 
 

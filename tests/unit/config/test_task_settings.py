@@ -42,7 +42,7 @@ class Mine(Base):
     limit: int | None = None
     # None of these is a setting:
     best_metric = "loss"
-    known: OrderedDict[str, int] | None = None
+    registry: OrderedDict[str, int] | None = None
     declared: int
     table: dict[str, int] = {}  # noqa: RUF012
     shared: ClassVar[int] = 3
@@ -156,8 +156,10 @@ def test_config_toml_gives_the_same_settings_again(tmp_path: Path) -> None:
 
 def test_help_has_type_default_and_doc() -> None:
     docs = task_docs(Mine)
-    own = {path: (field, docs.get(path, "")) for path, field in task_fields(Mine, Task).items()}
-    text = render_help(task="Mine", own=own)
+    own_settings = {
+        path: (field, docs.get(path, "")) for path, field in task_fields(Mine, Task).items()
+    }
+    text = render_help(task="Mine", own=own_settings)
     assert (
         "task  Settings of Mine.\n  --task.width  whole number  [32]\n      Units of the hidden layer.\n"
         in text

@@ -72,8 +72,9 @@ DRAWS = st.fixed_dictionaries(
 def configs(draw: st.DrawFn) -> Config:
     values = draw(DRAWS)
     for pair in EXCLUSIVE_PAIRS:
-        given, other = draw(st.permutations(pair))
-        values[given], values[other] = draw(st.integers(1, 10**6)), None
+        path, excluded = draw(st.permutations(pair))
+        values[path] = draw(st.integers(1, 10**6))
+        values[excluded] = None
     # A default may break a rule that held before.
     while broken := [
         rule for rule in RULES if rule.is_broken(*(values[path] for path in rule.fields))

@@ -134,9 +134,9 @@ def test_a_run_is_tracked_from_its_first_step_to_its_end(tmp_path: Path) -> None
     run.reporter.report("evaluation", step=2, loss=0.3)
     run.reporter.report("end", step=2, metrics={"loss": 0.3})
     assert run.close() == []
-    kept = json.loads((tmp_path / "trackers" / "memory.json").read_text())["run"]
-    assert run.messages == [("note", f"memory: http://here/{kept}")]
-    assert tracker.opened == [(kept, 0)]
+    run_id = json.loads((tmp_path / "trackers" / "memory.json").read_text())["run"]
+    assert run.messages == [("note", f"memory: http://here/{run_id}")]
+    assert tracker.opened == [(run_id, 0)]
     assert tracker.losses() == [1, 2]
     assert tracker.points[-1] == ("evaluation/loss", 2, 0.3)
     assert tracker.outcome == "finished"
@@ -257,11 +257,11 @@ def test_a_tracker_that_hangs_does_not_hold_the_run_up(
 def test_trackers_are_closed_side_by_side(tmp_path: Path) -> None:
     """Each ends only when the other does."""
     trackers = [Remembers(), Remembers()]
-    both = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=30)
 
     def end_together(call: str) -> None:
         if call == "close":
-            both.wait()
+            barrier.wait()
 
     runs = []
     for tracker in trackers:

@@ -53,8 +53,10 @@ def test_the_first_node_must_have_the_address_of_the_rendezvous(
 def test_a_store_listens_where_the_others_find_it_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, host: str, leads_to: list[str], networks: list[str], bound: str
 ) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in leads_to]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    outside = [SimpleNamespace(address=one, is_loopback=False, is_up=True) for one in networks]
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in leads_to]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    outside = [
+        SimpleNamespace(address=address, is_loopback=False, is_up=True) for address in networks
+    ]
     monkeypatch.setattr("drumline.net.interfaces.interfaces", lambda: outside)
     assert own_binding(host) == bound

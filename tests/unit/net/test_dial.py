@@ -22,12 +22,12 @@ def test_a_wait_is_reported_soon_and_then_at_intervals_that_grow(
     monkeypatch.setattr(dial.time, "monotonic", lambda: now[0])
     notice = WaitNotice()
     every_second = WaitNotice(first_s=1, growth=1)
-    told: list[list[int]] = [[], []]
+    due_seconds: list[list[int]] = [[], []]
     for second in range(600):
         now[0] = float(second)
-        for one, waiting in enumerate((notice, every_second)):
-            told[one] += [second] if waiting.is_due() else []
-    assert told == [[5, 20, 65, 200], list(range(1, 600))]
+        for index, waiting in enumerate((notice, every_second)):
+            due_seconds[index] += [second] if waiting.is_due() else []
+    assert due_seconds == [[5, 20, 65, 200], list(range(1, 600))]
 
 
 def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
 def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
     opened = [ProbeListener("127.0.0.1") for _ in range(70)]
     doors = [
-        ProbeTarget(rank, "here", "lo", "127.0.0.1", one.port, one.token)
-        for rank, one in enumerate(opened)
+        ProbeTarget(rank, "here", "lo", "127.0.0.1", listener.port, listener.token)
+        for rank, listener in enumerate(opened)
     ]
     try:
         answers = probe_hosts(doors)
@@ -64,22 +64,22 @@ def test_many_targets_answer_at_once_and_wrong_hosts_do_not_count() -> None:
         other_host = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
         assert probe_hosts([other_host]).failed == {7: Reason.WRONG_HOST}
     finally:
-        for one in opened:
-            one.close()
+        for listener in opened:
+            listener.close()
     assert probe_hosts([doors[0]]).failed == {0: Reason.REFUSED}
     assert probe_hosts([]).failed == {}
 
 
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("reply", "cause"),
     [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)],
 )
 def test_a_connection_that_ends_early_is_another_host_unless_it_has_sent_its_token(
-    said: bytes, cause: str
+    reply: bytes, cause: str
 ) -> None:
     def answer() -> None:
         with listener.accept()[0] as caller:
-            caller.sendall(said)
+            caller.sendall(reply)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=answer)

@@ -127,27 +127,27 @@ def _write_all(target: int, text: bytes) -> None:
 
 def test_lines_are_split_wherever_they_arrive_in_pieces() -> None:
     lines = LineBuffer(4)
-    found = []
+    popped = []
     for byte in b"ab\n\nabcd\nabcdefg\nx":
         lines.add(bytes([byte]))
         while (line := lines.pop()) is not None:
-            found.append(line)
-    assert found == [b"ab", b"", b"abcd", b"abcde", b"fg"]
+            popped.append(line)
+    assert popped == [b"ab", b"", b"abcd", b"abcde", b"fg"]
     assert lines.clear() == b"x"
 
 
 def test_a_sealed_line_is_of_one_direction_and_one_place_in_it() -> None:
-    ours = Session(b"a", b"b")
-    theirs = Session(b"b", b"a")
-    first, second = (ours.encode({"number": number}).removesuffix(b"\n") for number in (1, 2))
+    sender = Session(b"a", b"b")
+    receiver = Session(b"b", b"a")
+    first, second = (sender.encode({"number": number}).removesuffix(b"\n") for number in (1, 2))
     for line in (second, first.replace(b"1}", b"3}"), first[65:], b""):
         with pytest.raises(FrameError, match="wrong seal"):
-            theirs.decode(line)
+            receiver.decode(line)
     with pytest.raises(FrameError, match="wrong seal"):
-        ours.decode(first)
-    assert [theirs.decode(line) for line in (first, second)] == [{"number": 1}, {"number": 2}]
+        sender.decode(first)
+    assert [receiver.decode(line) for line in (first, second)] == [{"number": 1}, {"number": 2}]
     with pytest.raises(FrameError, match="wrong seal"):
-        theirs.decode(second)
+        receiver.decode(second)
 
 
 def test_frames_wait_for_no_one_and_a_greeting_is_no_frame() -> None:

@@ -45,9 +45,9 @@ def test_both_sides_agree_on_who_is_there_and_on_keys() -> None:
     assert (dialled.node, heard.node) == (0, 1)
     line = dialled.session.encode({"number": 1}).removesuffix(b"\n")
     assert heard.session.decode(line) == {"number": 1}
-    other, _ = shake(dial(SECRET, "watch", 1, 0), answer(SECRET, "watch", 0, {1}))
+    second_dial, _ = shake(dial(SECRET, "watch", 1, 0), answer(SECRET, "watch", 0, {1}))
     with pytest.raises(FrameError, match="wrong seal"):
-        heard.session.decode(other.session.encode({"number": 2}).removesuffix(b"\n"))
+        heard.session.decode(second_dial.session.encode({"number": 2}).removesuffix(b"\n"))
 
 
 def test_without_a_secret_lines_are_plain() -> None:

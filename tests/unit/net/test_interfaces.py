@@ -27,12 +27,12 @@ BARE = Interface("eth2", None, 1500, is_up=True)
 SIX = Interface("net6", None, 1500, is_up=True, ipv6=("fd00::6",))
 
 
-def name(one: Interface | None) -> str | None:
-    return None if one is None else f"{one.name} {one.address}"
+def name(interface: Interface | None) -> str | None:
+    return None if interface is None else f"{interface.name} {interface.address}"
 
 
 @pytest.mark.parametrize(
-    ("told", "own", "expected"),
+    ("variable", "host_addresses", "expected"),
     [
         ("", ["10.0.0.1"], "eth0 10.0.0.1"),
         ("", ["fd00::1", "10.0.0.1"], "eth0 fd00::1"),
@@ -49,17 +49,16 @@ def name(one: Interface | None) -> str | None:
     ids=str,
 )
 def test_gloo_goes_by_its_variable_and_then_by_the_hosts_name(
-    told: str, own: list[str], expected: str | None
+    variable: str, host_addresses: list[str], expected: str | None
 ) -> None:
-    found = [LO, ETH0, ETH1, BARE, SIX]
-    assert (
-        name(gloo_interface(found, {"GLOO_SOCKET_IFNAME": told} if told else {}, own=own))
-        == expected
-    )
+    candidates = [LO, ETH0, ETH1, BARE, SIX]
+    environment = {"GLOO_SOCKET_IFNAME": variable} if variable else {}
+    chosen = gloo_interface(candidates, environment, host_addresses=host_addresses)
+    assert name(chosen) == expected
 
 
 @pytest.mark.parametrize(
-    ("found", "environment", "expected"),
+    ("candidates", "environment", "expected"),
     [
         ([LO, DOCKER, ETH0, ETH1], {}, "eth0"),
         ([LO, DOCKER, ETH0, IB0], {}, "ib0"),
@@ -84,20 +83,21 @@ def test_gloo_goes_by_its_variable_and_then_by_the_hosts_name(
     ids=str,
 )
 def test_nccl_goes_by_prefixes_and_an_order_of_its_own(
-    found: list[Interface], environment: dict[str, str], expected: str | None
+    candidates: list[Interface], environment: dict[str, str], expected: str | None
 ) -> None:
-    chosen = nccl_interface(found, environment)
+    chosen = nccl_interface(candidates, environment)
     assert (chosen and chosen.name) == expected
     if chosen and environment.get("NCCL_SOCKET_FAMILY") == "AF_INET6":
         assert chosen.address == "fd00::1"
 
 
 def test_this_machines_own_networks_are_found() -> None:
-    found = interfaces()
-    assert [one.name for one in found] == [one for _, one in socket.if_nameindex()]
-    loopback = next(one for one in found if one.name == "lo")
+    networks = interfaces()
+    names = [interface.name for interface in networks]
+    assert names == [name for _, name in socket.if_nameindex()]
+    loopback = networks[names.index("lo")]
     assert (loopback.address, loopback.is_up, loopback.is_loopback) == ("127.0.0.1", True, True)
     assert loopback.mtu > 1000
-    assert interface_towards(found, "127.0.0.1") is None, "that way does not leave the host"
-    assert interface_towards(found, "no-such-host.invalid") is None
+    assert interface_towards(networks, "127.0.0.1") is None, "that way does not leave the host"
+    assert interface_towards(networks, "no-such-host.invalid") is None
     assert all(isinstance(address, str) for address in own_addresses())

@@ -19,8 +19,8 @@ from drumline.runs.events import Event, EventLog, Reporter, read_events
 
 
 def test_events_are_stamped_and_keep_the_last_known_step() -> None:
-    seen: list[Event] = []
-    reporter = Reporter([seen.append], rank=3, host="node-b")
+    events: list[Event] = []
+    reporter = Reporter([events.append], rank=3, host="node-b")
     before = time.time()
 
     reporter.report("note", message="hello")
@@ -29,12 +29,12 @@ def test_events_are_stamped_and_keep_the_last_known_step() -> None:
 
     reporter.report("checkpoint", step=5, path="x")  # some steps after its own, when it is complete
     reporter.report("note", message="y")
-    assert [event["step"] for event in seen] == [0, 7, 7, 5, 7]
-    assert [event["number"] for event in seen] == [0, 1, 2, 3, 4]
-    assert {(event["rank"], event["host"]) for event in seen} == {(3, "node-b")}
-    assert seen[1]["kind"] == "train"
-    assert seen[1]["loss"] == 0.5
-    assert before <= seen[0]["time"] <= time.time()
+    assert [event["step"] for event in events] == [0, 7, 7, 5, 7]
+    assert [event["number"] for event in events] == [0, 1, 2, 3, 4]
+    assert {(event["rank"], event["host"]) for event in events} == {(3, "node-b")}
+    assert events[1]["kind"] == "train"
+    assert events[1]["loss"] == 0.5
+    assert before <= events[0]["time"] <= time.time()
 
 
 def test_one_line_of_json_per_event_is_on_file_at_once(tmp_path: Path) -> None:
@@ -145,14 +145,14 @@ def test_a_write_that_fails_half_way_does_not_spoil_the_next_line(tmp_path: Path
 
 
 def test_a_failing_sink_ends_nothing_and_the_others_get_one_warning() -> None:
-    seen: list[Event] = []
+    events: list[Event] = []
     disk_is_full = True
 
     def failing(event: Event) -> None:
         if disk_is_full:
             raise OSError(errno.ENOSPC, "No space left on device", "rank-00000.jsonl")
 
-    reporter = Reporter([failing, seen.append], rank=0, host="a")
+    reporter = Reporter([failing, events.append], rank=0, host="a")
     for step in (1, 2):
         reporter.report("train", step=step)
     disk_is_full = False
@@ -160,10 +160,10 @@ def test_a_failing_sink_ends_nothing_and_the_others_get_one_warning() -> None:
     disk_is_full = True
     reporter.report("train", step=4)
 
-    assert [(event["kind"], event["step"]) for event in seen] == [
+    assert [(event["kind"], event["step"]) for event in events] == [
         ("warning", 1), ("train", 1), ("train", 2), ("train", 3), ("warning", 4), ("train", 4)
     ]  # fmt: skip
-    assert "No space left on device" in seen[0]["message"]
+    assert "No space left on device" in events[0]["message"]
 
 
 def test_threads_report_whole_events(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def example() -> ProfileResult:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = write_profile(tmp_path, example())
     assert read_profile(tmp_path) == read_profile(path) == example()
-    assert [one.name for one in path.parent.iterdir()] == ["profile.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
 def test_anything_else_is_refused(tmp_path: Path) -> None:

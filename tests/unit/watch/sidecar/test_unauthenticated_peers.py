@@ -288,8 +288,8 @@ async def join(peer: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, 
 
 
 def sealed(session: Session, text: bytes) -> bytes:
-    line = frames._seal(session._mine, session._sent, text) + b" " + text + b"\n"
-    session._sent += 1
+    line = frames._seal(session._send_key, session._num_sent, text) + b" " + text + b"\n"
+    session._num_sent += 1
     return line
 
 
