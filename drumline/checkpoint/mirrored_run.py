@@ -204,7 +204,7 @@ class MirroredRun:
             )
             grows = name.endswith(".jsonl")
             self.store.fetch(
-                name, folder / name, more=list(pieces), most=None if grows else DOCUMENT_BYTES
+                name, folder / name, pieces=list(pieces), most=None if grows else DOCUMENT_BYTES
             )
             yield folder / name
 

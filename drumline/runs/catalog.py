@@ -47,27 +47,27 @@ class NewestCheckpoint(NamedTuple):
 
 def verify(path: Path) -> Manifest:
     """Compare every byte of a checkpoint with its manifest."""
-    found = check_sizes(path)
-    for name, record in found.files.items():
+    checked = check_sizes(path)
+    for name, record in checked.files.items():
         with manifest.reading(path, name):
             checksum = checksum_of(path / name)
         if checksum != record.blake3:
             raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
-    return found
+    return checked
 
 
 def check_sizes(path: Path) -> Manifest:
     """The quick check: the manifest is intact, and every file exists and has its size."""
-    found = manifest.read(path)
-    named = STEP_NAME.fullmatch(path.name)
-    if named and int(named[1]) != found.step:
-        raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} belongs to step {found.step}")
-    for name, record in found.files.items():
+    content = manifest.read(path)
+    folder = STEP_NAME.fullmatch(path.name)
+    if folder and int(folder[1]) != content.step:
+        raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} belongs to step {content.step}")
+    for name, record in content.files.items():
         with manifest.reading(path, name):
             size = size_of(path / name)
         if size != record.size:
             raise CorruptCheckpointError(path, f"{name} has {size} of {record.size} bytes")
-    return found
+    return content
 
 
 def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> NewestCheckpoint:
@@ -75,35 +75,41 @@ def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> New
     finite, the newest complete one.
 
     `check` may raise CorruptCheckpointError to skip one."""
-    candidates = []
-    for path in folders(root):
-        if named := STEP_NAME.fullmatch(path.name):
-            candidates.append((int(named[1]), True, path))
-        elif (hidden := HIDDEN_NAME.fullmatch(path.name)) and hidden[2] == "replaced":
-            candidates.append((int(hidden[1].removeprefix("step-")), False, path))
     skipped: list[Skipped] = []
     fallback = NewestCheckpoint(None, skipped)
-    for *_, path in sorted(candidates, reverse=True):
+    for path in _newest_first(root):
         try:
-            found = verify(path)
+            checked = verify(path)
             if check:
                 check(path)
         except CorruptCheckpointError as error:
             skipped.append(Skipped(path, error.reason))
             continue
-        if found.non_finite is None:
+        if checked.non_finite is None:
             return NewestCheckpoint(path, skipped)
         if fallback.path is None:
             fallback = NewestCheckpoint(path, list(skipped))
-        skipped.append(Skipped(path, f"{found.non_finite} is not finite"))
+        skipped.append(Skipped(path, f"{checked.non_finite} is not finite"))
     return fallback
+
+
+def _newest_first(root: Path) -> list[Path]:
+    """The checkpoint folders; one that was being replaced by another of its step comes after it."""
+    order: dict[Path, tuple[int, bool]] = {}
+    for path in folders(root):
+        folder = STEP_NAME.fullmatch(path.name)
+        hidden = HIDDEN_NAME.fullmatch(path.name)
+        if folder:
+            order[path] = (int(folder[1]), True)
+        elif hidden and hidden[2] == "replaced":
+            order[path] = (int(hidden[1].removeprefix("step-")), False)
+    return sorted(order, key=lambda path: (*order[path], path), reverse=True)
 
 
 def list_steps(root: Path) -> list[int]:
     """The steps that have a checkpoint folder, complete or not, in order."""
-    return sorted(
-        int(name[1]) for path in folders(root) if (name := STEP_NAME.fullmatch(path.name))
-    )
+    names = (STEP_NAME.fullmatch(path.name) for path in folders(root))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def folder_name(step: int) -> str:
@@ -152,16 +158,12 @@ def explain_os_error(error: OSError, *, folder: Path, needed: int | None = None)
     free: int | None = None
     with suppress(OSError):
         free = shutil.disk_usage(nearest).free
-    room = (
-        ""
-        if needed is None or free is None
-        else f" ({file_size(needed)} needed, {file_size(free)} free)"
-    )
-    make_room = (
-        f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
-        if (free or 0) > (needed or 0)
-        else f"free some space on the disk of {folder}"
-    )
+    room = ""
+    if needed is not None and free is not None:
+        room = f" ({file_size(needed)} needed, {file_size(free)} free)"
+    make_room = f"free some space on the disk of {folder}"
+    if (free or 0) > (needed or 0):
+        make_room = f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
     permission = ("no permission", f"let user id {os.geteuid()} read and write {folder}")
     in_the_way = (
         "a file is where a folder should be",

@@ -106,9 +106,8 @@ class Reporter:
         """Pass an event to all sinks; `step` defaults to the latest step that was reported."""
         with self._lock:
             step = fields.pop("step", self._step)
-            self._step = max(
-                step, self._step
-            )  # a checkpoint is reported when it is complete, some steps later
+            # A checkpoint is reported when it is complete, some steps later.
+            self._step = max(step, self._step)
             stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
             event = {**stamp, "host": self._host, "step": step, **fields}
@@ -128,7 +127,8 @@ class Reporter:
 
     def close(self) -> None:
         for sink in self._sinks:
-            if (close := getattr(sink, "close", None)) is not None:
+            close = getattr(sink, "close", None)
+            if close is not None:
                 close()
 
     def __enter__(self) -> Self:
@@ -157,12 +157,12 @@ class JsonLines:
     def append(self, text: str) -> None:
         """Add one line. It survives if the process is killed after this call."""
         line = text.encode() + b"\n"
-        rest = line if self._is_line_complete else b"\n" + line
+        unwritten = line if self._is_line_complete else b"\n" + line
         # A write that fails half-way leaves an incomplete line; the next one then starts a new
         # line.
         self._is_line_complete = False
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        while unwritten:
+            unwritten = unwritten[self._file.write(unwritten) :]
         self._is_line_complete = True
 
     def flush(self) -> None:
@@ -185,8 +185,10 @@ class EventLog(JsonLines):
 
 
 class Line(NamedTuple):
-    number: int  # counted from 1, as editors do
-    record: dict[str, Any] | None  # None: it is incomplete, or not a JSON object
+    number: int
+    """Counted from 1, as editors do."""
+    record: dict[str, Any] | None
+    """None: it is incomplete, or not a JSON object."""
     raw: bytes
 
     @property
@@ -234,14 +236,13 @@ class Tail:
                 return []
             with self._path.open("rb") as file:
                 file.seek(self._read)
-                text = file.read()
+                added = file.read()
         except OSError:
             return []
-        complete = text[: text.rfind(b"\n") + 1]
+        complete = added[: added.rfind(b"\n") + 1]
         self._read += len(complete)
-        return [
-            record for line in complete.splitlines() if (record := parse_line(line)) is not None
-        ]
+        records = map(parse_line, complete.splitlines())
+        return [record for record in records if record is not None]
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -45,10 +45,8 @@ def from_json(value: Any) -> list[LedgerEntry]:
         if not all(type(number) is int for number in numbers):
             raise ValueError(f"{numbers!r} holds more than whole numbers")
         entry = LedgerEntry(*numbers)
-        if (
-            not 0 <= entry.low <= entry.high
-            or min(entry.epoch, entry.stride - 1, entry.steps - 1) < 0
-        ):
+        are_positions = 0 <= entry.low <= entry.high
+        if not are_positions or entry.epoch < 0 or entry.stride < 1 or entry.steps < 1:
             raise ValueError(f"{numbers!r} is out of range for a ledger entry")
         entries.append(entry)
     return entries

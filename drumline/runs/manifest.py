@@ -89,38 +89,48 @@ def parse(raw: bytes) -> Manifest:
             f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
         )
     # A valid digest does not prove valid types: anyone can compute one.
-    step, created, metrics, files = (
-        content.get(name) for name in ("step", "created", "metrics", "files")
-    )
+    step = content.get("step")
+    created = content.get("created")
     non_finite = content.get("non_finite")
     if type(step) is not int or not 0 <= step < 10**MAX_STEP_DIGITS:
         raise ValueError(f"its step is {step!r}")
     if not isinstance(created, str) or not isinstance(non_finite, str | None):
         raise ValueError("its created or non_finite is not text")
-    if not isinstance(metrics, dict) or not all(
-        type(value) in (int, float) for value in metrics.values()
-    ):
+    metrics = _parse_metrics(content.get("metrics"))
+    return Manifest(step, created, metrics, _parse_files(content.get("files")), non_finite)
+
+
+def _parse_metrics(metrics: Any) -> dict[str, float]:
+    is_table = isinstance(metrics, dict)
+    if not is_table or not all(type(value) in (int, float) for value in metrics.values()):
         raise ValueError("its metrics are not numbers by name")
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _parse_files(files: Any) -> dict[str, FileRecord]:
     if not isinstance(files, dict):
         raise ValueError("it names no files")
     records = {}
     for name, entry in files.items():
-        if len(name) > MAX_NAME:
-            raise ValueError(
-                f"a file name has {len(name)} characters, and {MAX_NAME} at most are allowed"
-            )
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'"
-            )
-        size, checksum = (
-            (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
-        )
+        _check_file_name(name)
+        fields = entry if isinstance(entry, dict) else {}
+        size = fields.get("bytes")
+        checksum = fields.get("blake3")
         if type(size) is not int or size < 0 or not isinstance(checksum, str):
             raise ValueError(f"it has no size and checksum of {name}")
         records[name] = FileRecord(size, checksum)
-    numbers = {name: float(value) for name, value in metrics.items()}
-    return Manifest(step, created, numbers, records, non_finite)
+    return records
+
+
+def _check_file_name(name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise ValueError(
+            f"a file name has {len(name)} characters, and {MAX_NAME} at most are allowed"
+        )
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"the file name {name!r} has characters other than letters, digits, '.', '_' and '-'"
+        )
 
 
 def read(folder: Path) -> Manifest:

@@ -77,11 +77,9 @@ def facts_path(folder: Path, rank: int) -> Path:
 
 def where_to_look(run: Path, num_ranks: int) -> str:
     """The line that names the file."""
-    ranks = (
-        "all ranks"
-        if num_ranks <= MOST_RANKS_MERGED
-        else f"the first {MOST_RANKS_MERGED} of {num_ranks} ranks"
-    )
+    ranks = "all ranks"
+    if num_ranks > MOST_RANKS_MERGED:
+        ranks = f"the first {MOST_RANKS_MERGED} of {num_ranks} ranks"
     return f"the trace of {ranks}: {run / PROFILE_FOLDER / MERGED_FILE} (open it in https://ui.perfetto.dev)"
 
 

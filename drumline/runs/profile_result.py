@@ -61,9 +61,11 @@ class Bucket:
 def bus_bytes_per_s(buckets: Sequence[Bucket], world_size: int) -> float:
     """The bus bandwidth of the all-reduces of these buckets, as nccl-tests and `doctor` define it;
     0: not known."""
-    seconds = sum(one.reduce_s for one in buckets)
-    num_bytes = sum(one.num_bytes for one in buckets)
-    return 2 * (world_size - 1) / world_size * num_bytes / seconds if seconds > 0 else 0.0
+    seconds = sum(bucket.reduce_s for bucket in buckets)
+    if seconds <= 0:
+        return 0.0
+    num_bytes = sum(bucket.num_bytes for bucket in buckets)
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from drumline.base.errors import TrainingError, UsageError, did_you_mean
@@ -76,16 +75,20 @@ class RunFolder:
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
-            parts = (self.tensorboard, self.media, self.trackers, self.wandb)
-            for folder in (self.diagnoses, self.launch_file.parent, self.traces, *parts):
+            optional_folders = (
+                self.diagnoses,
+                self.launch_file.parent,
+                self.traces,
+                self.tensorboard,
+                self.media,
+                self.trackers,
+                self.wandb,
+            )
+            for folder in optional_folders:
                 if os.path.lexists(folder):
                     check_own_folder(folder)
-            for file in (
-                self.ledger,
-                self.settings_history,
-                *self.events.iterdir(),
-                *self.logs.iterdir(),
-            ):
+            appended = (self.ledger, self.settings_history)
+            for file in (*appended, *self.events.iterdir(), *self.logs.iterdir()):
                 check_own_file(file)
 
     @contextmanager
@@ -162,9 +165,10 @@ def job_at_work(folder: RunFolder) -> str | None:
     lock, which would keep out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
-            found = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
-            is_locked = _FLOCK.unpack(found)[0] != fcntl.F_UNLCK
-            return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip() if is_locked else None
+            lock = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, 0, 0, 0))
+            if _FLOCK.unpack(lock)[0] == fcntl.F_UNLCK:
+                return None
+            return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
     except OSError:
         return None
 
@@ -191,28 +195,32 @@ def find_run(run: Path) -> Path:
     """This folder if it is a run folder; otherwise an error that names the run folders nearby."""
     if is_run(run):
         return run
-    around = next((parent for parent in islice(run.absolute().parents, 2) if is_run(parent)), None)
-    next_step = (
-        "give the folder of --run"
-        if around is None
-        else f"give the run folder that it is in: {around}"
-    )
+    next_step = "give the folder of --run"
+    enclosing_run = next(filter(is_run, run.absolute().parents[:2]), None)
+    if enclosing_run is not None:
+        next_step = f"give the run folder that it is in: {enclosing_run}"
     if run.is_file():
         raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
     if run.is_dir():
-        if inside := sorted(path.name for path in run.iterdir() if is_run(path)):
+        if inside := _runs_in(run):
             next_step = f"give one of the runs in it: {', '.join(inside)}"
         raise UsageError(
             f"{run} is not a run folder: it has no config.toml, events or checkpoints",
             next_step=next_step,
         )
-    beside = (
-        [path.name for path in run.parent.iterdir() if is_run(path)] if run.parent.is_dir() else []
-    )
-    hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}" if beside else ""
+    hint = ""
+    if beside := _runs_in(run.parent):
+        hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}"
     raise UsageError(
         f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named"
     )
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Their names, in order; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if is_run(path))
 
 
 def is_run(path: Path) -> bool:

@@ -32,12 +32,14 @@ def usual_efficiency(ranks: int) -> tuple[float, float] | None:
     logarithm, above the largest as there; None: a single rank has none."""
     if ranks < min(USUAL):
         return None
-    below = max(known for known in USUAL if known <= ranks)
-    above = min((known for known in USUAL if known >= ranks), default=below)
-    part = math.log(ranks / below) / math.log(above / below) if above > below else 0.0
+    below = max(size for size in USUAL if size <= ranks)
+    above = min((size for size in USUAL if size >= ranks), default=below)
+    if above == below:
+        return USUAL[below]
+    fraction = math.log(ranks / below) / math.log(above / below)
     low, high = USUAL[below]
     next_low, next_high = USUAL[above]
-    return low + part * (next_low - low), high + part * (next_high - high)
+    return low + fraction * (next_low - low), high + fraction * (next_high - high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ def write_scaling(run: Path, result: Prediction | Measurement) -> Path:
 def read_scaling(run: Path, kind: type[T]) -> list[T]:
     """All documents of this kind in a run folder, the oldest first."""
     paths = (run / SCALE_FOLDER).glob(f"{kind.__name__.lower()}-*.json")
-    return sorted((_read(path, kind) for path in paths), key=lambda found: found.made_at)
+    return sorted((_read(path, kind) for path in paths), key=lambda document: document.made_at)
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -43,34 +43,34 @@ class FsspecBackend:
                 f"{scheme}:// needs a package: {error}", next_step="install it with pip"
             ) from error
         except ValueError as error:
-            known = [*fsspec.available_protocols(), "s3"]
-            what = f"there is no kind of store {scheme}://; {did_you_mean(scheme, known)}"
+            schemes = [*fsspec.available_protocols(), "s3"]
+            what = f"there is no kind of store {scheme}://; {did_you_mean(scheme, schemes)}"
             raise UsageError(what, next_step="correct the address") from error
         except Exception as error:
             raise self.explain(error, url) from None
 
     def entries(self, under: str) -> Iterator[tuple[str, int, str]]:
         with suppress(FileNotFoundError):
-            found = _answered(lambda _: self._files.find(self._path(under), detail=True))
-            for path, entry in found.items():
+            listing = _answered(lambda _: self._files.find(self._path(under), detail=True))
+            for path, entry in listing.items():
                 tag = next((str(entry[name]) for name in _TAGS if entry.get(name)), "")
                 yield path.removeprefix(self._root).lstrip("/"), entry["size"], tag
 
     def put(self, name: str, source: Path | bytes) -> None:
         _answered(partial(self._put, self._path(name), source))
 
-    def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
+    def put_after(self, previous: bytes | None, name: str, content: bytes) -> None:
         self.put(name, content)  # no condition is known that all of them have
 
     def _put(self, path: str, source: Path | bytes, moved: Callable[[], None]) -> None:
         if self._has_folders:
             self._files.makedirs(self._files._parent(path), exist_ok=True)
-        opened = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        reading = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
         # fsspec would truncate the earlier object first.
         writing = replacing(Path(path)) if self._is_local else self._files.open(path, "wb")
-        with opened as left, writing as right:
-            while piece := left.read(PIECE_BYTES):
-                right.write(piece)
+        with reading as source_file, writing as target_file:
+            while piece := source_file.read(PIECE_BYTES):
+                target_file.write(piece)
                 moved()
 
     def has_checked(self, name: str, size: int) -> bool:

@@ -41,8 +41,8 @@ def is_store_url(text: str) -> bool:
 
 def open_store(url: str) -> ObjectStore:
     """The objects under a URL. Nothing is sent yet."""
-    scheme, _, rest = url.partition("://")
-    host, _, prefix = rest.partition("/")
+    scheme, _, location = url.partition("://")
+    host, _, prefix = location.partition("/")
     if CREDENTIALS.search(url):
         raise UsageError(
             f"the {scheme}:// address holds a user, a password or options, which would be written to logs and files",
@@ -53,9 +53,9 @@ def open_store(url: str) -> ObjectStore:
             f"{url} names no bucket", next_step=f"write it as {scheme}://bucket/prefix"
         )
     url = url.rstrip("/")
-    return ObjectStore(
-        url, S3Backend(host, prefix.strip("/")) if scheme == "s3" else FsspecBackend(scheme, url)
-    )
+    if scheme == "s3":
+        return ObjectStore(url, S3Backend(host, prefix.strip("/")))
+    return ObjectStore(url, FsspecBackend(scheme, url))
 
 
 class ObjectStore:
@@ -91,11 +91,11 @@ class ObjectStore:
         with self._explained(name):
             self._backend.put(name, source)
 
-    def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
-        """Upload an object, unless another process has changed it since it was `seen`; None: there
-        was none. Where a store cannot tell, the last one wins: read it again."""
+    def put_after(self, previous: bytes | None, name: str, content: bytes) -> None:
+        """Upload an object, unless another process has changed it since it was `previous`; None:
+        there was none. Where a store cannot tell, the last one wins: read it again."""
         with self._explained(name):
-            self._backend.put_after(seen, name, content)
+            self._backend.put_after(previous, name, content)
 
     def check(self, name: str, *, size: int, checksum: str, reads_all: bool = False) -> None:
         """Raise unless the store has these bytes. S3 compares a checksum when it receives an
@@ -104,22 +104,13 @@ class ObjectStore:
         with self._explained(name):
             if not reads_all and self._backend.has_checked(name, size):
                 return
-        self._repeated(lambda: self._check(name, size, checksum))
-
-    def _check(self, name: str, size: int, checksum: str) -> None:
-        digest = blake3()
-        count = 0
-        for chunk in self._chunks_up_to(size, [name]):
-            digest.update(chunk)
-            count += len(chunk)
-        self._compare(name, size, checksum, count, digest.hexdigest())
+        self._repeated(
+            lambda: self._pass_on([name], _discard, size=size, checksum=checksum, most=size)
+        )
 
     def read(self, name: str, *, most: int = DOCUMENT_BYTES) -> bytes:
         """The bytes of a small object."""
-        return self._repeated(lambda: self._read(name, most))
-
-    def _read(self, name: str, most: int) -> bytes:
-        return b"".join(self._chunks_up_to(most, [name]))
+        return self._repeated(lambda: b"".join(self._chunks_up_to(most, [name])))
 
     def fetch(
         self,
@@ -129,15 +120,15 @@ class ObjectStore:
         size: int | None = None,
         checksum: str | None = None,
         most: int | None = None,
-        more: Sequence[str] = (),
+        pieces: Sequence[str] = (),
     ) -> str:
         """Download an object to a file, which appears when it is complete, on disk, and has this
         size and blake3 checksum, which is returned. `most`: how many bytes it may have, if its size
-        is not known. `more`: objects that follow in the same file. Nothing is left of a download
+        is not known. `pieces`: objects that follow in the same file. Nothing is left of a download
         that fails."""
-        return self._repeated(
-            lambda: self._fetch([name, *more], to, size, checksum, most if size is None else size)
-        )
+        names = [name, *pieces]
+        limit = most if size is None else size
+        return self._repeated(lambda: self._fetch(names, to, size, checksum, limit))
 
     def stop(self) -> None:
         """Have what other threads download end soon, incomplete."""
@@ -145,9 +136,9 @@ class ObjectStore:
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; one that is missing is no error."""
-        if wanted := list(names):
-            with self._explained(wanted[0]):
-                self._backend.delete(wanted)
+        if objects := list(names):
+            with self._explained(objects[0]):
+                self._backend.delete(objects)
 
     def delete_unfinished(self, under: str = "") -> None:
         """Delete the parts of large objects whose upload was killed: they cost money and are in no
@@ -163,24 +154,43 @@ class ObjectStore:
         checksum: str | None,
         most: int | None,
     ) -> str:
-        digest = blake3()
-        count = 0
         try:
             with replacing(to) as file:
-                for chunk in self._chunks_up_to(most, names):
-                    file.write(chunk)
-                    digest.update(chunk)
-                    count += len(chunk)
+                digest = self._pass_on(names, file.write, size=size, checksum=checksum, most=most)
                 file.flush()
                 os.fsync(file.fileno())
-                self._compare(names[0], size, checksum, count, digest.hexdigest())
-            return digest.hexdigest()
+            return digest
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "the disk is full" if is_full else error.strerror
             next_step = f"{'free some space on' if is_full else 'check'} the disk of {to.parent}"
             what = f"{self._where(names[0])} could not be written to {to}: {reason}"
             raise StoreError(what, next_step=next_step, kind="disk") from error
+
+    def _pass_on(
+        self,
+        names: Sequence[str],
+        write: Callable[[bytes], object],
+        *,
+        size: int | None,
+        checksum: str | None,
+        most: int | None,
+    ) -> str:
+        """Read these objects and write each chunk; raise unless together they have this size and
+        checksum, which is returned."""
+        digest = blake3()
+        count = 0
+        for chunk in self._chunks_up_to(most, names):
+            write(chunk)
+            digest.update(chunk)
+            count += len(chunk)
+        if size not in (None, count):
+            raise corrupt(self._where(names[0]), f"it has {count:,} bytes in place of {size:,}")
+        if checksum not in (None, digest.hexdigest()):
+            raise corrupt(
+                self._where(names[0]), "its checksum differs from the one that was recorded"
+            )
+        return digest.hexdigest()
 
     def _repeated(self, call: Callable[[], T]) -> T:
         for delay_s in RETRY_AFTER_S:
@@ -191,14 +201,6 @@ class ObjectStore:
                     raise
             time.sleep(delay_s)
         return call()
-
-    def _compare(
-        self, name: str, size: int | None, checksum: str | None, count: int, digest: str
-    ) -> None:
-        if size not in (None, count):
-            raise corrupt(self._where(name), f"it has {count:,} bytes in place of {size:,}")
-        if checksum not in (None, digest):
-            raise corrupt(self._where(name), "its checksum differs from the one that was recorded")
 
     def _chunks_up_to(self, most: int | None, names: Sequence[str]) -> Iterator[bytes]:
         """The bytes of these objects. Of one that has more than `most` the rest is neither read nor
@@ -241,3 +243,7 @@ class ObjectStore:
 def _is_relative(name: str) -> bool:
     """Also false for the empty objects `folder/` that consoles make."""
     return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _discard(chunk: bytes) -> None:
+    """For an object that is read only to be checked."""

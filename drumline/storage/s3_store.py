@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from drumline.base.errors import MissingExtraError
 from drumline.base.text import without_credentials
-from drumline.storage.backend import PIECE_BYTES, Kind, StoreError, corrupt
+from drumline.storage.backend import PIECE_BYTES, StoreError, corrupt
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
@@ -92,23 +92,21 @@ class S3Backend:
         else:
             self._client.upload_file(str(source), self._bucket, key, Config=self._transfer)
 
-    def put_after(self, seen: bytes | None, name: str, content: bytes) -> None:
+    def put_after(self, previous: bytes | None, name: str, content: bytes) -> None:
         from botocore.exceptions import ClientError
 
         target = {"Bucket": self._bucket, "Key": self._prefix + name}
         condition = {"IfNoneMatch": "*"}
         try:
-            if seen is not None:
-                found = self._client.get_object(**target)
-                if found["Body"].read() != seen:
+            if previous is not None:
+                current = self._client.get_object(**target)
+                if current["Body"].read() != previous:
                     return
-                condition = {"IfMatch": found["ETag"]}
+                condition = {"IfMatch": current["ETag"]}
             self._client.put_object(**target, Body=content, **condition)
         except ClientError as error:
-            if (code := error.response["Error"]["Code"]) in (
-                "NotImplemented",
-                "501",
-            ):  # a service that is not AWS
+            code = error.response["Error"]["Code"]
+            if code in ("NotImplemented", "501"):  # a service that is not AWS
                 self._client.put_object(**target, Body=content)
             elif code not in _CHANGED:
                 raise
@@ -119,26 +117,23 @@ class S3Backend:
         arrived."""
         if self._client.meta.config.request_checksum_calculation != "when_supported":
             return False
-        found = self._client.head_object(
+        head = self._client.head_object(
             Bucket=self._bucket, Key=self._prefix + name, ChecksumMode="ENABLED"
         )
-        return found["ContentLength"] == size and any(
-            field.startswith("ChecksumCRC") for field in found
-        )
+        has_checksum = any(field.startswith("ChecksumCRC") for field in head)
+        return has_checksum and bool(head["ContentLength"] == size)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        with closing(
-            self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]
-        ) as body:
+        answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+        with closing(answer["Body"]) as body:
             yield from body.iter_chunks(PIECE_BYTES)
 
     def delete(self, names: list[str]) -> None:
         from botocore.exceptions import ClientError
 
         for start in range(0, len(names), _DELETED_AT_ONCE):
-            objects = [
-                {"Key": self._prefix + name} for name in names[start : start + _DELETED_AT_ONCE]
-            ]
+            batch = names[start : start + _DELETED_AT_ONCE]
+            objects = [{"Key": self._prefix + name} for name in batch]
             answer = self._client.delete_objects(
                 Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
             )
@@ -148,7 +143,9 @@ class S3Backend:
     def delete_unfinished(self, under: str) -> None:
         listing = self._client.get_paginator("list_multipart_uploads")
         pages = listing.paginate(Bucket=self._bucket, Prefix=self._under(under))
-        for upload in [one for page in pages for one in page.get("Uploads", ())]:
+        # Listed before the first is deleted, which would change the pages.
+        uploads = [upload for page in pages for upload in page.get("Uploads", ())]
+        for upload in uploads:
             self._client.abort_multipart_upload(
                 Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
             )
@@ -160,24 +157,17 @@ class S3Backend:
         if isinstance(error, S3UploadFailedError) and isinstance(error.__context__, Exception):
             error = error.__context__  # boto3 keeps only its text
         name = type(error).__name__
+        network_errors = (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+        )
         if isinstance(error, exceptions.ClientError):
             return self._refused(error, where)
         if isinstance(error, exceptions.FlexibleChecksumError):
             return corrupt(where, "its checksum differs from the one that S3 has")
-        if isinstance(
-            error,
-            exceptions.HTTPClientError
-            | exceptions.ConnectionError
-            | exceptions.IncompleteReadError,
-        ):
-            reason = "TLS failed" if name == "SSLError" else "the connection failed or was cut"
-            reason = "timed out" if "Timeout" in name else reason
-            what = f"{where} is unreachable: {reason} ({urlsplit(self._client.meta.endpoint_url).hostname})"
-            return StoreError(
-                what,
-                next_step="check the network, a proxy and AWS_ENDPOINT_URL",
-                kind="unreachable",
-            )
+        if isinstance(error, network_errors):
+            return self._unreachable(name, where)
         if isinstance(error, OSError):  # of the file that was to be uploaded
             what = f"{error.filename} could not be uploaded to {where}: {error.strerror}"
             return StoreError(what, next_step="check the disk of this file", kind="disk")
@@ -192,14 +182,25 @@ class S3Backend:
             what = f"{where}: boto3 does not accept its settings"
             return StoreError(what, next_step="correct AWS_ENDPOINT_URL", kind="other")
         if isinstance(error, exceptions.BotoCoreError):
-            text = without_credentials(str(error))
-            next_step = (
-                "correct AWS_ENDPOINT_URL"
-                if "://" in text
-                else "correct the address, s3://bucket/prefix"
-            )
-            return StoreError(f"{where}: {text}", next_step=next_step, kind="other")
+            reason = without_credentials(str(error))
+            next_step = "correct the address, s3://bucket/prefix"
+            if "://" in reason:
+                next_step = "correct AWS_ENDPOINT_URL"
+            return StoreError(f"{where}: {reason}", next_step=next_step, kind="other")
         raise error
+
+    def _unreachable(self, error_name: str, where: str) -> StoreError:
+        reason = "the connection failed or was cut"
+        if "Timeout" in error_name:
+            reason = "timed out"
+        elif error_name == "SSLError":
+            reason = "TLS failed"
+        host = urlsplit(self._client.meta.endpoint_url).hostname
+        return StoreError(
+            f"{where} is unreachable: {reason} ({host})",
+            next_step="check the network, a proxy and AWS_ENDPOINT_URL",
+            kind="unreachable",
+        )
 
     def _under(self, name: str) -> str:
         return f"{self._prefix}{name}/" if name else self._prefix
@@ -210,48 +211,50 @@ class S3Backend:
         message = str(answer.get("Message", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         right = f"s3:{_RIGHTS.get(error.operation_name, error.operation_name)}"
-        found: tuple[str, str, Kind]
         if code == "NoSuchBucket":
-            step = f"correct the name, or make it: aws s3 mb s3://{self._bucket}"
-            found = (f"there is no bucket {self._bucket}", step, "missing")
-        elif code in ("NoSuchKey", "404"):
-            found = (
+            return StoreError(
+                f"there is no bucket {self._bucket}",
+                next_step=f"correct the name, or make it: aws s3 mb s3://{self._bucket}",
+                kind="missing",
+            )
+        if code in ("NoSuchKey", "404"):
+            return StoreError(
                 f"there is no object {where}",
-                "list what there is with aws s3 ls --recursive",
-                "missing",
+                next_step="list what there is with aws s3 ls --recursive",
+                kind="missing",
             )
-        elif code in _NOT_ALLOWED:
-            found = (
+        if code in _NOT_ALLOWED:
+            return StoreError(
                 f"access to {where} was denied",
-                f"give this user or role the right {right} there",
-                "denied",
+                next_step=f"give this user or role the right {right} there",
+                kind="denied",
             )
-        elif code in _BAD_CREDENTIALS:
-            step = "renew them: aws configure, or aws sso login"
-            found = (
+        if code in _BAD_CREDENTIALS:
+            return StoreError(
                 f"S3 does not accept the credentials for {where} ({code})",
-                step,
-                "credentials",
+                next_step="renew them: aws configure, or aws sso login",
+                kind="credentials",
             )
-        elif code in _OTHER_REGION:
-            found = (
+        if code in _OTHER_REGION:
+            return StoreError(
                 f"the bucket {self._bucket} is in another region",
-                "set AWS_REGION to the bucket's",
-                "other",
+                next_step="set AWS_REGION to the bucket's",
+                kind="other",
             )
-        elif code == "RequestTimeTooSkewed":
-            found = (
+        if code == "RequestTimeTooSkewed":
+            return StoreError(
                 f"the clock of this machine is wrong, and S3 refuses {where}",
-                "set it, with NTP",
-                "other",
+                next_step="set it, with NTP",
+                kind="other",
             )
-        elif code in _BUSY or status >= 500:
-            what = f"{where}: S3 answered {status} ({code}) to {MAX_ATTEMPTS} attempts"
-            found = (what, "try again later", "busy")
-        else:
-            found = (
-                f"S3 refused {right} for {where}: {message} ({code})",
-                "correct what it names",
-                "other",
+        if code in _BUSY or status >= 500:
+            return StoreError(
+                f"{where}: S3 answered {status} ({code}) to {MAX_ATTEMPTS} attempts",
+                next_step="try again later",
+                kind="busy",
             )
-        return StoreError(found[0], next_step=found[1], kind=found[2])
+        return StoreError(
+            f"S3 refused {right} for {where}: {message} ({code})",
+            next_step="correct what it names",
+            kind="other",
+        )
