@@ -59,21 +59,20 @@ class Display:
         if event["kind"] == "start":
             self.epochs = event["epochs"]
             self.total_steps = event["total_steps"]
-        if (show := getattr(self, f"show_{event['kind']}", None)) is not None:
+        show = getattr(self, f"show_{event['kind']}", None)
+        if show is not None:
             show(event)
-        elif (words := event_line(event)) is not None:
-            self.show_line(event, words)
+        elif (line := event_line(event)) is not None:
+            self.show_line(event, line)
 
     def show_logged(self, event: Event) -> None:
         """A name at most every few seconds."""
-        if (
-            event["time"] - self._logged_at.get(event["name"], float("-inf"))
-            >= _SECONDS_BETWEEN_STEPS
-        ):
+        last_time = self._logged_at.get(event["name"], float("-inf"))
+        if event["time"] - last_time >= _SECONDS_BETWEEN_STEPS:
             self._logged_at[event["name"]] = event["time"]
             self.show_line(event, logged_line(event))
 
-    def show_line(self, event: Event, words: str) -> None:
+    def show_line(self, event: Event, line: str) -> None:
         pass
 
     def close(self) -> None:
@@ -97,9 +96,8 @@ class PlainDisplay(Display):
         self._last_train_time = event["time"]
         loss = f"loss {number_text(event['loss'])}"
         left = f"{clock(event['seconds_left'])} left"
-        self.show_line(
-            event, "   ".join([step_of(event, self.total_steps), loss, *rates(event), left])
-        )
+        parts = [step_of(event, self.total_steps), loss, *rates(event), left]
+        self.show_line(event, "   ".join(parts))
 
     def show_evaluation(self, event: Event) -> None:
         self.show_line(event, evaluation_line(event, self.epochs))
@@ -107,16 +105,14 @@ class PlainDisplay(Display):
     def show_end(self, event: Event) -> None:
         self._show_page(closing_page(event))
 
-    def show_line(self, event: Event, words: str) -> None:
+    def show_line(self, event: Event, line: str) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-        first, *more = as_lines(words)
-        show_lines([f"{now} {first}", *(f"  {line}" for line in more)], stream=self._stream)
+        first, *items = as_lines(line)
+        show_lines([f"{now} {first}", *(f"  {item}" for item in items)], stream=self._stream)
 
     def _show_page(self, page: Page) -> None:
-        lines = [
-            page.heading,
-            *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows),
-        ]
+        lines = [page.heading]
+        lines += [f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows]
         for label, command in page.commands:
             lines += [f"  {label}", *wrap_command(command, width=80, indent="    ")]
         show_lines(lines, stream=self._stream)
@@ -131,42 +127,51 @@ class Page(NamedTuple):
 
 
 def opening_page(event: Event) -> Page:
+    length = plural(event["total_steps"], "step")
+    if event["epochs"]:
+        length = f"{plural(event['epochs'], 'epoch')}, {length}"
+    rows = [
+        ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
+        ("data", _samples(event)),
+        ("batch", _batch(event)),
+        ("rate", _peak_rate(event)),
+        ("length", length),
+        ("run folder", str(event["run"])),
+    ]
     ranks = plural(event["world_size"], "rank")
+    device = ", ".join(name for name in (event["device"], event["backend"]) if name)
+    return Page(f"{event['task']} on {ranks} ({device})", rows, [])
+
+
+def _samples(event: Event) -> str:
+    """A stream has no number of samples."""
+    training = event["train_samples"]
+    evaluation = event["eval_samples"]
+    data = "a stream" if training is None else f"{training:,} samples"
+    data += " for training"
+    if evaluation != 0:
+        data += f", {'a stream' if evaluation is None else f'{evaluation:,}'} for evaluation"
+    return data
+
+
+def _batch(event: Event) -> str:
     low = math.floor(event["batch_size_per_rank"])
     high = math.ceil(event["batch_size_per_rank"])
     per_rank = f"{low:,}" if low == high else f"{low:,} or {high:,}"
-    batch = f"{event['batch_size']:,} a step: {ranks} x {per_rank}"
+    batch = f"{event['batch_size']:,} a step: {plural(event['world_size'], 'rank')} x {per_rank}"
     if event["accumulate"] > 1:
         batch += f", in {event['accumulate']} micro-batches"
     if event.get("shards"):
         batch += f"; {event['shards']} shards, the same bits on any number of ranks"
-    # A stream has no number of samples.
-    training = event["train_samples"]
-    evaluation = event["eval_samples"]
-    data = f"{'a stream' if training is None else f'{training:,} samples'} for training"
-    if evaluation != 0:
-        data += f", {'a stream' if evaluation is None else f'{evaluation:,}'} for evaluation"
-    steps = plural(event["total_steps"], "step")
-    rows = [
-        ("model", f"{event['model_parameters']:,} parameters, {event['precision']}"),
-        ("data", data),
-        ("batch", batch),
-        ("rate", _peak_rate(event)),
-        ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
-        ("run folder", str(event["run"])),
-    ]
-    place = ", ".join(name for name in (event["device"], event["backend"]) if name)
-    return Page(f"{event['task']} on {ranks} ({place})", rows, [])
+    return batch
 
 
 def _peak_rate(event: Event) -> str:
     rate = f"{event['lr']:.3g} at its peak"
     num_rates = event.get("lr_rates", 1)
-    return (
-        rate
-        if num_rates == 1
-        else f"{rate}, the highest of the {num_rates} rates of parameter groups"
-    )
+    if num_rates == 1:
+        return rate
+    return f"{rate}, the highest of the {num_rates} rates of parameter groups"
 
 
 def closing_page(event: Event) -> Page:
@@ -189,16 +194,15 @@ def closing_page(event: Event) -> Page:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     if event.get("stopped"):
         rows.append(("stopped", str(event["stopped"])))
-    rows += [("straggler", words) for words in event.get("stragglers", [])]
+    rows += [("straggler", message) for message in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
-    commands = [
-        ("to resume", event.get("resume_command")),
-        ("on two nodes", event.get("two_node_command")),
-    ]
-    known = [(label, command) for label, command in commands if command]
-    return Page(
-        f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, known
-    )
+    commands = []
+    if event.get("resume_command"):
+        commands.append(("to resume", event["resume_command"]))
+    if event.get("two_node_command"):
+        commands.append(("on two nodes", event["two_node_command"]))
+    heading = f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}"
+    return Page(heading, rows, commands)
 
 
 def event_line(event: Event) -> str | None:
@@ -209,28 +213,11 @@ def event_line(event: Event) -> str | None:
         case "recovered":
             return _recovered_line(event)
         case "first_step":
-            since = "the command" if event["since"] == "command" else "this rank began"
-            total = event["seconds"]
-            # Parts below 1% are left out.
-            parts = [
-                f"{name} {duration(part)}"
-                for name, part in event["parts"].items()
-                if part >= total / 100
-            ]
-            return f"first step {duration(total)} after {since}: {', '.join(parts)}"
+            return _first_step_line(event)
         case "checkpoint":
-            # Without a copy, training was paused until the save was complete.
-            paused = (
-                ""
-                if event.get("copy", "none") == "none"
-                else f", training paused {duration(event['blocked_s'])}"
-            )
-            return f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}{paused})"
+            return _checkpoint_line(event)
         case "preempted":
-            by = event["signal"]
-            rank = f"rank {event['about_rank']} on {event['about_host']}"
-            cause = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
-            return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
+            return _preempted_line(event)
         case "note" | "straggler" | "stall" | "regrouped":
             return str(event["message"])
         case "warning":
@@ -238,25 +225,50 @@ def event_line(event: Event) -> str | None:
     return None
 
 
+def _first_step_line(event: Event) -> str:
+    since = "the command" if event["since"] == "command" else "this rank began"
+    total = event["seconds"]
+    # Parts below 1% are left out.
+    parts = [
+        f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= total / 100
+    ]
+    return f"first step {duration(total)} after {since}: {', '.join(parts)}"
+
+
+def _checkpoint_line(event: Event) -> str:
+    details = f"{file_size(event['bytes'])} in {duration(event['seconds'])}"
+    # Without a copy, training was paused until the save was complete.
+    if event.get("copy", "none") != "none":
+        details += f", training paused {duration(event['blocked_s'])}"
+    return f"saved step {event['step']} ({details})"
+
+
+def _preempted_line(event: Event) -> str:
+    notice = event["signal"]
+    rank = f"rank {event['about_rank']} on {event['about_host']}"
+    cause = f"{notice} to {rank}" if notice.startswith("SIG") else f"{notice} (seen by {rank})"
+    return f"preempted by {cause}: saved step {event['step']}; rerun the same command to resume"
+
+
 def _recovered_line(event: Event) -> str:
     rank = "" if event["about_rank"] is None else f"rank {event['about_rank']} on "
     fault = f"{rank}{event['about_host']} {_FAULTS.get(event['cause'], 'failed')}"
     line = f"resumed {duration(event['seconds'])} after {fault}"
-    lost = event["lost_steps"]
-    if lost is None:
+    num_lost = event["lost_steps"]
+    if num_lost is None:
         return line
-    return f"{line} at step {event['step'] - 1 + lost}; {plural(lost, 'step') if lost else 'no step'} lost"
+    lost_steps = plural(num_lost, "step") if num_lost else "no step"
+    return f"{line} at step {event['step'] - 1 + num_lost}; {lost_steps} lost"
 
 
 def logged_line(event: Event) -> str:
     """`step 40: distance 0.1234`, of text the beginning, of an image its file."""
     value = event.get("value", event.get("path"))
-    text = (
-        number_text(value)
-        if isinstance(value, float)
-        else textwrap.shorten(str(value), 100, placeholder="...")
-    )
-    return f"step {event['step']}: {event['name']} {text}"
+    if isinstance(value, float):
+        shown_value = number_text(value)
+    else:
+        shown_value = textwrap.shorten(str(value), 100, placeholder="...")
+    return f"step {event['step']}: {event['name']} {shown_value}"
 
 
 def evaluation_line(event: Event, epochs: int | None) -> str:
@@ -271,11 +283,9 @@ def step_of(event: Event, total_steps: int) -> str:
 
 def epoch_of(event: Event, epochs: int | None) -> str:
     """`epoch  7/20`, as wide for the first epoch as for the last."""
-    return (
-        f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}"
-        if epochs
-        else f"epoch {event['epoch']}"
-    )
+    if not epochs:
+        return f"epoch {event['epoch']}"
+    return f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}"
 
 
 def rates(event: Event) -> list[str]:
@@ -285,8 +295,8 @@ def rates(event: Event) -> list[str]:
         "exposed communication": event.get("communication_share"),
     }
     waits = [
-        f"{what} {share:.0%}"
-        for what, share in shares.items()
+        f"{label} {share:.0%}"
+        for label, share in shares.items()
         if share is not None and share >= _MIN_SHARE
     ]
     return [f"lr {event['lr']:.3g}", *speeds(event), *waits]
@@ -307,17 +317,17 @@ def speeds(event: Event) -> list[str]:
 
 def speed(number: float, unit: str = "samples/s") -> str:
     """`8,123 samples/s`."""
-    return f"{number:{',.0f' if number >= 100 else '.3g'}} {unit}"
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
 def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
     """The task's own numbers in an event, the loss first."""
-    found = {
+    metrics = {
         name: value
         for name, value in values.items()
         if name not in _BOOKKEEPING and isinstance(value, int | float)
     }
-    return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "loss")}
 
 
 def metric_text(name: str, value: float) -> str:
@@ -335,9 +345,9 @@ def number_text(value: float) -> str:
 def wrap_command(command: str, *, width: int, indent: str) -> list[str]:
     """Lines of a shell command that fit the width and can be pasted; no word is split."""
     lines: list[str] = []
-    for one in command.splitlines():
+    for command_line in command.splitlines():
         # A word may have quoted pieces with blanks; each option stays with its value.
-        words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", one)
+        words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", command_line)
         line = indent
         for option in re.split(r"\0(?=-)", "\0".join(words)):
             if line.strip() and len(line) + len(option) + 2 > width:

@@ -78,10 +78,10 @@ class LiveDisplay(Display):
         self.close()
         self._print_page(display.closing_page(event), "bold green")
 
-    def show_line(self, event: Event, words: str) -> None:
+    def show_line(self, event: Event, line: str) -> None:
         if event["kind"] == "preempted":
             self.close()
-        self._print(Text(words, _STYLES.get(event["kind"], "")))
+        self._print(Text(line, _STYLES.get(event["kind"], "")))
 
     def _print(self, line: Text) -> None:
         line.plain = "\n  ".join(as_lines(line.plain))
@@ -98,9 +98,8 @@ class LiveDisplay(Display):
         for label, command in page.commands:
             self._console.print()
             self._print(Text(f"  {label}", "dim"))
-            for line in display.wrap_command(
-                command, width=self._console.width, indent=f"{_MARGIN}    "
-            ):
+            width = self._console.width
+            for line in display.wrap_command(command, width=width, indent=f"{_MARGIN}    "):
                 self._console.print(Text(line, "cyan"), soft_wrap=True)
         self._console.print()
 
@@ -119,6 +118,11 @@ class LiveDisplay(Display):
             ),
             f"{display.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
         )
+        # The last line is empty and has the cursor, so that the output of another rank starts on a
+        # new line.
+        return Group(Text(), bar, self._numbers(event), Text())
+
+    def _numbers(self, event: Event) -> Text:
         parts = [
             f"{name} {display.metric_text(name, value)}"
             for name, value in display.metrics_of(event).items()
@@ -126,9 +130,5 @@ class LiveDisplay(Display):
         parts += display.rates(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
-        numbers = Text(
-            one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis"
-        )
-        # The last line is empty and has the cursor, so that the output of another rank starts on a
-        # new line.
-        return Group(Text(), bar, numbers, Text())
+        line = one_line(_MARGIN + "   ".join(parts))
+        return Text(line, "dim", no_wrap=True, overflow="ellipsis")

@@ -28,11 +28,8 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
         return {"name": name, "type": "text", "value": value}
     array = _as_array(name, value)
     if array.ndim == 0:
-        return {
-            "name": name,
-            "type": "scalar",
-            "value": float(array) if array.dtype.kind == "f" else int(array),
-        }
+        number = float(array) if array.dtype.kind == "f" else int(array)
+        return {"name": name, "type": "scalar", "value": number}
     path = Path(MEDIA) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{step:08d}.png"
     content = encode_png(_as_pixels(name, array))
     make_own_folder(folder / MEDIA)
@@ -43,9 +40,8 @@ def logged_fields(name: str, value: Any, *, step: int, folder: Path) -> dict[str
 def encode_png(pixels: np.ndarray[Any, Any]) -> bytes:
     """A PNG file of bytes: HxW in grey, HxWx3 in colour."""
     height, width = pixels.shape[:2]
-    rows = np.zeros(
-        (height, 1 + pixels[0].size), np.uint8
-    )  # each row begins with the number of its filter: none
+    # Each row begins with the number of its filter: 0 is none.
+    rows = np.zeros((height, 1 + pixels[0].size), np.uint8)
     rows[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))

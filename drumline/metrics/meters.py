@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from drumline.base.errors import TrainingError
 from drumline.runs.events import RESERVED
+
+
+class SavedSums(NamedTuple):
+    """The sums of a checkpoint, and the names of their metrics."""
+
+    names: tuple[str, ...]
+    sums: Sequence[float]
 
 
 class Meter:
@@ -26,7 +34,7 @@ class Meter:
         self._names: tuple[str, ...] | None = None
         self.host_weight = 0.0
         """The part of the weight that is counted on the host; the rest is on the device."""
-        self._kept: tuple[tuple[str, ...], Sequence[float]] | None = None
+        self._saved: SavedSums | None = None
         self._lay_out(())
 
     @property
@@ -36,16 +44,16 @@ class Meter:
     def prepare(self, names: Iterable[str]) -> None:
         """Set the names of the metrics before the first `add`, or without one (on a rank without
         samples)."""
-        given = tuple(sorted(names))
+        metrics = tuple(sorted(names))
         if self._names is None:
-            check_names(given)
-            self._names = given
-            self._lay_out(given)
-            if self._kept is not None and self._kept[0] == given:
-                self._sums.copy_(torch.tensor(self._kept[1], dtype=self.dtype))
-        elif self._names != given:
+            check_names(metrics)
+            self._names = metrics
+            self._lay_out(metrics)
+            if self._saved is not None and self._saved.names == metrics:
+                self._sums.copy_(torch.tensor(self._saved.sums, dtype=self.dtype))
+        elif self._names != metrics:
             raise TrainingError(
-                f"the metrics of the loss changed: {list(self._names)} -> {list(given)}",
+                f"the metrics of the loss changed: {list(self._names)} -> {list(metrics)}",
                 next_step="return the same metrics with every Loss",
             )
 
@@ -82,16 +90,16 @@ class Meter:
         """Continue with saved sums, on one of the ranks: the next log line then includes them. They
         are dropped if the metrics differ, or if they are not finite."""
         if all(map(math.isfinite, sums)):
-            self._kept = (tuple(names), sums)
+            self._saved = SavedSums(tuple(names), sums)
 
     def keep(self) -> Tensor:
         """A copy of what is on the device, for `put_back_if`."""
         return self._sums.clone()
 
-    def put_back_if(self, condition: Tensor, kept: Tensor) -> None:
+    def put_back_if(self, condition: Tensor, sums: Tensor) -> None:
         """Undo what was added since `keep`, if the condition on the device is true, without waiting
         for it."""
-        self._sums.copy_(torch.where(condition, kept, self._sums))
+        self._sums.copy_(torch.where(condition, sums, self._sums))
 
     def put_back(self, sums: Tensor, host_weight: float) -> None:
         """Undo what was added since `keep`. If the names of the metrics were not known then, all of

@@ -29,47 +29,47 @@ class MLflow:
         self._config = config
         self._mlflow = load_package("mlflow", tracker="mlflow")
         # Else it prints the server's address at the end, and a password that is in it.
-        load_package(
-            "mlflow.environment_variables", tracker="mlflow"
-        ).MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
+        variables = load_package("mlflow.environment_variables", tracker="mlflow")
+        variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)
         self._client: Any = None
         self._run = ""
-        self._known: Mapping[str, str] = {}
+        self._params: Mapping[str, str] = {}
         self._is_continued = False
         self._steps: dict[str, set[int]] = {}
         self._artifacts: set[str] | None = None
 
     def open(self, run: str, *, resume_step: int) -> str:
         if not self._run:
-            self._client = self._mlflow.MlflowClient()
-            found = self._mlflow.search_runs(
-                filter_string=f"tags.`{_TAG}` = '{run}'", output_format="list"
-            )
-            self._is_continued = bool(found)
-            if found:
-                begun = self._mlflow.start_run(run_id=found[0].info.run_id)
-            else:
-                begun = self._mlflow.start_run(
-                    run_name=self._folder.resolve().name, tags={_TAG: run}
-                )
-            self._run = begun.info.run_id
-            self._known = begun.data.params
-        lacking = [
+            self._begin(run)
+        missing = [
             self._mlflow.entities.Param(name, str(value))
             for name, value in self._config.items()
-            if name not in self._known
+            if name not in self._params
         ]
-        for part in _parts(lacking, _MAX_PARAMS):
-            self._client.log_batch(self._run, params=part, synchronous=True)
+        for batch in _batches(missing, _MAX_PARAMS):
+            self._client.log_batch(self._run, params=batch, synchronous=True)
         return f"run {self._run}"
+
+    def _begin(self, run: str) -> None:
+        """Start MLflow's run with this tag, or continue it."""
+        self._client = self._mlflow.MlflowClient()
+        tag_filter = f"tags.`{_TAG}` = '{run}'"
+        earlier_runs = self._mlflow.search_runs(filter_string=tag_filter, output_format="list")
+        self._is_continued = bool(earlier_runs)
+        if earlier_runs:
+            started = self._mlflow.start_run(run_id=earlier_runs[0].info.run_id)
+        else:
+            name = self._folder.resolve().name
+            started = self._mlflow.start_run(run_name=name, tags={_TAG: run})
+        self._run = started.info.run_id
+        self._params = started.data.params
 
     def has(self, name: str, step: int) -> bool:
         if not self._is_continued:
             return False
         if name not in self._steps:
-            self._steps[name] = {
-                one.step for one in self._client.get_metric_history(self._run, _allowed(name))
-            }
+            history = self._client.get_metric_history(self._run, _allowed(name))
+            self._steps[name] = {metric.step for metric in history}
         return step in self._steps[name]
 
     def write(self, records: Sequence[Record]) -> None:
@@ -80,31 +80,36 @@ class MLflow:
             for record in records
             for name, value in record.numbers.items()
         ]
-        for part in _parts(metrics, _MAX_METRICS):
-            self._client.log_batch(self._run, metrics=part, synchronous=True)
+        for batch in _batches(metrics, _MAX_METRICS):
+            self._client.log_batch(self._run, metrics=batch, synchronous=True)
         for record in records:
             for name in self._steps.keys() & record.numbers.keys():
                 self._steps[name].add(record.step)
-            for path in record.images.values():
-                if not self._has_artifact(path.name):
-                    self._client.log_artifact(self._run, str(path), _MEDIA)
-            for name, text in record.texts.items():
-                file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{record.step:08d}.txt"
-                if not self._has_artifact(file):
-                    self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
+            self._write_artifacts(record)
+
+    def _write_artifacts(self, record: Record) -> None:
+        for path in record.images.values():
+            if not self._has_artifact(path.name):
+                self._client.log_artifact(self._run, str(path), _MEDIA)
+        for name, text in record.texts.items():
+            file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}-{record.step:08d}.txt"
+            if not self._has_artifact(file):
+                self._client.log_text(self._run, text, f"{_MEDIA}/{file}")
 
     def _has_artifact(self, file: str) -> bool:
         """Whether an earlier start of the run has uploaded this file."""
         if self._artifacts is None:
-            found = self._client.list_artifacts(self._run, _MEDIA) if self._is_continued else []
-            self._artifacts = {one.path for one in found}
+            self._artifacts = set()
+            if self._is_continued:
+                artifacts = self._client.list_artifacts(self._run, _MEDIA)
+                self._artifacts = {artifact.path for artifact in artifacts}
         return f"{_MEDIA}/{file}" in self._artifacts
 
     def close(self, outcome: Outcome) -> None:
         self._mlflow.end_run(_STATUS[outcome])
 
 
-def _parts(values: list[Any], size: int) -> Iterator[list[Any]]:
+def _batches(values: list[Any], size: int) -> Iterator[list[Any]]:
     return (values[start : start + size] for start in range(0, len(values), size))
 
 

@@ -34,13 +34,14 @@ class TensorBoard:
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            at = {"global_step": record.step, "walltime": record.time}
+            stamp = {"global_step": record.step, "walltime": record.time}
             for name, value in record.numbers.items():
-                self._writer.add_scalar(name, value, **at)
+                self._writer.add_scalar(name, value, **stamp)
             for name, text in record.texts.items():
-                self._writer.add_text(name, text, **at)
+                self._writer.add_text(name, text, **stamp)
             for name, path in record.images.items():
-                self._writer.file_writer.add_summary(_image_summary(name, path.read_bytes()), **at)
+                image = _image_summary(name, path.read_bytes())
+                self._writer.file_writer.add_summary(image, **stamp)
         self._writer.flush()  # so that a kill loses nothing of it
 
     def close(self, outcome: Outcome) -> None:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from drumline.base.errors import MissingExtraError
 from drumline.metrics.logged import MEDIA
 from drumline.runs.events import STAMP, Event, read_events
 
+T = TypeVar("T")
 Outcome = Literal["finished", "preempted", "failed"]
 RECORDED = ("train", "evaluation", "logged")
 """The kinds of events that trackers show."""
@@ -37,12 +38,16 @@ class Record:
 
     def without(self, has: Callable[[str, int], bool]) -> Record:
         """What of it a tracker does not have yet."""
-        parts: tuple[Mapping[str, Any], ...] = (self.numbers, self.images, self.texts)
-        numbers, images, texts = (
-            {name: value for name, value in values.items() if not has(name, self.step)}
-            for values in parts
+
+        def missing(values: Mapping[str, T]) -> dict[str, T]:
+            return {name: value for name, value in values.items() if not has(name, self.step)}
+
+        return replace(
+            self,
+            numbers=missing(self.numbers),
+            images=missing(self.images),
+            texts=missing(self.texts),
         )
-        return replace(self, numbers=numbers, images=images, texts=texts)
 
     def __bool__(self) -> bool:
         return bool(self.numbers or self.images or self.texts)
@@ -99,9 +104,8 @@ def record_of(event: Event, folder: Path) -> Record:
             return replace(record, numbers={event["name"]: float(event["value"])})
         case "image":
             # Of an event file that another wrote, no path leads out of the folder.
-            return replace(
-                record, images={event["name"]: folder / MEDIA / Path(event["path"]).name}
-            )
+            path = folder / MEDIA / Path(event["path"]).name
+            return replace(record, images={event["name"]: path})
         case _:
             return replace(record, texts={event["name"]: str(event["value"])})
 

@@ -57,7 +57,8 @@ class Tracking:
         self._changed = threading.Condition()
         self._waiting: deque[Event] = deque()
         self._is_closing = False
-        self._num_events = self._num_written = 0
+        self._num_events = 0
+        self._num_written = 0
         self._warned_of: set[str] = set()
         self._resume_step = 0
         self._outcome: Outcome = "failed"
@@ -99,17 +100,17 @@ class Tracking:
 
     def wait(self, end: float) -> None:
         """Until the tracker has everything, does not answer, or the monotonic clock is at `end`."""
-        while (
-            self._thread.is_alive()
-            and (now := time.monotonic()) < end
-            and now - (self._busy_since or now) < CLOSE_S
-        ):
+        while self._thread.is_alive() and time.monotonic() < end and not self._is_silent():
             self._thread.join(0.05)
         self._thread.join(0.1)
         lost = self._num_events - self._num_written
         if lost or self._thread.is_alive():
             silent = "does not answer, and " if self._thread.is_alive() else ""
             self._warn("end", f"{silent}lacks {lost} of {self._num_events} events of this run")
+
+    def _is_silent(self) -> bool:
+        busy_since = self._busy_since
+        return busy_since is not None and time.monotonic() - busy_since >= CLOSE_S
 
     # The thread
 
@@ -142,18 +143,25 @@ class Tracking:
         return True
 
     def _open_once(self) -> None:
-        if self._id_file.exists():
-            run = str(parse_json(read_regular(self._id_file))["run"])
-            if _ID.fullmatch(run) is None:  # it becomes a part of a query
-                raise ValueError(
-                    f"{self._id_file} has {run!r} in place of the id of a run; remove the file"
-                )
-        else:  # before the tracker knows of it: a kill in between must not lead to a second run
-            run = secrets.token_hex(8)
-            make_own_folder(self._id_file.parent)
-            replace_text(self._id_file, json.dumps({"run": run}) + "\n")
-        shown = self._tracker.open(run, resume_step=self._resume_step)
-        self._report("note", message=f"{self._tracker.name}: {shown}")
+        run = self._read_id() if self._id_file.exists() else self._make_id()
+        address = self._tracker.open(run, resume_step=self._resume_step)
+        self._report("note", message=f"{self._tracker.name}: {address}")
+
+    def _read_id(self) -> str:
+        run = str(parse_json(read_regular(self._id_file))["run"])
+        if _ID.fullmatch(run) is None:  # it becomes a part of a query
+            raise ValueError(
+                f"{self._id_file} has {run!r} in place of the id of a run; remove the file"
+            )
+        return run
+
+    def _make_id(self) -> str:
+        """Written before the tracker knows of it: a kill in between must not lead to a second
+        run."""
+        run = secrets.token_hex(8)
+        make_own_folder(self._id_file.parent)
+        replace_text(self._id_file, json.dumps({"run": run}) + "\n")
+        return run
 
     def _write_past(self) -> None:
         events = past_events(self._event_file)
@@ -171,9 +179,8 @@ class Tracking:
         try:
             action()
         except Exception as error:
-            self._warn(
-                "failure", f"failed: {_LOGIN.sub('//***@', summary(error))}; training continues"
-            )
+            reason = _LOGIN.sub("//***@", summary(error))
+            self._warn("failure", f"failed: {reason}; training continues")
             return False
         return True
 
