@@ -151,4 +151,4 @@ def _help_of_own_task(spec: str) -> dict[str, Any]:
     task_settings = {
         path: (field, docs.get(path, "")) for path, field in task_fields(task, Task).items()
     }
-    return {"task": task.__name__, "task_defaults": task.defaults, "own": task_settings}
+    return {"task": task.__name__, "task_defaults": task.defaults, "task_settings": task_settings}

@@ -109,17 +109,18 @@ def to_toml(config: Config, *, header: str | None = None, left_out: Collection[s
     becomes a comment at the top."""
     parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
     for section in SECTIONS:
-        settings = vars(getattr(config, section))
-        values = {
-            name: value for name, value in settings.items() if f"{section}.{name}" not in left_out
-        }
-        tables = {
-            name: table for name, table in values.items() if FIELDS[f"{section}.{name}"].is_table
-        }
-        parts.append(
-            _table(section, {name: value for name, value in values.items() if name not in tables})
-        )
-        parts += [_table(f"{section}.{name}", table) for name, table in tables.items() if table]
+        values: dict[str, Any] = {}
+        tables: dict[str, Mapping[str, Any]] = {}
+        for name, value in vars(getattr(config, section)).items():
+            path = f"{section}.{name}"
+            if path in left_out:
+                continue
+            if FIELDS[path].is_table:
+                tables[path] = value
+            else:
+                values[name] = value
+        parts.append(_table(section, values))
+        parts += [_table(path, table) for path, table in tables.items() if table]
     if config.task:
         parts.append(_table(TASK_SECTION, config.task))
     return "\n\n".join(parts) + "\n"
@@ -136,6 +137,5 @@ def _table(name: str, values: Mapping[str, Any]) -> str:
 def _literal(value: Any) -> str:
     """As JSON: TOML writes numbers, booleans, lists and text in the same way, except for one
     character."""
-    return json.dumps("none" if value is None else value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )
+    text = json.dumps("none" if value is None else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

@@ -82,7 +82,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "train.precision": ("amp", "dtype", "mixed_precision"),
     "dist.train_timeout_s": ("timeout",),
 }
-OTHER_NAMES = {other: path for path, others in _OTHER_NAMES.items() for other in others}
+OTHER_NAMES = {name: path for path, names in _OTHER_NAMES.items() for name in names}
 
 SWITCHES: Mapping[str, bool] = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -122,13 +122,15 @@ def nearest(path: str, *, besides: Collection[str] = ()) -> tuple[str, ...]:
     when they tie."""
     path = path.replace("-", "_").lower()
     section, _, name = path.rpartition(".")
+    anywhere = {setting.partition(".")[2]: setting for setting in FIELDS}
     in_section = {
-        known.partition(".")[2]: known for known in FIELDS if known.startswith(f"{section}.")
+        setting.partition(".")[2]: setting
+        for setting in FIELDS
+        if setting.startswith(f"{section}.")
     }
-    anywhere = {known.partition(".")[2]: known for known in FIELDS}
     guesses = (
         _closest(path, FIELDS, cutoff=0.85),
-        [known for known in FIELDS if known.endswith(f".{name}")],
+        [setting for setting in FIELDS if setting.endswith(f".{name}")],
         [OTHER_NAMES[name]] if name in OTHER_NAMES else [],
         [] if section else _closest(name, besides, cutoff=0.7),
         [in_section[near] for near in _closest(name, in_section, cutoff=0.6)],
@@ -143,8 +145,8 @@ def _closest(name: str, choices: Collection[str], *, cutoff: float) -> list[str]
 
 def unknown_setting(path: str, *, besides: Collection[str] = ()) -> str:
     """The end of a message about a setting that does not exist."""
-    if found := nearest(path, besides=besides):
-        return f"unknown setting; did you mean {' or '.join(map(repr, found))}?"
+    if suggestions := nearest(path, besides=besides):
+        return f"unknown setting; did you mean {' or '.join(map(repr, suggestions))}?"
     section = path.partition(".")[0]
     if section in SECTIONS:
         names = [field.name for field in dataclasses.fields(SECTIONS[section])]
@@ -178,11 +180,8 @@ def from_value(annotation: Any, value: Any) -> Any:
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         return None if is_none else from_value(_inner(annotation), value)
     if kind in UNIONS:
-        return (
-            _switch_or_choice(choices, value)
-            if (choices := _choices_beside_switch(annotation))
-            else _scalar(value)
-        )
+        choices = _choices_beside_switch(annotation)
+        return _switch_or_choice(choices, value) if choices else _scalar(value)
     if kind is Literal:
         return _choice(arguments, value)
     if kind is tuple:
@@ -225,8 +224,8 @@ def describe_type(annotation: Any) -> str:
             return f"some of {', '.join(get_args(arguments[0]))}"
         count = "" if arguments[1] is Ellipsis else f"{len(arguments)} "
         return f"{count}{describe_type(arguments[0])}, with commas".replace("number", "numbers", 1)
-    words = {int: "whole number", float: "number", bool: "true | false", str: "text"}
-    return words.get(kind, "text, number or true | false")
+    plain_kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}
+    return plain_kinds.get(kind, "text, number or true | false")
 
 
 def is_switch(annotation: Any, text: str | None = None) -> bool:
@@ -249,10 +248,10 @@ def is_optional(annotation: Any) -> bool:
 
 def _choices_beside_switch(annotation: Any) -> tuple[str, ...]:
     """The words of `bool | Literal[...]`; empty for any other type."""
-    kinds = get_args(annotation) if get_origin(annotation) in UNIONS else ()
-    return next(
-        (get_args(kind) for kind in kinds if get_origin(kind) is Literal and bool in kinds), ()
-    )
+    if get_origin(annotation) not in UNIONS or bool not in get_args(annotation):
+        return ()
+    literals = (kind for kind in get_args(annotation) if get_origin(kind) is Literal)
+    return get_args(next(literals, None))
 
 
 def _inner(annotation: Any) -> Any:
@@ -269,8 +268,10 @@ def _read(annotation: Any, text: str) -> Any:
         return text
     if kind is Annotated and isinstance(arguments[1], OrEvery):
         return text
-    if kind is Annotated or is_optional(annotation):
-        return _read(arguments[0] if kind is Annotated else _inner(annotation), text)
+    if kind is Annotated:
+        return _read(arguments[0], text)
+    if is_optional(annotation):
+        return _read(_inner(annotation), text)
     if kind is tuple:
         return [_read(arguments[0], part.strip()) for part in text.split(",")]
     # A user's option has no declared type: true or false, a whole number, a number, otherwise text.
@@ -295,9 +296,8 @@ def _plain(kind: Any, value: Any) -> Any:
         # Text that could be parsed comes from a file or from Python: on a command line it would
         # have been parsed.
         is_quoted = isinstance(value, str) and not isinstance(_read(kind, value), str)
-        raise Mismatch(
-            f"{show_value(value)} is not {described}{'; write it without quotes' if is_quoted else ''}"
-        )
+        hint = "; write it without quotes" if is_quoted else ""
+        raise Mismatch(f"{show_value(value)} is not {described}{hint}")
     if value == "":
         raise Mismatch("'' is empty")
     return kind(_scalar(value))
@@ -334,9 +334,8 @@ def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         raise Mismatch(f"{show_value(value)} is not a list")
     count = None if arguments[1] is Ellipsis else len(arguments)
     if not value or count not in (None, len(value)):
-        raise Mismatch(
-            f"{show_value(value)} must have {count or 'at least 1'} item{'s' if count else ''}"
-        )
+        needed = f"{count} items" if count else "at least 1 item"
+        raise Mismatch(f"{show_value(value)} must have {needed}")
     try:
         return tuple(from_value(arguments[0], item) for item in value)
     except Mismatch as mismatch:
@@ -345,9 +344,9 @@ def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
 
 def _switch_or_every(value: Any) -> bool | str:
     text = str(value).lower()
-    words = {**SWITCHES, "full": True, "none": False}
-    if text in words:
-        return words[text]
+    switches = {**SWITCHES, "full": True, "none": False}
+    if text in switches:
+        return switches[text]
     if isinstance(value, str) and re.fullmatch(r"every:[1-9]\d{0,8}", text):
         return text
     raise Mismatch(f"{show_value(value)} is not none, full or every:N")
@@ -364,8 +363,6 @@ def _within(bounds: Bounds, value: float) -> float:
 def _limits(bounds: Bounds) -> str:
     if bounds.above is not None:
         return f"above {bounds.above:g}"
-    return (
-        f"at least {bounds.low:g}"
-        if bounds.high is None
-        else f"between {bounds.low:g} and {bounds.high:g}"
-    )
+    if bounds.high is None:
+        return f"at least {bounds.low:g}"
+    return f"between {bounds.low:g} and {bounds.high:g}"

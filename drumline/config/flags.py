@@ -48,11 +48,12 @@ class Setting:
         """The same, with a value of the right type; raises Mismatch with the whole message."""
         if annotation is UNKNOWN_TYPE:
             return self
+        read = from_text if self.is_text else from_value
         try:
-            value = (from_text if self.is_text else from_value)(annotation, self.value)
+            return replace(self, value=read(annotation, self.value))
         except Mismatch as mismatch:
-            raise Mismatch(f"{self.name}{':' if self.is_text else ' ='} {mismatch}") from None
-        return replace(self, value=value)
+            sign = ":" if self.is_text else " ="
+            raise Mismatch(f"{self.name}{sign} {mismatch}") from None
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ class Layer:
 
 
 def check_layer(
-    given: Iterable[Setting],
+    unchecked: Iterable[Setting],
     *,
     besides: Collection[str] = (),
     problems: Iterable[str] = (),
@@ -82,7 +83,7 @@ def check_layer(
     settings: dict[str, Setting] = {}
     problems = list(problems)
     broken = set(broken)
-    for setting in _options_apart(given):
+    for setting in _options_apart(unchecked):
         try:
             settings[setting.path] = setting.coerced(_annotation(setting, besides))
         except Mismatch as mismatch:
@@ -100,10 +101,10 @@ def evidence(settings: Iterable[Setting]) -> str:
     )
 
 
-def _options_apart(given: Iterable[Setting]) -> Iterator[Setting]:
+def _options_apart(settings: Iterable[Setting]) -> Iterator[Setting]:
     """A table of options becomes one setting per option, so that layers can differ in some of
     them."""
-    for setting in given:
+    for setting in settings:
         field = FIELDS.get(setting.path)
         if field is not None and field.is_table and isinstance(setting.value, Mapping):
             for option, value in setting.value.items():
@@ -147,7 +148,7 @@ class Flags:
 
 def read_flags(
     argv: Sequence[str],
-    own: FlagTable = NO_FLAGS,
+    verb_flags: FlagTable = NO_FLAGS,
     *,
     max_positional: int = 0,
     no_settings: str | None = None,
@@ -157,36 +158,40 @@ def read_flags(
     `no_settings`: for a verb that takes no settings of a run, the end of the message about one that
     is given.
     """
-    reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in own.items()})
+    reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in verb_flags.items()})
     while reader.tokens:
         reader.take_one()
-    settings = [setting for path, setting in reader.given.items() if path not in own]
+    settings = [setting for path, setting in reader.settings.items() if path not in verb_flags]
     unexpected = reader.positional[max_positional:]
     problems = [
         f"{token!r}: unexpected argument; a flag is given as --name value" for token in unexpected
     ]
     problems += reader.problems
     if no_settings is not None:
-        problems += [_not_a_flag(setting, own, no_settings) for setting in settings]
+        problems += [_not_a_flag(setting, verb_flags, no_settings) for setting in settings]
         settings = []
-    layer = check_layer(settings, besides=frozenset(own), problems=problems, broken=reader.broken)
-    return Flags(layer, reader.own_values, tuple(reader.positional[:max_positional]))
+    layer = check_layer(
+        settings, besides=frozenset(verb_flags), problems=problems, broken=reader.broken
+    )
+    return Flags(layer, reader.verb_values, tuple(reader.positional[:max_positional]))
 
 
-def _not_a_flag(given: Setting, own: FlagTable, no_settings: str) -> str:
-    if annotation_of(given.path) is not None:
-        return f"{given.where}: {no_settings}"
-    return f"{given.where}: unknown flag; {did_you_mean(f'--{given.path}', [f'--{name}' for name in own])}"
+def _not_a_flag(setting: Setting, verb_flags: FlagTable, no_settings: str) -> str:
+    if annotation_of(setting.path) is not None:
+        return f"{setting.where}: {no_settings}"
+    choices = [f"--{name}" for name in verb_flags]
+    return f"{setting.where}: unknown flag; {did_you_mean(f'--{setting.path}', choices)}"
 
 
 class _FlagReader:
     """Walks over the tokens; what it has found so far is in its attributes."""
 
-    def __init__(self, tokens: list[str], own: Mapping[str, Any]) -> None:
+    def __init__(self, tokens: list[str], verb_types: Mapping[str, Any]) -> None:
+        """`verb_types`: the types of the verb's own flags."""
         self.tokens = tokens
-        self.own = own
-        self.own_values: dict[str, Any] = {}
-        self.given: dict[str, Setting] = {}
+        self.verb_types = verb_types
+        self.verb_values: dict[str, Any] = {}
+        self.settings: dict[str, Setting] = {}
         self.positional: list[str] = []
         self.problems: list[str] = []
         self.broken: set[str] = set()
@@ -233,19 +238,19 @@ class _FlagReader:
 
     def _keep(self, setting: Setting) -> None:
         path = setting.path
-        if self.own.get(path) == REPEATED:
-            self.own_values.setdefault(path, []).append(setting.value)
+        if self.verb_types.get(path) == REPEATED:
+            self.verb_values.setdefault(path, []).append(setting.value)
             return
-        before = self.given.setdefault(path, setting)
-        if before.value != setting.value:
+        first = self.settings.setdefault(path, setting)
+        if first.value != setting.value:
             raise Mismatch(
-                f"{setting.where}: given twice, as {before.value!r} and as {setting.value!r}"
+                f"{setting.where}: given twice, as {first.value!r} and as {setting.value!r}"
             )
-        if path in self.own:
-            self.own_values[path] = setting.coerced(self.own[path]).value
+        if path in self.verb_types:
+            self.verb_values[path] = setting.coerced(self.verb_types[path]).value
 
     def _type_of(self, path: str) -> Any | None:
-        return self.own[path] if path in self.own else annotation_of(path)
+        return self.verb_types[path] if path in self.verb_types else annotation_of(path)
 
 
 def missing_value(flag: str, annotation: Any) -> str:

@@ -22,7 +22,7 @@ MIN_WIDTH = 64
 MAX_WIDTH = 100
 DOC_INDENT = 6
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-NO_OWN: Mapping[str, tuple[Field, str]] = MappingProxyType({})
+NO_TASK_SETTINGS: Mapping[str, tuple[Field, str]] = MappingProxyType({})
 OWN_TASK = "FILE.py:CLASS"
 GRAMMAR = (
     "A setting is given as --section.name value, or in a TOML file (--config FILE) as `name = value` under "
@@ -38,35 +38,32 @@ def render_help(
     bold: bool = False,
     task: str | None = None,
     task_defaults: Mapping[str, Any] = NO_DEFAULTS,
-    own: Mapping[str, tuple[Field, str]] = NO_OWN,
+    task_settings: Mapping[str, tuple[Field, str]] = NO_TASK_SETTINGS,
 ) -> str:
     """The tasks and all settings, as plain text; `task_defaults` are shown in place of the
-    schema's, as `task`'s. `own`: the task's own settings, each with its doc."""
+    schema's, as `task`'s. `task_settings`: the task's own settings, each with its doc."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    texts = field_docs()
+    docs = field_docs()
     blocks = ["\n".join([_title("tasks", bold), *_tasks(width)])]
     blocks.append("\n".join([_title("settings", bold), *_wrapped(GRAMMAR, width, indent=2)]))
-    if own:
-        entries = [
-            render_entry(
-                f"--{path}",
-                describe_type(field.annotation),
-                doc,
-                default=_shown(field.default),
-                width=width,
-            )
-            for path, (field, doc) in own.items()
-        ]
-        blocks.append("\n".join([f"{_title(TASK_SECTION, bold)}  Settings of {task}.", *entries]))
+    if task_settings:
+        lines = [f"{_title(TASK_SECTION, bold)}  Settings of {task}."]
+        for path, (field, doc) in task_settings.items():
+            lines.append(_setting_entry(path, field, doc, _shown(field.default), width))
+        blocks.append("\n".join(lines))
     for section, cls in SECTIONS.items():
         lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
-        for path in (path for path in FIELDS if path.startswith(f"{section}.")):
-            flag = f"--{path}.NAME" if FIELDS[path].is_table else f"--{path}"
-            takes = describe_type(FIELDS[path].annotation)
-            default = _default(path, task, task_defaults)
-            lines.append(render_entry(flag, takes, texts[path], default=default, width=width))
+        for path, field in FIELDS.items():
+            if path.startswith(f"{section}."):
+                default = _default(path, task, task_defaults)
+                lines.append(_setting_entry(path, field, docs[path], default, width))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def _setting_entry(path: str, field: Field, doc: str, default: str, width: int) -> str:
+    flag = f"--{path}.NAME" if field.is_table else f"--{path}"
+    return render_entry(flag, describe_type(field.annotation), doc, default=default, width=width)
 
 
 def field_docs() -> dict[str, str]:
@@ -85,9 +82,8 @@ def task_docs(task: type[Any]) -> dict[str, str]:
     docs: dict[str, str] = {}
     for cls in reversed(task.__mro__):
         with contextlib.suppress(OSError, TypeError):  # there is no source
-            docs |= _docs_in(
-                ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0], TASK_SECTION
-            )
+            module = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+            docs |= _docs_in(module.body[0], TASK_SECTION)
     return docs
 
 

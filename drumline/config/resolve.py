@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from drumline.base.errors import ConfigError
 from drumline.config.config_file import read_config_file
-from drumline.config.fields import FIELDS, SECTIONS, TASK_SECTION, Field
+from drumline.config.fields import FIELDS, SECTIONS, Field
 from drumline.config.flags import SCHEMA_DEFAULT, Flags, Layer, Setting, check_layer
 from drumline.config.schema import Config
-from drumline.config.setting_rules import EXCLUSIVE_PAIRS, broken_rules, pairs_given_together
+from drumline.config.setting_rules import EXCLUDED_BY, broken_rules, pairs_given_together
 from drumline.config.task_fields import check_task_settings, name_in_task
 
 DATASET_DIR = "DATASET_DIR"
@@ -62,28 +62,31 @@ def resolve(
 ) -> Config:
     """Stage 2: the config of the run. `task` names the task in messages about its defaults;
     `task_fields`: its own settings."""
-    of_task = check_layer(
+    task_layer = check_layer(
         Setting(path, value, f"{task}.defaults") for path, value in task_defaults.items()
     )
-    own = Layer(
+    field_defaults = Layer(
         {path: Setting(path, field.default, where=task) for path, field in task_fields.items()}
     )
-    given = [*layers, of_task, own]
-    if any(path.startswith(f"{TASK_SECTION}.") for layer in given for path in layer.settings):
-        given = [check_task_settings(layer, task_fields, task=task) for layer in given]
-    everything = (*given, DEFAULTS)
-    settled = _settle(everything)
-    _raise_problems(everything, settled)
+    strongest_first = [
+        *(
+            check_task_settings(layer, task_fields, task=task)
+            for layer in (*layers, task_layer, field_defaults)
+        ),
+        DEFAULTS,
+    ]
+    settled = _settle(strongest_first)
+    _raise_problems(strongest_first, settled)
     return _build(settled, {name_in_task(path): settled[path].value for path in task_fields})
 
 
 def check_section(section: str, values: Any) -> None:
     """Check the values of a section that was made in Python."""
     where = type(values).__name__
-    given = check_layer(
+    layer = check_layer(
         Setting(f"{section}.{name}", value, where) for name, value in vars(values).items()
     )
-    _raise_problems([given], given.settings)
+    _raise_problems([layer], layer.settings)
 
 
 def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
@@ -91,9 +94,9 @@ def _settle(strongest_first: Iterable[Layer]) -> dict[str, Setting]:
     for layer in strongest_first:
         new = {path: setting for path, setting in layer.settings.items() if path not in settled}
         settled |= new
-        for path, other in (pair[::order] for pair in EXCLUSIVE_PAIRS for order in (1, -1)):
+        for path, excluded in EXCLUDED_BY.items():
             if path in new and new[path].value is not None:
-                settled.setdefault(other, Setting(other, None, where=f"{path} is set"))
+                settled.setdefault(excluded, Setting(excluded, None, where=f"{path} is set"))
     return settled
 
 

@@ -7,24 +7,23 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from drumline.base.text import CREDENTIALS
-from drumline.config.fields import flag_text
 from drumline.config.flags import Layer, Setting, evidence
 from drumline.config.schema import FIRST_PROFILED, MOST_PROFILED, profiled_steps, sync_interval
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`is_broken` and `fix` take the values of `fields`, in that order."""
+    """`is_broken` takes the values of `fields`, in that order."""
 
     fields: tuple[str, ...]
     is_broken: Callable[..., bool]
     message: str
-    fix: Callable[..., str]
-    """Flags that keep the rule; ` or ` is between alternatives."""
+    fix: str | Callable[..., str]
+    """Flags that keep the rule, with ` or ` between alternatives; a function if they depend on the
+    values, which it takes as `is_broken` does."""
 
 
 class BrokenRule(NamedTuple):
@@ -34,24 +33,9 @@ class BrokenRule(NamedTuple):
     fix: str
 
 
-def always(fix: str) -> Callable[..., str]:
-    """A fix that does not depend on the values."""
-    return lambda *_: fix
-
-
-def excluded_together(conditions: str, message: str, fix: str) -> Rule:
-    """Broken when all conditions hold: `SETTING = VALUE | VALUE` or `SETTING != VALUE`, with commas
-    between them."""
-    parts = [condition.split(" ", 2) for condition in conditions.split(", ")]
-    wanted = [(operator == "=", values.split(" | ")) for _, operator, values in parts]
-
-    def is_broken(*given: Any) -> bool:
-        return all(
-            is_in == any(fnmatchcase(flag_text(value), pattern) for pattern in patterns)
-            for value, (is_in, patterns) in zip(given, wanted, strict=True)
-        )
-
-    return Rule(tuple(path for path, _, _ in parts), is_broken, message, always(fix))
+def has_rounds(sync: str) -> bool:
+    """Whether replicas synchronize after some steps: dist.sync is `local:H` or `diloco:H`."""
+    return sync.startswith(("local:", "diloco:"))
 
 
 EXCLUSIVE_PAIRS = (
@@ -60,221 +44,269 @@ EXCLUSIVE_PAIRS = (
 )
 """Two settings for one thing. The one from the layer with the higher precedence replaces the
 other."""
+EXCLUDED_BY = {**dict(EXCLUSIVE_PAIRS), **{second: first for first, second in EXCLUSIVE_PAIRS}}
+"""By each setting of a pair: the one that it replaces."""
 WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
 RULES = (
-    excluded_together(
-        "train.epochs = none, train.steps = none",
+    Rule(
+        ("train.epochs", "train.steps"),
+        lambda epochs, steps: epochs is None and steps is None,
         "the length of the run is not set; give --train.epochs or --train.steps",
         "--train.epochs 10 or --train.steps 1000",
     ),
-    excluded_together(
-        "train.batch_size = none, train.batch_size_per_rank = none",
+    Rule(
+        ("train.batch_size", "train.batch_size_per_rank"),
+        lambda batch_size, batch_size_per_rank: batch_size is None and batch_size_per_rank is None,
         "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank",
         "--train.batch_size 32 or --train.batch_size_per_rank 32",
     ),
-    excluded_together(
-        "train.exact = elastic, dist.sync_batchnorm = true",
+    Rule(
+        ("train.exact", "dist.sync_batchnorm"),
+        lambda exact, sync_batchnorm: exact == "elastic" and sync_batchnorm,
         "in the elastic mode batch statistics belong to the shard, not to the ranks",
         "--no-dist.sync_batchnorm or --train.exact world",
     ),
-    excluded_together(
-        "train.exact = elastic, dist.broadcast_buffers = false",
+    Rule(
+        ("train.exact", "dist.broadcast_buffers"),
+        lambda exact, broadcast_buffers: exact == "elastic" and not broadcast_buffers,
         "in the elastic mode every rank needs the same buffers",
         "--dist.broadcast_buffers or --train.exact world",
     ),
-    excluded_together(
-        "dist.comm != none, train.exact = elastic",
+    Rule(
+        ("dist.comm", "train.exact"),
+        lambda comm, exact: comm != "none" and exact == "elastic",
         "the elastic mode adds up shards in a fixed order, without DDP: it needs --dist.comm none",
         "--dist.comm none or --train.exact world",
     ),
-    excluded_together(
-        "dist.comm = powersgd, train.precision = fp16",
+    Rule(
+        ("dist.comm", "train.precision"),
+        lambda comm, precision: comm == "powersgd" and precision == "fp16",
         "powersgd adds what one step leaves out to the next, and fp16's loss scale may change in between; use bf16",
         "--train.precision bf16 or --dist.comm bf16",
     ),
-    excluded_together(
-        "dist.comm = powersgd, train.on_nan = skip",
+    Rule(
+        ("dist.comm", "train.on_nan"),
+        lambda comm, on_nan: comm == "powersgd" and on_nan == "skip",
         "powersgd carries a gradient that is not finite on into all later steps, so skipping one does not help; "
         "give --train.on_nan stop",
         "--train.on_nan stop or --dist.comm bf16",
     ),
-    excluded_together(
-        "dist.sync = local:* | diloco:*, train.exact = elastic",
+    Rule(
+        ("dist.sync", "train.exact"),
+        lambda sync, exact: has_rounds(sync) and exact == "elastic",
         "the elastic mode adds up the gradients of every step: it needs --dist.sync step",
         "--dist.sync step or --train.exact world",
     ),
-    excluded_together(
-        "dist.sync = local:* | diloco:*, dist.comm != none",
+    Rule(
+        ("dist.sync", "dist.comm"),
+        lambda sync, comm: has_rounds(sync) and comm != "none",
         "dist.comm compresses gradients, which are not sent between rounds; give --dist.outer_dtype in its place",
         "--dist.comm none or --dist.sync step",
     ),
-    excluded_together(
-        "dist.sync = local:* | diloco:*, dist.sync_within = none, dist.sync_batchnorm = true",
+    Rule(
+        ("dist.sync", "dist.sync_within", "dist.sync_batchnorm"),
+        lambda sync, sync_within, sync_batchnorm: (
+            has_rounds(sync) and sync_within == "none" and sync_batchnorm
+        ),
         "synchronized BatchNorm needs all ranks in every step; inside nodes it works with --dist.sync_within node",
         "--dist.sync_within node or --no-dist.sync_batchnorm",
     ),
-    excluded_together(
-        "dist.sync = local:* | diloco:*, data.balance = auto",
+    Rule(
+        ("dist.sync", "data.balance"),
+        lambda sync, balance: has_rounds(sync) and balance == "auto",
         "in a round every replica counts the same, however many samples it has had: it needs --data.balance off",
         "--data.balance off or --dist.sync step",
     ),
-    excluded_together(
-        "dist.sync = local:* | diloco:*, checkpoint.writers != one",
+    Rule(
+        ("dist.sync", "checkpoint.writers"),
+        lambda sync, writers: has_rounds(sync) and writers != "one",
         "every replica has an optimizer state of its own, and rank 0 writes all of them: it needs "
         "--checkpoint.writers one",
         "--checkpoint.writers one or --dist.sync step",
     ),
-    excluded_together(
-        "dist.on_lost_node = continue, dist.sync = step, dist.mode != hsdp",
+    Rule(
+        ("dist.on_lost_node", "dist.sync", "dist.mode"),
+        lambda on_lost_node, sync, mode: (
+            on_lost_node == "continue" and sync == "step" and mode != "hsdp"
+        ),
         "the others can continue without a node only if each node has a whole replica: it needs --dist.sync local:H"
         " or diloco:H, or --dist.mode hsdp",
         "--dist.on_lost_node restart or --dist.sync diloco:100 or --dist.mode hsdp",
     ),
-    excluded_together(
-        "dist.mode != ddp, train.exact = elastic",
+    Rule(
+        ("dist.mode", "train.exact"),
+        lambda mode, exact: mode != "ddp" and exact == "elastic",
         "the elastic mode adds up shards of the batch in a fixed order, with all gradients on each rank: it needs "
         "--dist.mode ddp",
         "--dist.mode ddp or --train.exact world",
     ),
-    excluded_together(
-        "dist.mode != ddp, dist.comm != none",
+    Rule(
+        ("dist.mode", "dist.comm"),
+        lambda mode, comm: mode != "ddp" and comm != "none",
         "dist.comm changes DDP's all-reduce, which a sharded model does not have; give --dist.shard_dtype bf16",
         "--dist.comm none or --dist.mode ddp",
     ),
-    excluded_together(
-        "dist.mode != ddp, dist.sync = local:* | diloco:*",
+    Rule(
+        ("dist.mode", "dist.sync"),
+        lambda mode, sync: mode != "ddp" and has_rounds(sync),
         "between rounds every replica has a whole model of its own: dist.sync needs --dist.mode ddp",
         "--dist.mode ddp or --dist.sync step",
     ),
-    excluded_together(
-        "dist.mode != ddp, data.balance = auto",
+    Rule(
+        ("dist.mode", "data.balance"),
+        lambda mode, balance: mode != "ddp" and balance == "auto",
         "a sharded model waits for other ranks in every block, so their own time is unknown: it needs "
         "--data.balance off",
         "--data.balance off or --dist.mode ddp",
     ),
-    excluded_together(
-        "dist.mode != ddp, dist.static_graph = true",
+    Rule(
+        ("dist.mode", "dist.static_graph"),
+        lambda mode, static_graph: mode != "ddp" and static_graph,
         "a static graph is an option of DDP, which a sharded model does not use",
         "--no-dist.static_graph or --dist.mode ddp",
     ),
-    excluded_together(
-        "dist.mode != ddp, train.step != none | eager | compile",
+    Rule(
+        ("dist.mode", "train.step"),
+        lambda mode, step: mode != "ddp" and step not in (None, "eager", "compile"),
         "a sharded model gathers its parameters between operations: it needs --train.step eager or compile",
         "--train.step eager or --dist.mode ddp",
     ),
-    excluded_together(
-        "dist.mode != ddp, train.memory_format = channels_last",
+    Rule(
+        ("dist.mode", "train.memory_format"),
+        lambda mode, memory_format: mode != "ddp" and memory_format == "channels_last",
         "parameters are sharded by rows of contiguous memory; give --train.memory_format contiguous",
         "--train.memory_format contiguous or --dist.mode ddp",
     ),
-    excluded_together(
-        "dist.mode != ddp, optim.name = muon",
+    Rule(
+        ("dist.mode", "optim.name"),
+        lambda mode, optimizer: mode != "ddp" and optimizer == "muon",
         "muon needs whole matrices, and a rank of a sharded model has some rows; give --optim.name adamw",
         "--optim.name adamw or --dist.mode ddp",
     ),
-    excluded_together(
-        "dist.shard_ranks != none, dist.mode != hsdp",
+    Rule(
+        ("dist.shard_ranks", "dist.mode"),
+        lambda shard_ranks, mode: shard_ranks is not None and mode != "hsdp",
         "dist.shard_ranks sets the groups of --dist.mode hsdp",
         "--dist.mode hsdp or --dist.shard_ranks none",
     ),
-    excluded_together(
-        "dist.shard_dtype = bf16, train.precision != bf16",
+    Rule(
+        ("dist.shard_dtype", "train.precision"),
+        lambda shard_dtype, precision: shard_dtype == "bf16" and precision != "bf16",
         "parameters that are gathered in bf16 need --train.precision bf16",
         "--train.precision bf16 or --dist.shard_dtype fp32",
     ),
-    excluded_together(
-        "dist.shard_dtype = bf16, dist.mode = ddp",
+    Rule(
+        ("dist.shard_dtype", "dist.mode"),
+        lambda shard_dtype, mode: shard_dtype == "bf16" and mode == "ddp",
         "ddp gathers no parameters; give --dist.comm bf16 to send its gradients in bf16",
         "--dist.shard_dtype fp32 or --dist.mode fsdp",
     ),
-    excluded_together(
-        "dist.offload_optimizer = true, dist.mode = ddp",
+    Rule(
+        ("dist.offload_optimizer", "dist.mode"),
+        lambda offload_optimizer, mode: offload_optimizer and mode == "ddp",
         "ddp keeps its optimizer beside the model; give --dist.mode zero1, fsdp or hsdp",
         "--dist.mode fsdp or --no-dist.offload_optimizer",
     ),
-    excluded_together(
-        "dist.offload_optimizer = true, dist.device = cpu",
+    Rule(
+        ("dist.offload_optimizer", "dist.device"),
+        lambda offload_optimizer, device: offload_optimizer and device == "cpu",
         "on the CPU the optimizer is in the host's memory already",
         "--no-dist.offload_optimizer or --dist.device cuda",
     ),
-    excluded_together(
-        "dist.offload_optimizer = true, train.precision = fp16",
+    Rule(
+        ("dist.offload_optimizer", "train.precision"),
+        lambda offload_optimizer, precision: offload_optimizer and precision == "fp16",
         "fp16's loss scaling checks gradients on the GPU, and these are in the host's memory; use bf16",
         "--train.precision bf16 or --no-dist.offload_optimizer",
     ),
-    excluded_together(
-        "dist.meta_init = true, model.init != none",
+    Rule(
+        ("dist.meta_init", "model.init"),
+        lambda meta_init, init: meta_init and init is not None,
         "weights that are loaded need a model that has memory; leave --dist.meta_init off",
         "--no-dist.meta_init or --model.init none",
     ),
-    excluded_together(
-        "train.step != none | eager, train.exact = elastic",
+    Rule(
+        ("train.step", "train.exact"),
+        lambda step, exact: step not in (None, "eager") and exact == "elastic",
         "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager",
         "--train.step eager or --train.exact world",
     ),
-    excluded_together(
-        "train.step = auto, train.deterministic = true",
+    Rule(
+        ("train.step", "train.deterministic"),
+        lambda step, deterministic: step == "auto" and deterministic,
         "auto chooses by measured time, so its choice may differ between runs; with --train.deterministic name one",
         "--train.step eager or --no-train.deterministic",
     ),
-    excluded_together(
-        "train.step = graph | compiled_graph, dist.device = cpu",
+    Rule(
+        ("train.step", "dist.device"),
+        lambda step, device: step in ("graph", "compiled_graph") and device == "cpu",
         "CUDA graphs need a GPU; give --train.step eager or compile for the CPU",
         "--train.step eager or --dist.device cuda",
     ),
-    excluded_together(
-        "data.balance = auto, train.exact = elastic",
+    Rule(
+        ("data.balance", "train.exact"),
+        lambda balance, exact: balance == "auto" and exact == "elastic",
         "the elastic mode has shards of fixed sizes; it needs --data.balance off",
         "--data.balance off or --train.exact world",
     ),
-    excluded_together(
-        "data.balance = auto, train.step != none | eager | compile",
+    Rule(
+        ("data.balance", "train.step"),
+        lambda balance, step: balance == "auto" and step not in (None, "eager", "compile"),
         "shards by speed change their sizes, and a captured step has fixed shapes; give --train.step eager or compile",
         "--train.step eager or --data.balance off",
     ),
-    excluded_together(
-        "data.balance = auto, dist.sync_batchnorm = true",
+    Rule(
+        ("data.balance", "dist.sync_batchnorm"),
+        lambda balance, sync_batchnorm: balance == "auto" and sync_batchnorm,
         "synchronized BatchNorm waits for the other ranks in every forward pass, so a rank has no measurable speed",
         "--data.balance off or --no-dist.sync_batchnorm",
     ),
-    excluded_together(
-        "data.balance = auto, train.deterministic = true",
+    Rule(
+        ("data.balance", "train.deterministic"),
+        lambda balance, deterministic: balance == "auto" and deterministic,
         "shards by speed follow measured times, so their sizes may differ between runs",
         "--data.balance off or --no-train.deterministic",
     ),
-    excluded_together(
-        "data.balance = auto, log.trace = true",
+    Rule(
+        ("data.balance", "log.trace"),
+        lambda balance, trace: balance == "auto" and trace,
         "shards by speed differ between runs, so two traces cannot be compared bit by bit",
         "--data.balance off or --no-log.trace",
     ),
-    excluded_together(
-        "train.cudnn_benchmark = true, train.deterministic = true",
+    Rule(
+        ("train.cudnn_benchmark", "train.deterministic"),
+        lambda cudnn_benchmark, deterministic: cudnn_benchmark and deterministic,
         "cuDNN's search uses measured times, so it may choose a different kernel in each run",
         "--no-train.cudnn_benchmark or --no-train.deterministic",
     ),
-    excluded_together(
-        "optim.scale_lr != none, train.batch_size_per_rank = none",
+    Rule(
+        ("optim.scale_lr", "train.batch_size_per_rank"),
+        lambda scale_lr, batch_size_per_rank: scale_lr != "none" and batch_size_per_rank is None,
         "the rate is scaled only if the batch grows with the world size: optim.scale_lr needs "
         "train.batch_size_per_rank",
         "--optim.scale_lr none or --train.batch_size_per_rank 32",
     ),
-    excluded_together(
-        "optim.nesterov = true, optim.momentum = 0.0, optim.name = sgd",
+    Rule(
+        ("optim.nesterov", "optim.momentum", "optim.name"),
+        lambda nesterov, momentum, optimizer: nesterov and momentum == 0 and optimizer == "sgd",
         "Nesterov's form needs momentum; give --no-optim.nesterov or a momentum above 0",
         "--no-optim.nesterov or --optim.momentum 0.9",
     ),
-    excluded_together(
-        "dist.backend = nccl, dist.device = cpu",
+    Rule(
+        ("dist.backend", "dist.device"),
+        lambda backend, device: backend == "nccl" and device == "cpu",
         "NCCL works between GPUs only; give --dist.backend gloo (or auto) for the CPU",
         "--dist.backend gloo or --dist.device cuda",
     ),
-    excluded_together(
-        "dist.sync_batchnorm = true, dist.device = cpu",
+    Rule(
+        ("dist.sync_batchnorm", "dist.device"),
+        lambda sync_batchnorm, device: sync_batchnorm and device == "cpu",
         "torch has no synchronized BatchNorm for the CPU",
         "--no-dist.sync_batchnorm or --dist.device cuda",
     ),
-    excluded_together(
-        "dist.static_graph = true, dist.find_unused_parameters = true",
+    Rule(
+        ("dist.static_graph", "dist.find_unused_parameters"),
+        lambda static_graph, find_unused_parameters: static_graph and find_unused_parameters,
         "a static graph uses the same parameters in every step, so there are no unused ones to find",
         "--no-dist.static_graph or --no-dist.find_unused_parameters",
     ),
@@ -282,7 +314,7 @@ RULES = (
         ("checkpoint.mirror",),
         lambda url: url is not None and "://" not in url,
         "the mirror is an address such as s3://bucket/prefix; that of a folder is file:///path",
-        always("--checkpoint.mirror s3://bucket/prefix or --checkpoint.mirror none"),
+        "--checkpoint.mirror s3://bucket/prefix or --checkpoint.mirror none",
     ),
     *(
         Rule(
@@ -290,7 +322,7 @@ RULES = (
             lambda url: bool(CREDENTIALS.search(url or "")),
             f"{field} takes no user, password or options, which would be written to logs and files: the variables, "
             "profile or role of the store itself are used",
-            always(f"--{field} s3://bucket/prefix"),
+            f"--{field} s3://bucket/prefix",
         )
         for field in ("checkpoint.mirror", "data.dir")
     ),
@@ -310,7 +342,7 @@ RULES = (
         ("train.accumulate", "train.micro_batch_size"),
         lambda accumulate, size: accumulate > 1 and size is not None,
         "train.accumulate sets the number of micro-batches, train.micro_batch_size their size: give one of them",
-        always("--train.accumulate 1 or --train.micro_batch_size none"),
+        "--train.accumulate 1 or --train.micro_batch_size none",
     ),
     Rule(
         ("train.shards", "train.batch_size", "train.exact"),
@@ -322,7 +354,7 @@ RULES = (
         ("dist.sync",),
         lambda sync: sync_interval(sync) is None,
         "dist.sync is step, local:H or diloco:H with a number of steps, as in diloco:100",
-        always("--dist.sync step or --dist.sync diloco:100"),
+        "--dist.sync step or --dist.sync diloco:100",
     ),
     Rule(
         ("dist.sync", "dist.sync_parts"),
@@ -332,9 +364,7 @@ RULES = (
     ),
     Rule(
         ("dist.sync", "dist.sync_parts", "dist.sync_overlap"),
-        lambda sync, parts, overlap: (
-            (interval := sync_interval(sync) or 0) > 0 and overlap > interval // parts
-        ),
+        lambda sync, parts, overlap: 0 < (sync_interval(sync) or 0) < overlap * parts,
         "a part must have arrived before the next one is sent: dist.sync_overlap is at most H / dist.sync_parts",
         lambda sync, parts, _: f"--dist.sync_overlap {(sync_interval(sync) or 0) // parts}",
     ),
@@ -342,13 +372,13 @@ RULES = (
         ("optim.warmup_steps", "train.steps"),
         lambda warmup, steps: steps is not None and warmup > steps,
         "the warm-up is longer than the run",
-        always("--optim.warmup_steps 0"),
+        "--optim.warmup_steps 0",
     ),
     Rule(
         ("optim.betas", "optim.name"),
         lambda betas, name: name == "adamw" and 1.0 in betas,
         "adamw needs betas below 1",
-        always("--optim.betas 0.9,0.95"),
+        "--optim.betas 0.9,0.95",
     ),
     Rule(
         ("model.heads", "model.width", "model.name"),
@@ -363,7 +393,7 @@ RULES = (
         lambda notice: notice is not None and "://" in notice and not WEB_ADDRESS.match(notice),
         "watch.notice is a file, http://HOST/PATH or https://HOST/PATH (without a name or password), or "
         "path/to/file.py:function",
-        always("--watch.notice http://HOST/PATH or --watch.notice none"),
+        "--watch.notice http://HOST/PATH or --watch.notice none",
     ),
     Rule(
         ("watch.notice",),
@@ -376,7 +406,7 @@ RULES = (
         lambda steps: steps is not None and profiled_steps(steps) is None,
         f"log.profile is FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED} and at most {MOST_PROFILED:,} "
         "steps",
-        always("--log.profile 10:20"),
+        "--log.profile 10:20",
     ),
 )
 
@@ -388,16 +418,12 @@ def pairs_given_together(strongest_first: Iterable[Layer]) -> dict[tuple[str, st
     broken = {}
     for layer in strongest_first:
         for pair in EXCLUSIVE_PAIRS:
-            undecided = [
-                layer.settings[path]
-                for path in pair
-                if path in layer.settings and path not in decided
-            ]
-            values = [setting for setting in undecided if setting.value is not None]
-            if len(values) == len(pair):
-                problem = (
-                    f"{' and '.join(pair)} exclude each other, give one of them: {evidence(values)}"
-                )
+            if not decided.isdisjoint(pair) or not layer.settings.keys() >= set(pair):
+                continue
+            settings = [layer.settings[path] for path in pair]
+            if all(setting.value is not None for setting in settings):
+                names = " and ".join(pair)
+                problem = f"{names} exclude each other, give one of them: {evidence(settings)}"
                 broken[pair] = BrokenRule(problem, " or ".join(f"--{path} none" for path in pair))
         decided |= layer.settings.keys()
     return broken
@@ -417,4 +443,5 @@ def broken_rules(
             # A password in an address is not shown.
             values = re.sub(r"(?<=://).*[@?].*(?=['\"] \()", "***", evidence(involved))
             problem = f"{rule.message}: {values}" if values else rule.message
-            yield BrokenRule(problem, rule.fix(*arguments))
+            fix = rule.fix if isinstance(rule.fix, str) else rule.fix(*arguments)
+            yield BrokenRule(problem, fix)

@@ -159,7 +159,7 @@ def test_help_has_type_default_and_doc() -> None:
     own_settings = {
         path: (field, docs.get(path, "")) for path, field in task_fields(Mine, Task).items()
     }
-    text = render_help(task="Mine", own=own_settings)
+    text = render_help(task="Mine", task_settings=own_settings)
     assert (
         "task  Settings of Mine.\n  --task.width  whole number  [32]\n      Units of the hidden layer.\n"
         in text

@@ -35,7 +35,7 @@ def chosen(
 def settings(*argv: str, file: Path | None = None, **more: Any) -> dict[str, str]:
     given = chosen(*argv, file=file, **more).arguments(OWN_TASK, config_file=file and str(file))
     assert given[0] == OWN_TASK
-    flags = read_flags(given[1:], own={"config": (str, "", "")})
+    flags = read_flags(given[1:], verb_flags={"config": (str, "", "")})
     assert not flags.layer.problems
     return dict(flag.removeprefix("--").split("=", 1) for flag in given[1:])  # type: ignore[misc]
 
