@@ -35,7 +35,8 @@ class BrokenRule(NamedTuple):
 
 def has_rounds(sync: str) -> bool:
     """Whether replicas synchronize after some steps: dist.sync is `local:H` or `diloco:H`."""
-    return sync.startswith(("local:", "diloco:"))
+    kind, colon, _ = sync.partition(":")
+    return bool(colon) and kind in ("local", "diloco")
 
 
 EXCLUSIVE_PAIRS = (
