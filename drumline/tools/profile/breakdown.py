@@ -143,37 +143,29 @@ def divide_steps(
         for collective in collectives
         if rank in collective.by_rank
     ]
-    waits = {
-        last: union(
-            (call.call, min(collective.all_joined, call.end))
-            for collective, call in calls
-            if collective.last_rank == last
-        )
-        for last in {collective.last_rank for collective, _ in calls}
-    }
+    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for collective, call in calls:
+        waits[collective.last_rank].append((call.call, min(collective.all_joined, call.end)))
+    waiting = union(wait for waits_for_rank in waits.values() for wait in waits_for_rank)
+    communication = union((call.call, call.end) for _, call in calls)
     claims = [
         ("compute", trace.compute),
-        (
-            "waiting_for_rank",
-            union((call.call, min(collective.all_joined, call.end)) for collective, call in calls),
-        ),
-        ("exposed_communication", union((call.call, call.end) for _, call in calls)),
+        ("waiting_for_rank", waiting),
+        ("exposed_communication", communication),
         ("data", trace.data),
         ("host_sync", union((event.start, event.end) for event in trace.syncs)),
     ]
-    other_collectives = union((call.call, call.end) for _, call in calls if not call.is_bucket)
-    idle = {last: difference(when, trace.compute) for last, when in waits.items()}
+    hidden = intersection(communication, trace.compute)
+    other_calls = [call for _, call in calls if not call.is_bucket]
+    other_collectives = union((call.call, call.end) for call in other_calls)
+    idle = {last: difference(union(pairs), trace.compute) for last, pairs in sorted(waits.items())}
     return [
         StepParts(
             step=step,
             parts_s=divided(step.start, step.end, claims, "gaps"),
-            hidden_s=length(
-                clipped(intersection(claims[2][1], trace.compute), step.start, step.end)
-            ),
+            hidden_s=length(clipped(hidden, step.start, step.end)),
             other_s=length(clipped(other_collectives, step.start, step.end)),
-            num_other=sum(
-                not call.is_bucket and step.start <= call.call < step.end for _, call in calls
-            ),
+            num_other=sum(step.start <= call.call < step.end for call in other_calls),
             waited_s={
                 last: length(clipped(when, step.start, step.end))
                 for last, when in idle.items()

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -206,13 +206,22 @@ def critical_ranks(divided: Mapping[int, Sequence[StepParts]]) -> list[int]:
 # Buckets
 
 
+class BucketTimes(NamedTuple):
+    """A bucket in one step of one rank."""
+
+    num_bytes: float
+    ready_s: float
+    backward_s: float
+    reduce_s: float
+
+
 def buckets_of(
     facts: Mapping[int, RankFacts],
     traces: Mapping[int, RankTrace],
     collectives: Sequence[MatchedCollective],
 ) -> list[Bucket]:
     """The n-th all-reduce of gradients in each step that has as many of them as most."""
-    rows: list[list[tuple[int, float, float, float]]] = []
+    rows: list[list[BucketTimes]] = []
     for rank, trace in traces.items():
         reduced = {
             id(collective.by_rank[rank]): collective.reduce_s
@@ -230,7 +239,7 @@ def buckets_of(
                 ready_s = _computed_until(trace, step, call.host_call, call.start)
                 before_s = 0.0 if begin is None else _computed_until(trace, step, begin, begin)
                 row.append(
-                    (
+                    BucketTimes(
                         call.num_bytes or num_bytes,
                         ready_s,
                         max(0.0, ready_s - before_s),
@@ -240,11 +249,17 @@ def buckets_of(
             rows.append(row)
     usual = statistics.mode(len(row) for row in rows)
     rows = [row for row in rows if len(row) == usual]
-    means = [np.mean(np.array(column), axis=0) for column in zip(*rows, strict=True)]
-    return [
-        Bucket(num_bytes=round(n), ready_s=r, backward_s=b, reduce_s=s)
-        for n, r, b, s in (m.tolist() for m in means)
-    ]
+    return [_mean_bucket(times) for times in zip(*rows, strict=True)]
+
+
+def _mean_bucket(times: Sequence[BucketTimes]) -> Bucket:
+    mean = BucketTimes(*np.mean(np.array(times), axis=0).tolist())
+    return Bucket(
+        num_bytes=round(mean.num_bytes),
+        ready_s=mean.ready_s,
+        backward_s=mean.backward_s,
+        reduce_s=mean.reduce_s,
+    )
 
 
 def bucket_calls(trace: RankTrace, step: TraceStep, num_buckets: int) -> list[CollectiveCall]:

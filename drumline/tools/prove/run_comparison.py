@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from safetensors import deserialize
 
@@ -25,15 +25,21 @@ class TensorHashes:
     """Buffers with persistent=False, which are in no checkpoint."""
 
 
+class SampleTrace(NamedTuple):
+    index: int | None
+    """None: of a stream, whose samples have no index."""
+    bits: str
+    """Their hash."""
+
+
 @dataclass
 class StepTrace:
     """One step, over all ranks."""
 
     step: int
     epoch: int
-    samples: dict[int, tuple[int | None, str]] = field(default_factory=dict)
-    """By position in the epoch's order: the sample's index, if it has one, and the hash of its
-    bits."""
+    samples: dict[int, SampleTrace] = field(default_factory=dict)
+    """By position in the epoch's order."""
     rests: dict[tuple[int, int], str] = field(default_factory=dict)
     """By micro-batch: the hash of everything that does not belong to a single sample."""
     num_ranks: int = 0
@@ -83,10 +89,9 @@ def read_trace(folder: Path) -> RunTrace:
         for batch in line["batches"]:
             positions = range(batch["low"], batch["high"])
             step.rests[batch["low"], batch["high"]] = batch["rest"]
-            samples = zip(
-                batch["indices"] or [None] * len(positions), batch["samples"], strict=True
-            )
-            step.samples |= dict(zip(positions, samples, strict=True))
+            indices = batch["indices"] or [None] * len(positions)
+            for position, index, bits in zip(positions, indices, batch["samples"], strict=True):
+                step.samples[position] = SampleTrace(index, bits)
     evaluations = {  # as text, because NaN is not equal to itself
         line["step"]: {name: repr(value) for name, value in line["metrics"].items()}
         for line in ranks[0]
@@ -185,7 +190,7 @@ def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifferen
     for number, expected, actual in _states(reference, attempt):
         if number > attempt.from_step:
             step = reference.steps[number]
-            of_a_stream = any(index is None for index, _ in step.samples.values())
+            of_a_stream = any(sample.index is None for sample in step.samples.values())
             of_step = _samples(step, attempt.steps[number], is_complete=attempt.is_complete(number))
             yield from (replace(difference, of_a_stream=of_a_stream) for difference in of_step)
             when = f"after step {number}"
@@ -235,16 +240,16 @@ def _samples(
             has = "has a" if expected_sample is None else "has no"
             sentence = f"step {step} {has} sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
-        elif expected_sample[0] != actual_sample[0]:
-            sentence = f"step {step} took sample {actual_sample[0]} at {where}, not sample {expected_sample[0]}"
-            yield RunDifference("order", step, sentence, f"sample {actual_sample[0]}")
-        elif expected_sample[1] != actual_sample[1]:
+        elif expected_sample.index != actual_sample.index:
+            sentence = f"step {step} took sample {actual_sample.index} at {where}, not sample {expected_sample.index}"
+            yield RunDifference("order", step, sentence, f"sample {actual_sample.index}")
+        elif expected_sample.bits != actual_sample.bits:
             name = (
                 f"the sample at {where}"
-                if expected_sample[0] is None
-                else f"sample {expected_sample[0]}"
+                if expected_sample.index is None
+                else f"sample {expected_sample.index}"
             )
-            place = "" if expected_sample[0] is None else f" ({where})"
+            place = "" if expected_sample.index is None else f" ({where})"
             yield RunDifference("sample", step, f"{name}{place} differs at step {step}", name)
     for (low, high), rest in actual.rests.items():
         if expected.rests.get((low, high), rest) != rest:

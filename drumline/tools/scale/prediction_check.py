@@ -10,16 +10,23 @@ from typing import NamedTuple
 
 from drumline.base.errors import UsageError
 from drumline.runs.profile_result import PROFILE_FILE, PROFILE_FOLDER, read_profile
-from drumline.runs.scaling_result import Measurement, Prediction, Range, read_scaling
+from drumline.runs.scaling_result import Measurement, PredictedSize, Prediction, Range, read_scaling
 from drumline.tools.scale.network_model import NETWORKS
 
 
+class SizedJob(NamedTuple):
+    task: str
+    device: str
+    batch_per_rank: float | None
+    nodes: int
+    ranks: int
+
+
 class MeasuredStep(NamedTuple):
-    """The step of a job, wherever it was measured; `job`: task, device, batch of a rank, nodes and
-    ranks."""
+    """The step of a job, wherever it was measured."""
 
     made_at: float
-    job: tuple[str, str, float | None, int, int]
+    job: SizedJob
     step_s: float
     run: str
 
@@ -76,25 +83,12 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     unmeasured = 0
     other_networks = set[str]()
     for prediction in predictions:
-        is_same_network = (
-            prediction.network == network
-            if network is not None
-            else prediction.network not in NETWORKS
-        )
+        is_same_network = prediction.network == network
+        if network is None:
+            is_same_network = prediction.network not in NETWORKS
         for size in prediction.sizes:
-            job = (
-                prediction.task,
-                prediction.device,
-                prediction.batch_per_rank,
-                size.nodes,
-                size.ranks,
-            )
-            later = [
-                step
-                for step in steps
-                if step.job == job and step.made_at > prediction.made_at and step.step_s > 0
-            ]
-            if not later:
+            step = _newest_step(prediction, size, steps)
+            if step is None:
                 unmeasured += 1
             elif size.nodes > 1 and not is_same_network:
                 other_networks.add(prediction.network)
@@ -106,8 +100,8 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
                         nodes=size.nodes,
                         ranks=size.ranks,
                         predicted_s=size.step_s,
-                        measured_s=later[-1].step_s,
-                        run=later[-1].run,
+                        measured_s=step.step_s,
+                        run=step.run,
                     )
                 )
     return PredictionCheck(
@@ -115,11 +109,26 @@ def check_predictions(runs: Sequence[Path], *, network: str | None = None) -> Pr
     )
 
 
+def _newest_step(
+    prediction: Prediction, size: PredictedSize, steps: Sequence[MeasuredStep]
+) -> MeasuredStep | None:
+    """The last of these steps, sorted by time, that measured a predicted size after it was
+    predicted."""
+    job = SizedJob(
+        prediction.task, prediction.device, prediction.batch_per_rank, size.nodes, size.ranks
+    )
+    for step in reversed(steps):
+        if step.job == job and step.made_at > prediction.made_at and step.step_s > 0:
+            return step
+    return None
+
+
 def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
     """Of its measurements with the batch of each rank unchanged, and of its profile."""
     for measurement in read_scaling(run, Measurement):
-        for size in (size for size in measurement.sizes if size.scaling == "weak"):
-            job = (
+        weak_sizes = [size for size in measurement.sizes if size.scaling == "weak"]
+        for size in weak_sizes:
+            job = SizedJob(
                 measurement.task,
                 measurement.device,
                 size.batch_size / size.ranks,
@@ -130,7 +139,6 @@ def _measured_steps(run: Path) -> Iterator[MeasuredStep]:
     if (run / PROFILE_FOLDER / PROFILE_FILE).is_file():
         profile = read_profile(run)
         batch = None if profile.batch_size is None else profile.batch_size / profile.world_size
-        job_of = (profile.task, profile.device, batch, profile.num_nodes, profile.world_size)
-        yield MeasuredStep(
-            profile.made_at, job_of, profile.unprofiled_step_s or profile.step_s, str(run)
-        )
+        job = SizedJob(profile.task, profile.device, batch, profile.num_nodes, profile.world_size)
+        step_s = profile.unprofiled_step_s or profile.step_s
+        yield MeasuredStep(profile.made_at, job, step_s, str(run))
