@@ -26,8 +26,8 @@ class TensorHashes:
 
 
 class SampleTrace(NamedTuple):
-    index: int | None
-    """None: of a stream, whose samples have no index."""
+    number: int | None
+    """Its index; None: of a stream, whose samples have no index."""
     bits: str
     """Their hash."""
 
@@ -190,7 +190,7 @@ def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifferen
     for number, expected, actual in _states(reference, attempt):
         if number > attempt.from_step:
             step = reference.steps[number]
-            of_a_stream = any(sample.index is None for sample in step.samples.values())
+            of_a_stream = any(sample.number is None for sample in step.samples.values())
             of_step = _samples(step, attempt.steps[number], is_complete=attempt.is_complete(number))
             yield from (replace(difference, of_a_stream=of_a_stream) for difference in of_step)
             when = f"after step {number}"
@@ -240,16 +240,16 @@ def _samples(
             has = "has a" if expected_sample is None else "has no"
             sentence = f"step {step} {has} sample at {where}, unlike the run without kills"
             yield RunDifference("order", step, sentence, where)
-        elif expected_sample.index != actual_sample.index:
-            sentence = f"step {step} took sample {actual_sample.index} at {where}, not sample {expected_sample.index}"
-            yield RunDifference("order", step, sentence, f"sample {actual_sample.index}")
+        elif expected_sample.number != actual_sample.number:
+            sentence = f"step {step} took sample {actual_sample.number} at {where}, not sample {expected_sample.number}"
+            yield RunDifference("order", step, sentence, f"sample {actual_sample.number}")
         elif expected_sample.bits != actual_sample.bits:
             name = (
                 f"the sample at {where}"
-                if expected_sample.index is None
-                else f"sample {expected_sample.index}"
+                if expected_sample.number is None
+                else f"sample {expected_sample.number}"
             )
-            place = "" if expected_sample.index is None else f" ({where})"
+            place = "" if expected_sample.number is None else f" ({where})"
             yield RunDifference("sample", step, f"{name}{place} differs at step {step}", name)
     for (low, high), rest in actual.rests.items():
         if expected.rests.get((low, high), rest) != rest:
