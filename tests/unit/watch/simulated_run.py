@@ -61,11 +61,11 @@ class SimulatedRun:
         hosts = sorted(set(self.hosts))
         for number in range(1, int(self.seconds / every_s)):
             now = number * every_s
-            seen = {host: max(0.0, now - lag_s(host)) for host in hosts}
-            ranks = [self._facts(rank, seen[host]) for rank, host in enumerate(self.hosts)]
+            observed_at = {host: max(0.0, now - lag_s(host)) for host in hosts}
+            ranks = [self._facts(rank, observed_at[host]) for rank, host in enumerate(self.hosts)]
             nodes = [
                 NodeState(
-                    node=node, host=host, ranks=tuple(one for one in ranks if one.host == host)
+                    node=node, host=host, ranks=tuple(rank for rank in ranks if rank.host == host)
                 )
                 for node, host in enumerate(hosts)
             ]

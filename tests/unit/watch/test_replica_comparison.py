@@ -48,15 +48,15 @@ def test_lists_of_tensors_in_optimizer_state_are_seen_and_named_as_in_a_checkpoi
         return loss
 
     optimizer.step(closure)
-    found = set(replica_tensors(model, optimizer, include_buffers=True)) - {"weight", "bias"}
-    assert found == set(optimizer_state(model, optimizer)[0])
-    assert "weight/old_dirs/0" in found
+    tensors = set(replica_tensors(model, optimizer, include_buffers=True)) - {"weight", "bias"}
+    assert tensors == set(optimizer_state(model, optimizer)[0])
+    assert "weight/old_dirs/0" in tensors
 
 
 def test_buffers_can_be_left_out() -> None:
     model = small_model()
-    found = replica_tensors(model, torch.optim.SGD(model.parameters()), include_buffers=False)
-    assert list(found) == [name for name, _ in model.named_parameters()]
+    tensors = replica_tensors(model, torch.optim.SGD(model.parameters()), include_buffers=False)
+    assert list(tensors) == [name for name, _ in model.named_parameters()]
 
 
 def test_what_ddp_ignores_may_differ_across_ranks() -> None:
@@ -64,9 +64,9 @@ def test_what_ddp_ignores_may_differ_across_ranks() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     trained(model, optimizer)
     model._ddp_params_and_buffers_to_ignore = ["0.weight", "1.running_mean"]  # type: ignore[assignment]
-    found = replica_tensors(model, optimizer, include_buffers=True)
-    assert not [name for name in found if name.startswith(("0.weight", "1.running_mean"))]
-    assert "0.bias/exp_avg" in found
+    tensors = replica_tensors(model, optimizer, include_buffers=True)
+    assert not [name for name in tensors if name.startswith(("0.weight", "1.running_mean"))]
+    assert "0.bias/exp_avg" in tensors
 
 
 def test_one_process_has_nothing_to_compare() -> None:

@@ -17,18 +17,21 @@ from drumline.watch.script_differences import ScriptComparison, is_own_value
 HOSTS = ("a", "a", "b", "b")
 
 
-def report(rank: int, **more: Any) -> ScriptReport:
+def report(rank: int, **content: Any) -> ScriptReport:
     owner = {"host": HOSTS[rank], "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2}
-    return ScriptReport(owner=owner, **more)
+    return ScriptReport(owner=owner, **content)
 
 
 def sentences(reports: list[ScriptReport], comparison: ScriptComparison | None = None) -> list[str]:
     """As of reports that have gone over the wire."""
     sent = {
-        rank: from_json(ScriptReport, json.loads(json.dumps(asdict(one))))
-        for rank, one in enumerate(reports)
+        rank: from_json(ScriptReport, json.loads(json.dumps(asdict(rank_report))))
+        for rank, rank_report in enumerate(reports)
     }
-    return [found.message for found in (comparison or ScriptComparison(len(reports))).update(sent)]
+    return [
+        difference.message
+        for difference in (comparison or ScriptComparison(len(reports))).update(sent)
+    ]
 
 
 def hashes(value: int, **settings: Any) -> ModuleHashes:
@@ -148,7 +151,7 @@ def test_a_secret_is_compared_and_never_shown(name: str) -> None:
                 rank, facts={"arguments": script_facts({name: value, "--lr": "0.1"})["arguments"]}
             )
         )
-    assert "hunter" not in json.dumps([asdict(one) for one in reports])
+    assert "hunter" not in json.dumps([asdict(rank_report) for rank_report in reports])
     assert sentences(reports) == [
         f"warning: ranks differ in the argument {name}: ranks 0, 1, 3 (a and b): hidden value 1; "
         "rank 2 (b): hidden value 2. Try: start the script with the same arguments on every node"
@@ -177,17 +180,19 @@ def test_loaders(loaders: list[tuple[int | None, int | None] | None], what: str 
     reports = [
         report(
             rank,
-            loaders={"train.py:42": LoaderReport(batches=one[0], samples=one[1])} if one else {},
+            loaders={"train.py:42": LoaderReport(batches=content[0], samples=content[1])}
+            if content
+            else {},
         )
-        for rank, one in enumerate(loaders)
+        for rank, content in enumerate(loaders)
     ]
-    found = sentences(reports)
-    assert len(found) == (what is not None)
+    messages = sentences(reports)
+    assert len(messages) == (what is not None)
     if what:
-        assert found[0].startswith(
+        assert messages[0].startswith(
             f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): "
         )
-        assert " Try: give every rank the same dataset" in found[0]
+        assert " Try: give every rank the same dataset" in messages[0]
 
 
 def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
@@ -195,7 +200,8 @@ def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
 
     def look(*steps: dict[int, ModuleHashes]) -> list[str]:
         return sentences(
-            [report(rank, modules=module(one)) for rank, one in enumerate(steps)], comparison
+            [report(rank, modules=module(content)) for rank, content in enumerate(steps)],
+            comparison,
         )
 
     assert look({0: hashes(1)}, {0: hashes(1)}) == []
@@ -214,5 +220,5 @@ def test_a_module_of_some_ranks_is_compared_among_them() -> None:
     reports = [report(0), report(1)] + [
         report(rank, modules=module({1: hashes(rank)}, (2, 3))) for rank in (2, 3)
     ]
-    [found] = sentences(reports)
-    assert "rank 2 (b) and rank 3 (b) differ in b" in found
+    [message] = sentences(reports)
+    assert "rank 2 (b) and rank 3 (b) differ in b" in message

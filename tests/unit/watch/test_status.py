@@ -37,28 +37,32 @@ def rank(number: int, host: str = "node-a", **facts: Any) -> RankState:
 
 
 def picture(*ranks: RankState, lost: tuple[LostNode, ...] = ()) -> ClusterState:
-    hosts = sorted({one.host for one in ranks})
+    hosts = sorted({rank_state.host for rank_state in ranks})
     nodes = [
-        NodeState(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
+        NodeState(
+            node=node,
+            host=host,
+            ranks=tuple(rank_state for rank_state in ranks if rank_state.host == host),
+        )
         for node, host in enumerate(hosts)
     ]
     return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
 
 def status(*ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any) -> dict[str, Any]:
-    size = len(ranks) + sum(len(one.ranks) for one in lost)
+    size = len(ranks) + sum(len(lost_host.ranks) for lost_host in lost)
     return status_record(
         picture(*ranks, lost=lost), now=1000.0, world_size=size, hang_s=60, **options
     )
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
-    gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
+    lost_host = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     notices = [Notice("stall", f"stall: {number}") for number in range(7)]
     record = status(
         rank(0),
         rank(1, failure="ValueError: no"),
-        lost=(gone,),
+        lost=(lost_host,),
         rates={0: 3.14159},
         notices=notices,
     )
@@ -77,14 +81,14 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
         "rank": 0, "host": "node-a", "step": 812, "phase": "forward", "age_s": 0.04, "rate": 3.142, "state": "R",
         "cpu": 1.0, "exit": None, "failure": "",
     }  # fmt: skip
-    for other in (
+    for damaged in (
         "",
         "[]",
         json.dumps({**record, "version": 1}),
         '{"version": 2}',
         json.dumps({**record, "ranks": [{}]}),
     ):
-        file.write_text(other)
+        file.write_text(damaged)
         assert read_status_file(file) is None
 
 
@@ -92,10 +96,10 @@ def test_rates_are_of_the_last_seconds_and_of_this_process() -> None:
     rates = StepRates(10.0)
     assert rates.update(picture(rank(0, step=0)), 0.0) == {}
     for second in range(1, 31):
-        found = rates.update(
+        measured = rates.update(
             picture(rank(0, step=second * 4 if second < 15 else 60 + second)), float(second)
         )
-    assert found[0] == pytest.approx(1.0)
+    assert measured[0] == pytest.approx(1.0)
     again = replace(rank(0, step=0), pid=7)
     assert rates.update(picture(again, rank(1)), 31.0) == {}
 
@@ -147,9 +151,9 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
     ],
 )
 def test_what_a_rank_does_in_words(facts: dict[str, Any], words: str, level: RowLevel) -> None:
-    found = all_rows(status(rank(0, **WAITS), rank(1, **facts), rank(2, **WAITS), rank(3, **WAITS)))
-    assert (found[1].state, found[1].level) == (words, level)
-    assert {row.state for row in (found[0], *found[2:])} == {"waits for others"}
+    rows = all_rows(status(rank(0, **WAITS), rank(1, **facts), rank(2, **WAITS), rank(3, **WAITS)))
+    assert (rows[1].state, rows[1].level) == (words, level)
+    assert {row.state for row in (rows[0], *rows[2:])} == {"waits for others"}
 
 
 def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> None:
@@ -163,20 +167,23 @@ def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> 
 
 
 def test_a_lost_host_comes_first() -> None:
-    gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
+    lost_host = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     record = status(
         rank(0, age_s=120.0),
         rank(1, step=813, age_s=1.5),
-        lost=(gone,),
+        lost=(lost_host,),
         rates={0: 3.14159, 1: 0.123},
     )
-    first, *others = all_rows(record)
+    first, *further_rows = all_rows(record)
     assert (first.host, first.rank, first.state) == (
         "node-b",
         "2-3",
         "no heartbeat for 5 s: no answer",
     )
-    assert [(row.age, row.rate) for row in others] == [("2 min 00 s", "3.1"), ("1.5 s", "0.12")]
+    assert [(row.age, row.rate) for row in further_rows] == [
+        ("2 min 00 s", "3.1"),
+        ("1.5 s", "0.12"),
+    ]
     assert (
         summary_line(record) == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 needs attention"
     )

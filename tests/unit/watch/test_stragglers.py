@@ -36,7 +36,11 @@ def told(
 
     run = SimulatedRun(hosts, work, steps, **options)  # type: ignore[arg-type]
     stragglers = Stragglers(2.0)
-    return [one for now, picture in run.pictures() for one in stragglers.observe(picture, now)]
+    return [
+        straggler
+        for now, picture in run.pictures()
+        for straggler in stragglers.observe(picture, now)
+    ]
 
 
 def slow(who: int, factor: float, *phases: Phase) -> Times:
@@ -67,7 +71,9 @@ def test_the_slow_one_is_named_once_with_its_phase(
 ) -> None:
     on_two = len(hosts) == 2
     moved: Times = (
-        (lambda one, step, phase: times(rank if one == 1 else -1, step, phase)) if on_two else times
+        (lambda straggler, step, phase: times(rank if straggler == 1 else -1, step, phase))
+        if on_two
+        else times
     )
     (straggler,) = told(moved, hosts=hosts)
     assert straggler.rank == (1 if on_two else rank)
@@ -104,7 +110,9 @@ def test_a_rank_that_compiles_in_every_step_is_not_slow_nor_those_that_wait_for_
     run = SimulatedRun(("a", "b"), work, 150, compiles=True, waits_in=waits_in)
     stragglers = Stragglers(2.0)
     assert [
-        one for now, picture in run.pictures() for one in stragglers.observe(picture, now)
+        straggler
+        for now, picture in run.pictures()
+        for straggler in stragglers.observe(picture, now)
     ] == []
 
 
@@ -127,7 +135,7 @@ def test_what_is_near_the_limit_has_to_last() -> None:
         return 2.5 if rank == 1 and phase is Phase.FORWARD and 30 <= step < 80 else 1.0
 
     assert told(for_a_while, steps=300) == []
-    assert [one.rank for one in told(slow(1, 2.5, Phase.FORWARD), steps=300)] == [1]
+    assert [straggler.rank for straggler in told(slow(1, 2.5, Phase.FORWARD), steps=300)] == [1]
 
 
 def test_it_is_over_after_a_while_and_may_begin_again() -> None:
@@ -142,9 +150,9 @@ def test_it_is_over_after_a_while_and_may_begin_again() -> None:
         "straggler: rank 3 on node-b is as fast as the others again, after "
     )
     (host_over,) = [
-        one
-        for one in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400)
-        if one.is_over
+        straggler
+        for straggler in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400)
+        if straggler.is_over
     ]
     assert host_over.sentence.startswith(
         "straggler: all ranks on node-b are as fast as the others again"
@@ -160,14 +168,18 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
 
         slow_one = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100)
         stragglers = Stragglers(2.0)
-        found = [
-            one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.observe(it, now)
+        reported = [
+            straggler
+            for now, it in slow_one.pictures(lag_s=late)
+            for straggler in stragglers.observe(it, now)
         ]
-        assert [(one.rank, one.is_over) for one in found] == [(3, False)]
+        assert [(straggler.rank, straggler.is_over) for straggler in reported] == [(3, False)]
         nobody = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150)
         stragglers = Stragglers(2.0)
         assert [
-            one for now, it in nobody.pictures(lag_s=late) for one in stragglers.observe(it, now)
+            straggler
+            for now, it in nobody.pictures(lag_s=late)
+            for straggler in stragglers.observe(it, now)
         ] == []
 
 
@@ -230,11 +242,20 @@ def test_a_restarted_job_is_followed_from_its_start() -> None:
         return replace(picture, nodes=tuple(nodes))
 
     half = len(pictures) // 4
-    assert [one for picture in pictures[:half] for one in stragglers.observe(picture, 0)] == []
+    assert [
+        straggler for picture in pictures[:half] for straggler in stragglers.observe(picture, 0)
+    ] == []
     fewer = replace(pictures[half], nodes=pictures[half].nodes[:1])  # a host is not heard
     assert stragglers.observe(fewer, 0) == []
     assert (
-        len([one for picture in pictures for one in stragglers.observe(restarted(picture), 0)]) == 1
+        len(
+            [
+                straggler
+                for picture in pictures
+                for straggler in stragglers.observe(restarted(picture), 0)
+            ]
+        )
+        == 1
     )
 
 

@@ -56,15 +56,15 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     (folder / "diagnosis.json").write_text(json.dumps({**record, "action": "report"}))
     assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(record))
-    found = watch.diagnosis()
-    assert found == SidecarDiagnosis(
+    diagnosis = watch.diagnosis()
+    assert diagnosis == SidecarDiagnosis(
         "hang", "stop", "hang: rank 1 stands. Try: look", what="rank 1 stands"
     )
-    assert (found.is_hang, found.is_final) == (True, True)
-    told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
-    told["sentence"] = "failure: rank 1 stands. Try: look"
-    told["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b", "is_ranks_error": True}
-    (folder / "diagnosis.json").write_text(json.dumps(told))
+    assert (diagnosis.is_hang, diagnosis.is_final) == (True, True)
+    failure = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
+    failure["sentence"] = "failure: rank 1 stands. Try: look"
+    failure["diagnosis"] = {**DIAGNOSIS, "rank": 1, "host": "b", "is_ranks_error": True}
+    (folder / "diagnosis.json").write_text(json.dumps(failure))
     assert watch.diagnosis() == SidecarDiagnosis(
         "failure",
         "restart",

@@ -201,7 +201,7 @@ def watch(
 ) -> tuple[list[Said], list[Recovery], list[float]]:
     """The diagnoses of a leader, what happened after each, and when it collected evidence."""
     watchdog = watchdog or Watchdog(hang_s=hang_s, world_size=len(run.lines))
-    said = []
+    alarms = []
     recoveries = []
     gathered = []
     now = 0.0
@@ -211,16 +211,16 @@ def watch(
             recoveries.append(recovery)
         elif watchdog.wants_evidence:
             gathered.append(now)
-            asked = run.cluster(now, closely=True)
+            inspected = run.cluster(now, closely=True)
             now += gather_s
             by_now = run.cluster(now)
-            diagnosis = diagnose(replace(asked, lost=by_now.lost, never_seen=by_now.never_seen))
+            diagnosis = diagnose(replace(inspected, lost=by_now.lost, never_seen=by_now.never_seen))
             if (
                 alarm := watchdog.decide(diagnosis, run.cluster(now), now)
             ) is not None and diagnosis is not None:
-                said.append(Said(now, alarm, diagnosis))
+                alarms.append(Said(now, alarm, diagnosis))
         now += 0.5
-    return said, recoveries, gathered
+    return alarms, recoveries, gathered
 
 
 def end_of(run: Run) -> float:

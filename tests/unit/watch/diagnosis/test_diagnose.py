@@ -54,8 +54,8 @@ IN_LOSS = (
 B_GONE = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=3.4, how="no answer")
 
 
-def found(given: ClusterState) -> Diagnosis:
-    diagnosis = diagnose(given)
+def found(cluster_state: ClusterState) -> Diagnosis:
+    diagnosis = diagnose(cluster_state)
     assert diagnosis is not None
     assert from_json(Diagnosis, asdict(diagnosis)) == diagnosis
     return diagnosis
@@ -400,9 +400,9 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
         state_s=39.0,
         exit=1,
     )
-    told = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
+    asked_to_stop = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
     diagnosis = found(
-        cluster(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7)))
+        cluster(raised, *asked_to_stop, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7)))
     )
     assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.EXCEPTION, 6, "node-b")
     # No exit codes under another launcher, and no failure in the one that was killed: it is gone,
@@ -493,8 +493,8 @@ def test_ranks_that_drumline_kills_for_a_reason_are_named_with_it() -> None:
         "for 20 s"
     )
     assert "find out who sent it" not in diagnosis.next_step
-    others = [ended(rank, -9, **why) for rank in (0, 1, 2, 4, 5, 6, 7)]
-    first = found(cluster(ended(3, -9), *others))
+    other_ranks = [ended(rank, -9, **why) for rank in (0, 1, 2, 4, 5, 6, 7)]
+    first = found(cluster(ended(3, -9), *other_ranks))
     assert first.what == "rank 3 on node-a was killed by SIGKILL at step 812, in forward", (
         "only that one is another's"
     )
@@ -522,7 +522,7 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     # At first it may still come out that a host is gone, unless nobody is left to see it.
     echoes = [dragged(rank) for rank in range(8)]
     assert found(cluster(*echoes)).is_certain is False
-    assert found(cluster(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
+    assert found(cluster(*(replace(echo, state="X", exit=1) for echo in echoes))).is_certain
     # Where a host went silent, it is the cause of them.
     diagnosis = found(cluster(*(dragged(rank) for rank in range(4)), lost=(B_GONE,)))
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
@@ -540,16 +540,16 @@ def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
     # All that are known of have ended, but they are not all that there are.
     early = found(b_alone(*echoes, how="", up_s=0.7))
     assert (early.cause, early.is_certain) == (Cause.EXCEPTION, False)
-    old = [replace(one, age_s=2.9) for one in echoes]
+    old = [replace(echo, age_s=2.9) for echo in echoes]
     assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
-    gone = found(b_alone(*old, how="no answer", up_s=3.1))
-    assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (
+    diagnosis = found(b_alone(*old, how="no answer", up_s=3.1))
+    assert (diagnosis.cause, diagnosis.host, diagnosis.rank, diagnosis.is_certain) == (
         Cause.UNREACHABLE,
         "node-a",
         None,
         True,
     )
-    assert gone.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
+    assert diagnosis.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
     # A port may be closed to us while the ranks train: that alone blames nobody.
     standing = b_alone(*(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
@@ -558,7 +558,7 @@ def test_a_host_that_was_lost_before_its_first_heartbeat() -> None:
         found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain
         is False
     )
-    late = [replace(one, age_s=3.3) for one in echoes]
+    late = [replace(echo, age_s=3.3) for echo in echoes]
     assert found(b_alone(*late, how="", up_s=3.4)).is_certain, (
         "the launcher waits no longer than 4 s"
     )
@@ -572,13 +572,15 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(
 ) -> None:
     """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
     lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
-    other = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
+    second_rank = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
     for heartbeat_age_s, is_certain in ((0.4, True), (2.8, False)):
-        given = cluster(lost, other, world_size=8, node_0={"heartbeat_age_s": {1: heartbeat_age_s}})
-        assert found(given).is_certain is is_certain, heartbeat_age_s
+        cluster_state = cluster(
+            lost, second_rank, world_size=8, node_0={"heartbeat_age_s": {1: heartbeat_age_s}}
+        )
+        assert found(cluster_state).is_certain is is_certain, heartbeat_age_s
     # It spoke once, before it had seen a rank of its own.
     begins = NodeState(node=1, host="node-b")
-    me = NodeState(node=0, host="node-a", ranks=(lost, other), heartbeat_age_s={1: 2.8})
+    me = NodeState(node=0, host="node-a", ranks=(lost, second_rank), heartbeat_age_s={1: 2.8})
     assert found(ClusterState(me=0, nodes=(me, begins))).is_certain is False
 
 
@@ -652,8 +654,8 @@ def test_a_job_that_is_stopped_as_a_whole_may_be_continued() -> None:
         "is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a"
     )
     assert found(cluster(*every[1:], world_size=4)).is_certain
-    gone = ended(0, -9)
-    assert found(cluster(gone, *every[1:], world_size=4)).cause is Cause.KILLED
+    killed = ended(0, -9)
+    assert found(cluster(killed, *every[1:], world_size=4)).cause is Cause.KILLED
 
 
 def test_on_many_hosts_a_sentence_stays_one() -> None:
@@ -665,14 +667,14 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         lost: tuple[LostNode, ...] = (),
     ) -> ClusterState:
         ranks = [every(rank) for rank in range(256)]
-        for one in odd:
-            ranks[one.rank] = one
+        for odd_rank in odd:
+            ranks[odd_rank.rank] = odd_rank
         nodes = [
             NodeState(
                 node=node,
                 host=f"node-{node}",
                 ranks=tuple(
-                    replace(one, host=f"node-{node}") for one in ranks[8 * node : 8 * node + 8]
+                    replace(rank, host=f"node-{node}") for rank in ranks[8 * node : 8 * node + 8]
                 ),
             )
             for node in range(32)
@@ -685,8 +687,8 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         )
 
     def alone(rank: int) -> RankState:
-        one = replace(reduced(4410), number=rank)
-        return blocked_rank(rank, collectives=(replace(one, group=f"group {rank}"),))
+        collective = replace(reduced(4410), number=rank)
+        return blocked_rank(rank, collectives=(replace(collective, group=f"group {rank}"),))
 
     away = tuple(
         LostNode(
@@ -710,8 +712,8 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         "unreachable": big(lost=away),
         "killed": big(*(ended(rank, -9) for rank in range(40, 130))),
     }
-    for what, given in states.items():
-        sentence = found(given).sentence("hang")
+    for what, cluster_state in states.items():
+        sentence = found(cluster_state).sentence("hang")
         assert len(sentence) < 600, (what, sentence)
     assert "; 255 ranks are blocked in all_reduce #4410" in found(states["dataset"]).what
     assert "; 252 ranks elsewhere" in found(states["unknown"]).what
@@ -727,15 +729,15 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
         "(SIGABRT), as it does when a rank receives more data than it expects"
     )
     # The others leave what they were in as they fail.
-    others = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
+    other_ranks = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
     assert (
         "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; gloo aborted rank 2 on node-a"
-        in (found(cluster(aborted, *others, world_size=4)).what)
+        in (found(cluster(aborted, *other_ranks, world_size=4)).what)
     )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
     assert (
         ": rank 2 on node-a: all_reduce of gradients; "
-        in found(cluster(in_backward, *others, world_size=4)).what
+        in found(cluster(in_backward, *other_ranks, world_size=4)).what
     )
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
@@ -835,11 +837,13 @@ def test_near_misses_of_data() -> None:
         in found(cluster(late_rank(5, Phase.DATA, workers=(worker(0), busy)))).what
     )
     # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
-    own = found(cluster(late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
-    assert own.cause is Cause.DATASET
+    own_cause = found(
+        cluster(late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3]))
+    )
+    assert own_cause.cause is Cause.DATASET
     assert (
         "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);"
-        in own.what
+        in own_cause.what
     )
     held = found(cluster(late_rank(5, Phase.DATA, answers=False, collectives=())))
     assert "(holding the GIL)" in held.what
@@ -906,10 +910,10 @@ def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
 
 def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
     root = blocked_rank(0, collectives=(reduced(9, 8, op="scatter"),))
-    others = [
+    other_ranks = [
         blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)
     ]
-    assert found(cluster(root, *others, world_size=4)).cause is Cause.UNKNOWN
+    assert found(cluster(root, *other_ranks, world_size=4)).cause is Cause.UNKNOWN
     whole = [
         blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),))
         for rank in range(4)
@@ -941,15 +945,18 @@ def test_hosts_that_are_late_are_not_gone() -> None:
     )
     assert refused.is_certain
     assert refused.next_step == "find out what ended the job on node-b; the host itself is up"
-    both = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
+    second_host = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
     d = NodeState(
         node=3,
         host="node-d",
         ranks=(blocked_rank(9, host="node-d"),),
         heartbeat_age_s={1: 4.0, 2: 4.0},
     )
-    given = cluster(lost=(B_GONE, both))
-    assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
+    cluster_state = cluster(lost=(B_GONE, second_host))
+    assert (
+        "; none from node-c either"
+        in found(replace(cluster_state, nodes=(*cluster_state.nodes, d))).what
+    )
 
 
 def test_a_node_without_any_heartbeat_is_cut_off_itself() -> None:
@@ -975,8 +982,8 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
         ranks=(blocked_rank(8, host="node-c"),),
         heartbeat_age_s={0: 0.2, 1: 0.4},
     )
-    given = cluster(lost=(B_GONE,))
-    diagnosis = found(replace(given, nodes=(*given.nodes, c)))
+    cluster_state = cluster(lost=(B_GONE,))
+    diagnosis = found(replace(cluster_state, nodes=(*cluster_state.nodes, c)))
     assert diagnosis.what.startswith(
         "node-a has received no heartbeat from node-b for 3.4 s, but node-c has: the network drops packets from node-b "
         "to node-a; 5 ranks are blocked"
@@ -986,10 +993,10 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
 def test_a_node_that_is_done_sends_no_heartbeats() -> None:
     """Its last one shows that it received those of the other, which has not exited yet."""
     done = [ended(rank, 0, phase=Phase.LEFT) for rank in range(4)]
-    given = cluster(
+    cluster_state = cluster(
         *done, node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}
     )
-    assert found(given).cause is not Cause.UNREACHABLE
+    assert found(cluster_state).cause is not Cause.UNREACHABLE
 
 
 def test_pictures_with_little_in_them() -> None:
@@ -1019,8 +1026,8 @@ def test_pictures_with_little_in_them() -> None:
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 0)
     # A loop of the user's own has data, and the rest.
-    own = [rank_state(rank, phase=Phase.USER, micro=1) for rank in range(3)]
-    diagnosis = found(cluster(*own, rank_state(3, phase=Phase.DATA), world_size=4))
+    own_cause = [rank_state(rank, phase=Phase.USER, micro=1) for rank in range(3)]
+    diagnosis = found(cluster(*own_cause, rank_state(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [

@@ -34,8 +34,8 @@ STUCK = cluster(
 )
 
 
-def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
-    diagnosis = diagnose(given)
+def told(folder: Path, cluster_state: ClusterState = STUCK, **changes: Any) -> Path:
+    diagnosis = diagnose(cluster_state)
     assert diagnosis is not None
     usual: dict[str, Any] = {
         "alarm": "hang",
@@ -43,21 +43,25 @@ def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
         "launch": "a1b2",
         "unix_s": 1_700_000_000.0,
     }
-    return write_diagnosis(folder, diagnosis=diagnosis, cluster=given, **{**usual, **changes})
+    return write_diagnosis(
+        folder, diagnosis=diagnosis, cluster=cluster_state, **{**usual, **changes}
+    )
 
 
 def test_the_text_is_readable(tmp_path: Path) -> None:
     path = told(tmp_path / "diagnoses")
     assert path == tmp_path / "diagnoses" / "0001-stopped.json"
     assert path.with_suffix(".txt").read_text() == PAGE.read_text()
-    assert sorted(one.name for one in path.parent.iterdir()) == [
+    assert sorted(file.name for file in path.parent.iterdir()) == [
         "0001-stopped.json",
         "0001-stopped.txt",
     ]
 
 
 def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
-    gone = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=4.0, how="no answer")
+    lost_node = LostNode(
+        node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=4.0, how="no answer"
+    )
     killed = rank_state(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
     mute = rank_state(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
     failed = rank_state(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
@@ -65,7 +69,7 @@ def test_remarks_on_hosts_and_last_errors(tmp_path: Path) -> None:
         killed,
         mute,
         failed,
-        lost=(gone,),
+        lost=(lost_node,),
         node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
     )
     odd = replace(

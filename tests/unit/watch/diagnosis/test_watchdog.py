@@ -77,13 +77,15 @@ def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_reported(
     gather_s: float, **case: Any
 ) -> None:
     run = healthy(**case)
-    said, recoveries, gathered = watch(run, until=end_of(run) + 20, gather_s=gather_s)
-    words = [(one.alarm, one.diagnosis.cause) for one in said if one.diagnosis.since_s < 60]
+    alarms, recoveries, gathered = watch(run, until=end_of(run) + 20, gather_s=gather_s)
+    words = [
+        (raised.alarm, raised.diagnosis.cause) for raised in alarms if raised.diagnosis.since_s < 60
+    ]
     assert words in ([], [(Alarm.STALL, Cause.DATASET)]) if case["stalled"] else not words, words
     # An evaluation of minutes may be reported after one, and after two; that it hangs is said of
     # nothing.
-    assert all(one.alarm is Alarm.STALL for one in said)
-    assert bool(said) <= len(recoveries) <= len(said)
+    assert all(raised.alarm is Alarm.STALL for raised in alarms)
+    assert bool(alarms) <= len(recoveries) <= len(alarms)
     assert all(later - sooner >= 3 for sooner, later in zip(gathered, gathered[2:], strict=False))
 
 
@@ -98,19 +100,19 @@ def broken(phase: Phase, change: Change | None, others: Change | None = None) ->
     run = Run(simulate(steps, world_size=4))
     begun = run.lines[FAULT_RANK][-1].at
     for rank in range(4):
-        if (own := change if rank == FAULT_RANK else others) is not None:
-            run.broken[rank] = (begun, own)
+        if (own_change := change if rank == FAULT_RANK else others) is not None:
+            run.broken[rank] = (begun, own_change)
     return run, begun
 
 
-def died(exit: int, **more: Any) -> Change:
+def died(exit: int, **facts: Any) -> Change:
     """Gone at once; how is known a little later."""
     return lambda s: {
         "state": "X",
         "state_s": s,
         "exit": exit if s > 0.3 else None,
         "cpu": 0.0,
-        **more,
+        **facts,
     }
 
 
@@ -137,8 +139,12 @@ def left(s: float) -> dict[str, Any]:
 
 
 def other_shape(s: float) -> dict[str, Any]:
-    one = flight(FAULT_STEP + 1, waits=True)
-    return {"cpu": 0.0, "state": "S", "collectives": (*one[:-1], replace(one[-1], sizes=((1,),)))}
+    raised = flight(FAULT_STEP + 1, waits=True)
+    return {
+        "cpu": 0.0,
+        "state": "S",
+        "collectives": (*raised[:-1], replace(raised[-1], sizes=((1,),))),
+    }
 
 
 CERTAIN = {
@@ -202,10 +208,10 @@ ALIVE = {
 def test_what_is_certain_is_acted_on_within_five_seconds_and_once(fault: str) -> None:
     phase, change, others, cause, alarm = CERTAIN[fault]
     run, begun = broken(phase, change, others)
-    said, _, gathered = watch(run, until=begun + 400)
-    assert [(one.alarm, one.diagnosis.cause) for one in said] == [(alarm, cause)]
-    assert (said[0].diagnosis.rank, said[0].diagnosis.host) == (FAULT_RANK, "node-b")
-    assert said[0].at - begun <= 5
+    alarms, _, gathered = watch(run, until=begun + 400)
+    assert [(raised.alarm, raised.diagnosis.cause) for raised in alarms] == [(alarm, cause)]
+    assert (alarms[0].diagnosis.rank, alarms[0].diagnosis.host) == (FAULT_RANK, "node-b")
+    assert alarms[0].at - begun <= 5
     assert len(gathered) <= 2
 
 
@@ -213,12 +219,12 @@ def test_what_is_certain_is_acted_on_within_five_seconds_and_once(fault: str) ->
 def test_a_stall_is_reported_in_seconds_and_again_and_acted_on_after_hang_s(fault: str) -> None:
     phase, change, cause = ALIVE[fault]
     run, begun = broken(phase, change)
-    said, _, gathered = watch(run, until=begun + 700, hang_s=600.0)
-    *stalls, hang = said
-    assert {(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in stalls} == {
+    alarms, _, gathered = watch(run, until=begun + 700, hang_s=600.0)
+    *stalls, hang = alarms
+    assert {(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in stalls} == {
         (Alarm.STALL, cause, FAULT_RANK)
     }
-    first, *again = [one.at - begun for one in stalls]
+    first, *again = [raised.at - begun for raised in stalls]
     assert first <= (15 if fault == "computes" else 5)
     assert len(again) == 5
     assert 30 <= again[0] <= 33
@@ -235,10 +241,10 @@ def test_a_stall_is_reported_in_seconds_and_again_and_acted_on_after_hang_s(faul
 def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     run, begun = broken(Phase.FORWARD, ALIVE["user code"][1])
     watchdog = Watchdog(hang_s=None, world_size=4)
-    said, _, _ = watch(run, until=begun + 2000, watchdog=watchdog)
-    assert {one.alarm for one in said} == {Alarm.STALL}
-    lasting = watchdog.with_duration(said[0].diagnosis, ends_job=True)
-    assert lasting.what.startswith(said[0].diagnosis.what)
+    alarms, _, _ = watch(run, until=begun + 2000, watchdog=watchdog)
+    assert {raised.alarm for raised in alarms} == {Alarm.STALL}
+    lasting = watchdog.with_duration(alarms[0].diagnosis, ends_job=True)
+    assert lasting.what.startswith(alarms[0].diagnosis.what)
     assert lasting.what.endswith(" s so far")
     assert lasting.next_step.endswith("; the watchdog does not end the job for this")
     impatient = Watchdog(hang_s=600.0, world_size=4)
@@ -255,16 +261,16 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
 def test_a_lost_host_is_reported_soon_and_ended_when_it_does_not_return() -> None:
     run, begun = broken(Phase.FORWARD, None)
     run.silent_from = {1: begun}
-    (warning, said), _, _ = watch(run, until=begun + 100)
+    (warning, raised), _, _ = watch(run, until=begun + 100)
     assert (warning.alarm, warning.diagnosis.cause) == (Alarm.STALL, Cause.UNREACHABLE)
     assert warning.at - begun <= 5
-    assert (said.alarm, said.diagnosis.cause, said.diagnosis.host) == (
+    assert (raised.alarm, raised.diagnosis.cause, raised.diagnosis.host) == (
         Alarm.HANG,
         Cause.UNREACHABLE,
         "node-b",
     )
-    assert 20 <= said.at - begun <= 25
-    assert (warning.diagnosis.is_certain, said.diagnosis.is_certain) == (False, False), (
+    assert 20 <= raised.at - begun <= 25
+    assert (warning.diagnosis.is_certain, raised.diagnosis.is_certain) == (False, False), (
         "it may return"
     )
 
@@ -290,21 +296,21 @@ def test_a_host_that_is_silent_is_not_lost_where_the_run_moves_or_the_sidecar_sl
 def test_it_waits_a_moment_for_the_record_of_how_a_rank_ended() -> None:
     late = lambda s: {**died(-9)(s), "exit": -9 if s > 0.9 else None}  # noqa: E731
     run, begun = broken(Phase.FORWARD, late, loses_it)
-    (said,), _, _ = watch(run, until=begun + 20, gather_s=0.1)
-    assert said.diagnosis.what == (
+    (raised,), _, _ = watch(run, until=begun + 20, gather_s=0.1)
+    assert raised.diagnosis.what == (
         "rank 2 on node-b was killed by SIGKILL at step 20, in forward; 3 ranks lost the connection to it"
     )
-    assert said.at - begun <= 3
+    assert raised.at - begun <= 3
 
 
 def test_lost_connections_are_reported_when_there_is_no_better_reason() -> None:
     run, begun = broken(Phase.FORWARD, loses_it, loses_it)
-    (said,), _, _ = watch(run, until=begun + 100)
-    assert (said.alarm, said.diagnosis.cause) == (Alarm.FAILURE, Cause.EXCEPTION)
-    assert 2.5 <= said.at - begun <= 6
+    (raised,), _, _ = watch(run, until=begun + 100)
+    assert (raised.alarm, raised.diagnosis.cause) == (Alarm.FAILURE, Cause.EXCEPTION)
+    assert 2.5 <= raised.at - begun <= 6
     run.silent_from = {1: begun - 1}
-    (said,), _, _ = watch(run, until=begun + 100)
-    assert (said.diagnosis.cause, said.diagnosis.host) == (Cause.UNREACHABLE, "node-b")
+    (raised,), _, _ = watch(run, until=begun + 100)
+    assert (raised.diagnosis.cause, raised.diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
 def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_others() -> None:
@@ -312,17 +318,17 @@ def test_a_host_that_was_lost_before_its_first_heartbeat_is_reported_by_the_othe
     answers."""
     run, begun = broken(Phase.FORWARD, loses_it, loses_it)
     run.unheard_from = {1: begun - 0.5}
-    (said,), _, _ = watch(run, until=begun + 100, gather_s=0.1)
-    assert (said.alarm, said.diagnosis.cause) == (Alarm.FAILURE, Cause.UNREACHABLE)
-    assert said.diagnosis.host == "node-b"
-    assert said.at - begun <= 5
+    (raised,), _, _ = watch(run, until=begun + 100, gather_s=0.1)
+    assert (raised.alarm, raised.diagnosis.cause) == (Alarm.FAILURE, Cause.UNREACHABLE)
+    assert raised.diagnosis.host == "node-b"
+    assert raised.at - begun <= 5
 
 
 def test_the_first_steps_and_the_start_are_waited_for() -> None:
     slow_start = Run(simulate([Step()] * 5, world_size=4, start_s=200.0))
-    said, recoveries, _ = watch(slow_start, until=end_of(slow_start))
-    assert [one.alarm for one in said] in ([], [Alarm.STALL])
-    assert all(one.at >= 60 for one in said)
+    alarms, recoveries, _ = watch(slow_start, until=end_of(slow_start))
+    assert [raised.alarm for raised in alarms] in ([], [Alarm.STALL])
+    assert all(raised.at >= 60 for raised in alarms)
     # One rank compiles longer than the others in the first step.
     first = Step(longer={(1, Phase.FORWARD): 55.0})
     assert watch(Run(simulate([first, *[Step()] * 9], world_size=4)), until=70)[0] == []
@@ -346,19 +352,19 @@ def test_the_first_step_is_late_by_the_start_times_of_the_slowest_host(
         simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4), slowdown=slowdown
     )
     run.broken[1] = (1.2, lambda s: {"cpu": 0.0, "state": "S", "stack": IN_LOSS})
-    said, _, _ = watch(run, until=not_before_s + 20)
-    assert [one.alarm for one in said][:1] == [Alarm.STALL]
-    assert said[0].at >= not_before_s
-    assert said[0].at < 1.5 * not_before_s + 10
+    alarms, _, _ = watch(run, until=not_before_s + 20)
+    assert [raised.alarm for raised in alarms][:1] == [Alarm.STALL]
+    assert alarms[0].at >= not_before_s
+    assert alarms[0].at < 1.5 * not_before_s + 10
 
 
 def test_a_stall_that_was_reported_recovers() -> None:
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
-    said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
-    assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [
+    alarms, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
+    assert [(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in alarms] == [
         (Alarm.STALL, Cause.DATASET, 1)
     ]
-    assert [one.diagnosis for one in recoveries] == [said[0].diagnosis]
+    assert [raised.diagnosis for raised in recoveries] == [alarms[0].diagnosis]
     assert 18 <= recoveries[0].idle_s <= 21
     assert recoveries[0].sentence == (
         f"the run continues after {recoveries[0].idle_s:.0f} s (it was held up by rank 1 on node-a)"
@@ -370,8 +376,8 @@ def test_a_run_that_recovers_while_evidence_is_collected_is_not_reported() -> No
     """Data that comes after 3.4 s: asked for at the first suspicion, and judged when the run is
     well again."""
     steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 3.4})] + [Step()] * 20
-    said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=40, gather_s=1.5)
-    assert (said, recoveries) == ([], [])
+    alarms, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=40, gather_s=1.5)
+    assert (alarms, recoveries) == ([], [])
     assert len(gathered) == 1
 
 
@@ -380,8 +386,8 @@ def test_a_run_that_always_waits_so_long_is_not_told_of_it_again() -> None:
         Step(longer={(1, Phase.DATA): 12.0}) if number % 10 == 9 else Step()
         for number in range(100)
     ]
-    said, _, _ = watch(Run(simulate(steps, world_size=4)), until=200)
-    assert len(said) == 2, "twice, then it is known"
+    alarms, _, _ = watch(Run(simulate(steps, world_size=4)), until=200)
+    assert len(alarms) == 2, "twice, then it is known"
 
 
 def test_a_run_that_ends_in_order_gets_no_message() -> None:
@@ -405,7 +411,7 @@ def test_a_run_that_ends_in_order_gets_no_message() -> None:
     )
     run.broken = {0: (over, reports), **dict.fromkeys((1, 2, 3), (over, left))}
     run.silent_from = {}
-    assert [one.alarm for one in watch(run, until=over + 800)[0]] == [Alarm.STALL], (
+    assert [raised.alarm for raised in watch(run, until=over + 800)[0]] == [Alarm.STALL], (
         "once, as nobody waits"
     )
     # Preempted: with its own exit code.
@@ -426,48 +432,50 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
 
     usual, begun = broken(Phase.FORWARD, lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"})
     run = Plain(usual.lines, broken=usual.broken)
-    said, _, _ = watch(run, until=begun + 100)
-    assert [(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in said] == [
+    alarms, _, _ = watch(run, until=begun + 100)
+    assert [(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in alarms] == [
         (Alarm.STALL, Cause.USER_CODE, FAULT_RANK),
         (Alarm.STALL, Cause.USER_CODE, FAULT_RANK),
         (Alarm.HANG, Cause.USER_CODE, FAULT_RANK),
     ]
-    assert said[0].at - begun <= 6
+    assert alarms[0].at - begun <= 6
     # With heartbeats it is reported that they stop, and nothing is done as long as somebody
     # computes.
     alone = simulate([*[Step()] * 20, Step(evaluation_s=900.0)], world_size=4)
-    said, _, _ = watch(Run(alone), until=1000)
-    assert {one.alarm for one in said} == {Alarm.STALL}
-    assert 60 <= said[0].at <= 90
+    alarms, _, _ = watch(Run(alone), until=1000)
+    assert {raised.alarm for raised in alarms} == {Alarm.STALL}
+    assert 60 <= alarms[0].at <= 90
     # The same loop, of which no collective is seen either: each rank evaluates on its own, for a
     # quarter of an hour.
     assert watch(Plain(alone), until=1000)[0] == []
     # It does so without the CPU (a queue is polled): that is reported, and no more.
     polls = lambda s: {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S"}  # noqa: E731
     idle = Plain(alone, broken=dict.fromkeys(range(4), (20.0, polls)))
-    assert {one.alarm for one in watch(idle, until=850)[0]} == {Alarm.STALL}
+    assert {raised.alarm for raised in watch(idle, until=850)[0]} == {Alarm.STALL}
 
 
 def test_a_debugged_rank_is_noted_only() -> None:
     run, begun = broken(
         Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()}
     )
-    said, _, _ = watch(run, until=begun + 700)
-    assert [(one.alarm, one.diagnosis.cause) for one in said] == [(Alarm.STALL, Cause.DEBUGGED)]
+    alarms, _, _ = watch(run, until=begun + 700)
+    assert [(raised.alarm, raised.diagnosis.cause) for raised in alarms] == [
+        (Alarm.STALL, Cause.DEBUGGED)
+    ]
 
 
 def test_a_hang_that_was_only_reported_may_continue_and_recur() -> None:
     long = Step(longer={(1, Phase.DATA): 70.0})
     steps = [*[Step()] * 20, long, *[Step()] * 20, Step(longer={(1, Phase.DATA): FOR_EVER})]
-    said, recoveries, _ = watch(Run(simulate(steps, world_size=4)), until=300)
-    assert [one.alarm for one in said] == [Alarm.STALL, Alarm.STALL, Alarm.HANG] * 2
+    alarms, recoveries, _ = watch(Run(simulate(steps, world_size=4)), until=300)
+    assert [raised.alarm for raised in alarms] == [Alarm.STALL, Alarm.STALL, Alarm.HANG] * 2
     assert len(recoveries) == 1
     assert recoveries[0].idle_s >= 60
 
 
 def test_patience_is_the_users_but_for_the_first_steps() -> None:
     run, begun = broken(Phase.DATA, lambda s: {"stack": IN_QUEUE})
-    assert [round(one.at - begun) for one in watch(run, until=400, hang_s=5.0)[0]][1:] in (
+    assert [round(raised.at - begun) for raised in watch(run, until=400, hang_s=5.0)[0]][1:] in (
         [5],
         [6],
         [7],
@@ -485,8 +493,8 @@ def test_a_breakpoint_is_waited_at_forever() -> None:
     )
     at_prompt = lambda s: {"stack": (*pdb, *IN_LOSS), "cpu": 0.0, "state": "S"}  # noqa: E731
     run, begun = broken(Phase.FORWARD, at_prompt)
-    (said,), _, _ = watch(run, until=begun + 2000)
-    assert (said.alarm, said.diagnosis.cause, said.diagnosis.rank) == (
+    (raised,), _, _ = watch(run, until=begun + 2000)
+    assert (raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) == (
         Alarm.STALL,
         Cause.DEBUGGED,
         FAULT_RANK,
@@ -502,8 +510,8 @@ def test_a_better_reason_is_reported_after_an_unknown_one() -> None:
         cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8)))
         for beats in (100, 101)
     ]
-    for now, one in enumerate(moving):
-        assert watchdog.observe(one, float(now)) is None
+    for now, raised in enumerate(moving):
+        assert watchdog.observe(raised, float(now)) is None
     for now in range(2, 8):
         watchdog.observe(moving[1], float(now))
     unknown = replace(_any_diagnosis(), cause=Cause.UNKNOWN, is_certain=False)
@@ -534,9 +542,11 @@ def test_long_computations_do_not_make_a_long_wait_usual() -> None:
     run = Run(simulate([*steps, Step(longer={(FAULT_RANK, Phase.DATA): FOR_EVER})], world_size=4))
     begun = run.lines[FAULT_RANK][-1].at
     run.broken[FAULT_RANK] = (begun, lambda s: {"stack": IN_QUEUE})
-    said, _, _ = watch(run, until=begun + 20)
-    assert [(one.alarm, one.diagnosis.cause) for one in said] == [(Alarm.STALL, Cause.DATASET)]
-    assert said[0].at - begun <= 5
+    alarms, _, _ = watch(run, until=begun + 20)
+    assert [(raised.alarm, raised.diagnosis.cause) for raised in alarms] == [
+        (Alarm.STALL, Cause.DATASET)
+    ]
+    assert alarms[0].at - begun <= 5
 
 
 @pytest.mark.parametrize("cpu", [1.0, 0.0])
@@ -550,7 +560,7 @@ def test_a_compilation_before_the_first_step_may_take_an_hour_and_a_later_one_as
         run.broken[rank] = (begun, lambda s: {"phase": others, "state": "S", "cpu": 0.0})
     assert watch(run, until=begun + 290, hang_s=600.0)[0] == []
     *stalls, hang = watch(run, until=begun + limit_s + 100, hang_s=600.0)[0]
-    assert {(one.alarm, one.diagnosis.cause, one.diagnosis.rank) for one in stalls} == {
+    assert {(raised.alarm, raised.diagnosis.cause, raised.diagnosis.rank) for raised in stalls} == {
         (Alarm.STALL, Cause.COMPILING, FAULT_RANK)
     }
     assert (hang.alarm, hang.diagnosis.cause, hang.diagnosis.rank) == (
@@ -560,7 +570,7 @@ def test_a_compilation_before_the_first_step_may_take_an_hour_and_a_later_one_as
     )
     assert limit_s <= hang.at - begun <= limit_s + 3
     if limit_s == 600:
-        said = watch(run, until=begun + 2 * limit_s, watchdog=Watchdog(hang_s=None, world_size=4))[
-            0
-        ]
-        assert {one.alarm for one in said} == {Alarm.STALL}
+        alarms = watch(
+            run, until=begun + 2 * limit_s, watchdog=Watchdog(hang_s=None, world_size=4)
+        )[0]
+        assert {raised.alarm for raised in alarms} == {Alarm.STALL}

@@ -22,7 +22,9 @@ def listeners(num_nodes: int) -> list[socket.socket]:
 
 
 def peers_of(sockets: list[socket.socket]) -> list[Peer]:
-    return [Peer(node, f"host-{node}", *one.getsockname()) for node, one in enumerate(sockets)]
+    return [
+        Peer(node, f"host-{node}", *listener.getsockname()) for node, listener in enumerate(sockets)
+    ]
 
 
 class Node:
@@ -74,7 +76,7 @@ async def nodes(num_nodes: int) -> AsyncIterator[list[Node]]:
     """All of them up and talking; nothing is left of them after."""
     sockets = listeners(num_nodes)
     peers = peers_of(sockets)
-    all_nodes = [Node(me, peers, one) for me, one in enumerate(sockets)]
+    all_nodes = [Node(me, peers, listener) for me, listener in enumerate(sockets)]
     try:
         for node in all_nodes:
             await node.start()

@@ -32,7 +32,7 @@ def wait_in_a_collective(folder: Path) -> dict[str, Any]:
     import torch
     from torch import distributed
 
-    told: dict[str, Any] = {"before": flight_record()}
+    answer: dict[str, Any] = {"before": flight_record()}
     rank = int(os.environ["RANK"])
     if rank == 1:
         os.mkfifo(folder / "rank-00001.ask")
@@ -41,11 +41,11 @@ def wait_in_a_collective(folder: Path) -> dict[str, Any]:
     for size in (2, 3):
         distributed.all_reduce(torch.ones(size, 4))
     if rank == 0:
-        told["answers"], report = asyncio.run(ask_report(folder, 1, within_s=20))
-        told["collectives"] = report.collectives
+        answer["answers"], report = asyncio.run(ask_report(folder, 1, within_s=20))
+        answer["collectives"] = report.collectives
     distributed.all_reduce(torch.ones(5))
     distributed.destroy_process_group()
-    return told
+    return answer
 
 
 def answer_when_it_waits(folder: Path) -> None:
@@ -58,10 +58,10 @@ def answer_when_it_waits(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_latest_collectives_of_a_rank_that_waits(tmp_path: Path) -> None:
-    told = run_ranks(2, wait_in_a_collective, tmp_path)[0]
-    assert told["before"] == {}, "there was no group yet"
-    assert told["answers"] is True
-    assert told["collectives"] == (
+    answer = run_ranks(2, wait_in_a_collective, tmp_path)[0]
+    assert answer["before"] == {}, "there was no group yet"
+    assert answer["answers"] is True
+    assert answer["collectives"] == (
         Collective(group="default_pg", number=1, op="all_reduce", sizes=((2, 4),), is_done=True),
         Collective(group="default_pg", number=2, op="all_reduce", sizes=((3, 4),), is_done=True),
         Collective(group="default_pg", number=3, op="all_reduce", sizes=((5,),), is_done=False),
@@ -86,21 +86,21 @@ def entry(
 def test_groups_and_backends_are_distinguished() -> None:
     """As NCCL and gloo record them; run on a device with torch 2.11, and here with 2.13."""
     default = ("0", "default_pg")
-    own = ("1", "undefined")
+    unnamed_group = ("1", "undefined")
     entries = [
         entry(n, "nccl:all_reduce", default, state="completed", retired=False) for n in range(1, 40)
     ]
     entries += [
         entry(40, "nccl:broadcast", default, state="started", retired=False),
         entry(41, "gloo:all_reduce", default, state="scheduled", retired=True),
-        entry(42, "gloo:barrier", own, state="scheduled", retired=False),
-        entry(43, "nccl:_all_gather_base", own, state="scheduled", retired=False),
-        entry(44, "nccl:_reduce_scatter_base", own, state="scheduled", retired=False),
-        {**entry(45, "nccl:send", own, state="scheduled", retired=False), "is_p2p": True},
+        entry(42, "gloo:barrier", unnamed_group, state="scheduled", retired=False),
+        entry(43, "nccl:_all_gather_base", unnamed_group, state="scheduled", retired=False),
+        entry(44, "nccl:_reduce_scatter_base", unnamed_group, state="scheduled", retired=False),
+        {**entry(45, "nccl:send", unnamed_group, state="scheduled", retired=False), "is_p2p": True},
     ]
     records = latest_collectives(reversed(entries))
     assert [record["number"] for record in records] == [*range(41 - NUM_COLLECTIVES, 45)]
-    assert [(one["group"], one["op"], one["is_done"]) for one in records[-6:]] == [
+    assert [(record["group"], record["op"], record["is_done"]) for record in records[-6:]] == [
         ("default_pg of nccl", "all_reduce", True),
         ("default_pg of nccl", "broadcast", False),
         ("default_pg of gloo", "all_reduce", True),
@@ -176,6 +176,6 @@ def test_an_error_in_torchs_own_parts_is_an_answer_too(
     """The thread that answers must live on, whatever is changed under it."""
     monkeypatch.setattr("drumline.watch.self_report.awaited_workers", lambda: [][0])
     write_report(tmp_path, 3, 7)
-    told = json.loads((tmp_path / "rank-00003.report.json").read_text())
-    assert (told["number"], told["error"]) == (7, "IndexError: list index out of range")
-    assert told["calls"]
+    answer = json.loads((tmp_path / "rank-00003.report.json").read_text())
+    assert (answer["number"], answer["error"]) == (7, "IndexError: list index out of range")
+    assert answer["calls"]

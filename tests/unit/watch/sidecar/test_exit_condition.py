@@ -37,10 +37,10 @@ def condition(
     folder: Path, ranks: Ranks, *, is_requested: bool = False, has_lost_starter: bool = False
 ) -> ExitCondition:
     (folder / "sidecar.pid").write_text(str(os.getpid()))
-    one = ExitCondition(folder, cast(Any, ranks), cast(Any, ranks))
-    one.is_requested = is_requested
-    one.has_lost_starter = has_lost_starter
-    return one
+    exit_condition = ExitCondition(folder, cast(Any, ranks), cast(Any, ranks))
+    exit_condition.is_requested = is_requested
+    exit_condition.has_lost_starter = has_lost_starter
+    return exit_condition
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def condition(
 def test_a_sidecar_ends_when_nothing_is_left_to_say(
     tmp_path: Path, ranks: Ranks, signs: dict[str, bool], at_once: bool, later: bool
 ) -> None:
-    one = condition(tmp_path, ranks, **signs)
-    assert one.is_met(100.0) is at_once
-    assert one.is_met(100.0 + LINGER_S / 2) is at_once
-    assert one.is_met(100.1 + LINGER_S) is later
+    exit_condition = condition(tmp_path, ranks, **signs)
+    assert exit_condition.is_met(100.0) is at_once
+    assert exit_condition.is_met(100.0 + LINGER_S / 2) is at_once
+    assert exit_condition.is_met(100.1 + LINGER_S) is later
 
 
 def test_a_sidecar_whose_place_is_taken_or_gone_leaves_at_once(tmp_path: Path) -> None:
-    one = condition(tmp_path, Ranks())
-    assert not one.is_met(0.0)
+    exit_condition = condition(tmp_path, Ranks())
+    assert not exit_condition.is_met(0.0)
     (tmp_path / "sidecar.pid").write_text(str(os.getppid()))
-    assert one.is_met(0.2)
+    assert exit_condition.is_met(0.2)
     (tmp_path / "sidecar.pid").unlink()
-    assert one.is_met(0.4)
+    assert exit_condition.is_met(0.4)
 
 
 def options_of(folder: Path) -> SidecarOptions:

@@ -44,15 +44,15 @@ def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
     network._started_at = now - 4
     network._heard_at = {1: now - 0.3, 2: now - 3}
     network._results |= {2: "connection refused", 3: "no answer"}
-    seen = leader.cluster()
-    assert [(one.host, one.answer) for one in seen.lost] == [("node-2", Answer.REFUSED)]
+    cluster = leader.cluster()
+    assert [(node.host, node.answer) for node in cluster.lost] == [("node-2", Answer.REFUSED)]
     ((host, how, answer, up_s),) = [
-        (one.host, one.how, one.answer, one.no_heartbeat_s) for one in seen.never_seen
+        (node.host, node.how, node.answer, node.no_heartbeat_s) for node in cluster.never_seen
     ]
     assert (host, how, answer) == ("node-3", "no answer", Answer.NONE)
     assert 4 <= up_s < 10, "there was no time to hear it before"
     # As of now, not of the last look at the ranks.
-    ages = seen.nodes[0].heartbeat_age_s
+    ages = cluster.nodes[0].heartbeat_age_s
     assert (round(ages[1]), round(ages[2]), len(ages)) == (0, 3, 2)
     # By then the warning of a closed port is out.
     network._started_at = now - FIRST_CONNECTION_S - 1

@@ -198,7 +198,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
     os.kill(second, signal.SIGSTOP)
     wait_until(lambda: state_of(second) == "T")
     workers = inspected(observer).workers
-    assert [(one.number, one.pid, one.state) for one in workers] == [
+    assert [(worker.number, worker.pid, worker.state) for worker in workers] == [
         (0, first, "S"),
         (1, second, "T"),
     ]
@@ -233,15 +233,15 @@ def test_cpu_time_includes_descendants_when_a_rank_makes_no_progress(
     start_rank("if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n")
     observer = observer_of(tmp_path)
     state_seen(observer)
-    seen: list[float] = []
+    readings: list[float] = []
 
     def computes() -> bool:
         time.sleep(0.2)
-        seen.append(state_seen(observer).cpu)
-        return seen[-1] > BUSY_CORES
+        readings.append(state_seen(observer).cpu)
+        return readings[-1] > BUSY_CORES
 
     wait_until(computes)
-    assert seen[0] < 0.2, "a rank that may still move is looked at alone"
+    assert readings[0] < 0.2, "a rank that may still move is looked at alone"
     assert inspected(observer).workers == (), (
         "a process that it has forked is no DataLoader worker for that"
     )
@@ -265,11 +265,11 @@ def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path)
     for _ in range(8):
         time.sleep(0.2)
         state_seen(observer)
-    seen = []
+    readings = []
     for _ in range(12):
         time.sleep(0.2)
-        seen.append(state_seen(observer).cpu)
-    assert min(seen) > 0.03, seen
+        readings.append(state_seen(observer).cpu)
+    assert min(readings) > 0.03, readings
 
 
 def test_a_rank_that_computes_and_one_that_reads(start_rank: StartRank, tmp_path: Path) -> None:

@@ -61,22 +61,22 @@ def missing(rank: int, *, unresponsive: bool = True) -> dict[str, Any]:
 
 
 def document(*communicators: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> bytes:
-    found = [
-        {"size": len(here) + len(gone), "ranks": here, "missing_ranks": gone}
-        for here, gone in communicators
+    ranks = [
+        {"size": len(here) + len(missing), "ranks": here, "missing_ranks": missing}
+        for here, missing in communicators
     ]
-    return json.dumps({"nccl_version": "2.28.9", "communicators": found}, indent=2).encode()
+    return json.dumps({"nccl_version": "2.28.9", "communicators": ranks}, indent=2).encode()
 
 
 @contextlib.asynccontextmanager
 async def answering(*parts: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A port of this machine that sends these parts to every client, and the requests that it got;
     without parts it accepts connections and never answers."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError):
-            asked.append(await reader.read(1000))
+            requests.append(await reader.read(1000))
             for part in parts:
                 writer.write(part)
                 await writer.drain()
@@ -87,10 +87,10 @@ async def answering(*parts: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
     done: list[int] = []
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
     finally:
         server.close()
-        while len(done) < len(asked):
+        while len(done) < len(requests):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
 
@@ -104,9 +104,9 @@ def ask(*parts: bytes) -> tuple[tuple[RasRank, ...], list[bytes]]:
 
 
 def test_it_is_asked_by_its_protocol_and_its_answer_read() -> None:
-    found, asked = ask(HELLO, b"OK\nOK\n", document(([member(0), member(1, all_reduces=6)], [])))
-    assert asked == [b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"]
-    assert found == (RasRank(rank=0, num_collectives=8), RasRank(rank=1, num_collectives=7))
+    ranks, requests = ask(HELLO, b"OK\nOK\n", document(([member(0), member(1, all_reduces=6)], [])))
+    assert requests == [b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"]
+    assert ranks == (RasRank(rank=0, num_collectives=8), RasRank(rank=1, num_collectives=7))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_another_answer_is_no_evidence(parts: tuple[bytes, ...]) -> None:
 
 def test_who_never_answers_is_given_up_and_asked_again_meanwhile() -> None:
     begun = time.monotonic()
-    found, asked = ask()
-    assert found == ()
+    ranks, requests = ask()
+    assert ranks == ()
     assert LIMIT_S <= time.monotonic() - begun < 4 * LIMIT_S
-    assert len(asked) > 1, "the port has several processes behind it, and one may be stopped"
+    assert len(requests) > 1, "the port has several processes behind it, and one may be stopped"
 
 
 def test_there_is_time_for_the_answer_that_ras_sends_when_a_peer_is_silent() -> None:
@@ -167,8 +167,8 @@ def test_communicators_of_other_jobs_and_of_a_part_of_the_ranks_do_not_count() -
     other_job = ([member(0, pid=900), member(1, pid=901)], [])
     part = ([member(0, all_reduces=3)], [])
     assert read_status(document(other_job, part), PIDS, 2) == ()
-    found = read_status(document(other_job, ([member(0), member(1, sends=9)], []), part), PIDS, 2)
-    assert [one.num_collectives for one in found] == [8, 8]
+    ranks = read_status(document(other_job, ([member(0), member(1, sends=9)], []), part), PIDS, 2)
+    assert [rank.num_collectives for rank in ranks] == [8, 8]
 
 
 def test_the_answer_of_nccl_2_28_lacks_a_comma_and_is_read() -> None:
@@ -207,7 +207,7 @@ def test_recorded_answers_are_read() -> None:
     for name, unanswered in (("ras-healthy.json", []), ("ras-stopped.json", [1])):
         text = (Path(__file__).parents[3] / "data" / "nccl" / name).read_bytes()
         pids = {0: int(re.findall(rb'"rank": 0,\s*"host": "\S*",\s*"pid": (\d+)', text)[0])}
-        found = read_status(text, pids, 2)
-        assert [one.rank for one in found] == [0, 1]
-        assert [one.rank for one in found if not one.answers] == unanswered
-        assert found[0].num_collectives > 0
+        ranks = read_status(text, pids, 2)
+        assert [rank.rank for rank in ranks] == [0, 1]
+        assert [rank.rank for rank in ranks if not rank.answers] == unanswered
+        assert ranks[0].num_collectives > 0

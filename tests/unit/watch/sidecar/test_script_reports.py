@@ -37,9 +37,9 @@ def write(folder: Path, rank: int, report: Any) -> None:
 
 def reports_received(node: Node) -> list[tuple[int, int]]:
     return [
-        (one["rank"], len(one["report"]))
-        for one in node.heard.get(0, [])
-        if one.get("kind") == "script"
+        (message["rank"], len(message["report"]))
+        for message in node.heard.get(0, [])
+        if message.get("kind") == "script"
     ]
 
 

@@ -57,7 +57,7 @@ class Run:
         wait_for(lambda: self.status() is not None and self.step() > 20)
 
     def _start(self, rank: int, on_hang: str, screen: Any) -> subprocess.Popen[bytes]:
-        told = {
+        options = {
             "DIR": self.watch,
             "RUN": self.folder,
             "ON_HANG": on_hang,
@@ -66,7 +66,7 @@ class Run:
         }
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
         variables = {
-            **{f"DRUMLINE_WATCH_{name}": str(value) for name, value in told.items()},
+            **{f"DRUMLINE_WATCH_{name}": str(value) for name, value in options.items()},
             **{name: str(value) for name, value in place.items()},
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
@@ -114,14 +114,14 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
-    one = Run(tmp_path, getattr(request, "param", "restart"))
-    yield one
-    one.done.touch()
-    for rank in one.ranks:
+    started_run = Run(tmp_path, getattr(request, "param", "restart"))
+    yield started_run
+    started_run.done.touch()
+    for rank in started_run.ranks:
         rank.send_signal(signal.SIGCONT)
         rank.kill()
         rank.wait()
-    wait_for(lambda: not is_alive(one.sidecar()))
+    wait_for(lambda: not is_alive(started_run.sidecar()))
 
 
 @pytest.mark.slow
