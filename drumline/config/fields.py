@@ -19,16 +19,25 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drumline.config.schema import EXPERIMENT, Bounds, Config, OrClass, OrEvery, SettingScope
+from drumline.config.schema import (
+    EXPERIMENT,
+    OTHER_NAMES_KEY,
+    Bounds,
+    Config,
+    OrClass,
+    OrEvery,
+    SettingScope,
+)
 
 
 @dataclass(frozen=True)
 class Field:
-    """The type, the default and the scope of one setting."""
+    """What is declared of one setting."""
 
     annotation: Any
     default: Any
     scope: SettingScope = EXPERIMENT
+    other_names: tuple[str, ...] = ()
 
     @property
     def is_table(self) -> bool:
@@ -49,10 +58,14 @@ def _fields_of_schema() -> Iterator[tuple[str, Field]]:
         hints = get_type_hints(cls, include_extras=True)
         defaults = cls()
         for field in dataclasses.fields(cls):
-            scope = field.metadata.get(SettingScope, EXPERIMENT)
             yield (
                 f"{section}.{field.name}",
-                Field(hints[field.name], getattr(defaults, field.name), scope),
+                Field(
+                    hints[field.name],
+                    getattr(defaults, field.name),
+                    field.metadata.get(SettingScope, EXPERIMENT),
+                    field.metadata.get(OTHER_NAMES_KEY, ()),
+                ),
             )
 
 
@@ -65,24 +78,8 @@ TASK_SECTION = "task"
 UNKNOWN_TYPE: Any = object()
 """The type of such a setting until then."""
 
-# Names from other tools that are spelt too differently from ours to be recognized.
-_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "model.name": ("model",),
-    "data.name": ("dataset",),
-    "data.dir": ("data_dir", "dataset_dir"),
-    "data.workers": ("num_workers",),
-    "optim.name": ("optimizer", "optim"),
-    "optim.lr": ("learning_rate",),
-    "optim.schedule": ("scheduler", "lr_scheduler"),
-    "optim.weight_decay": ("wd",),
-    "optim.warmup_steps": ("warmup",),
-    "optim.clip_norm": ("grad_clip", "max_grad_norm", "gradient_clip_val"),
-    "train.batch_size": ("bs", "batch"),
-    "train.accumulate": ("grad_accum", "gradient_accumulation_steps"),
-    "train.precision": ("amp", "dtype", "mixed_precision"),
-    "dist.train_timeout_s": ("timeout",),
-}
-OTHER_NAMES = {name: path for path, names in _OTHER_NAMES.items() for name in names}
+OTHER_NAMES = {name: path for path, field in FIELDS.items() for name in field.other_names}
+"""The setting that each name of other tools means."""
 
 SWITCHES: Mapping[str, bool] = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),

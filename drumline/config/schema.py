@@ -37,6 +37,8 @@ class SettingScope:
 
 EXPERIMENT = SettingScope()
 """The scope of a field with a plain default."""
+OTHER_NAMES_KEY = "other_names"
+"""Where the metadata of a field has them."""
 
 
 def setting(
@@ -47,9 +49,11 @@ def setting(
     changes_finished_run: bool | None = None,
     may_differ_across_ranks: bool | None = None,
     of_built_ins: bool = False,
+    other_names: tuple[str, ...] = (),
 ) -> T:
     """A field with this default, and with a scope of its own. A setting of a machine changes no
-    result and may differ across ranks, unless the arguments say otherwise."""
+    result and may differ across ranks, unless the arguments say otherwise. `other_names`: those of
+    other tools, if they are spelt too differently to be recognized."""
     if changes_result is None:
         changes_result = not per_machine
     if changes_finished_run is None:
@@ -63,7 +67,8 @@ def setting(
         may_differ_across_ranks=may_differ_across_ranks,
         of_built_ins=of_built_ins,
     )
-    declared: Any = field(default=default, metadata={SettingScope: scope})
+    metadata = {SettingScope: scope, OTHER_NAMES_KEY: other_names}
+    declared: Any = field(default=default, metadata=metadata)
     return declared  # type: ignore[no-any-return]
 
 
@@ -130,7 +135,7 @@ def sync_interval(text: str) -> int | None:
 class ModelConfig:
     """Which network is trained."""
 
-    name: str = setting("mini_resnet", of_built_ins=True)
+    name: str = setting("mini_resnet", of_built_ins=True, other_names=("model",))
     """A registered model (`mini_resnet`, `gpt`), or your own: `path/to/file.py:ClassName`."""
     widths: tuple[Count, ...] = setting((16, 32, 64), of_built_ins=True)
     """mini_resnet: channels of each stage; each stage after the first halves the image."""
@@ -165,10 +170,10 @@ class ModelConfig:
 class DataConfig:
     """The training data, and how batches reach the device."""
 
-    name: str = setting("digits", of_built_ins=True)
+    name: str = setting("digits", of_built_ins=True, other_names=("dataset",))
     """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or
     your own dataset: `path/to/file.py:ClassName`."""
-    dir: str | None = setting(None, per_machine=True)
+    dir: str | None = setting(None, per_machine=True, other_names=("data_dir", "dataset_dir"))
     """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR. A
     folder in an object store (`s3://bucket/folder`) is copied to each machine once."""
     cache: str | None = setting(None, per_machine=True)
@@ -183,7 +188,7 @@ class DataConfig:
     """synthetic_images: number of classes."""
     token_type: Literal["uint8", "uint16", "uint32"] = setting("uint16", of_built_ins=True)
     """tokens: integer type of a raw `.bin` file (`.npy` files contain theirs)."""
-    workers: CountOrZero = setting(0, per_machine=True)
+    workers: CountOrZero = setting(0, per_machine=True, other_names=("num_workers",))
     """DataLoader processes per rank; 0 loads in the training process."""
     pin_memory: bool = setting(True, per_machine=True)
     """Page-locked batches, so that copies to a GPU overlap with compute (no effect on CPU)."""
@@ -203,11 +208,13 @@ class DataConfig:
 class OptimConfig:
     """The optimizer and its learning rate."""
 
-    name: Annotated[str, OrClass(("sgd", "adamw", "muon"))] = "sgd"
+    name: Annotated[str, OrClass(("sgd", "adamw", "muon"))] = setting(
+        "sgd", other_names=("optimizer", "optim")
+    )
     """The optimizer. `muon`: torch's Muon for matrices, AdamW for embeddings and the rest. Any
     other by its class: `torch.optim.NAdam`, with torch's defaults. The fused version is used where
     the device has one."""
-    lr: Positive = 0.1
+    lr: Positive = setting(0.1, other_names=("learning_rate",))
     """Peak learning rate."""
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
     """With `train.batch_size_per_rank`: multiply the rate by the world size (`linear`) or its
@@ -220,13 +227,17 @@ class OptimConfig:
     """adamw, muon: decay of the two running averages."""
     eps: Positive = 1e-8
     """adamw, muon: the term that keeps the division finite."""
-    weight_decay: NotNegative = 5e-4
+    weight_decay: NotNegative = setting(5e-4, other_names=("wd",))
     """Decay of weights; biases and normalization parameters are not decayed."""
-    clip_norm: Positive | None = None
+    clip_norm: Positive | None = setting(
+        None, other_names=("grad_clip", "max_grad_norm", "gradient_clip_val")
+    )
     """Clip the gradient of the whole global batch to this norm."""
-    schedule: Literal["constant", "linear", "cosine", "step"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "step"] = setting(
+        "cosine", other_names=("scheduler", "lr_scheduler")
+    )
     """How the rate falls after warm-up, over optimizer steps."""
-    warmup_steps: CountOrZero = 0
+    warmup_steps: CountOrZero = setting(0, other_names=("warmup",))
     """Optimizer steps over which the rate rises to its peak."""
     final_lr_ratio: Fraction = 0.0
     """linear, cosine: the rate at the end of the run, as a fraction of its peak."""
@@ -253,14 +264,14 @@ class TrainConfig:
     """Passes over the training data. Give this or `train.steps`."""
     steps: Count | None = None
     """Optimizer steps. Give this or `train.epochs`."""
-    batch_size: Count | None = None
+    batch_size: Count | None = setting(None, other_names=("bs", "batch"))
     """The global batch: samples of one optimizer step over all ranks. The run is the same on any
     number of ranks."""
     batch_size_per_rank: Count | None = None
     """Use it instead of `train.batch_size`: samples of one optimizer step on each rank. The global
     batch then follows from the number of ranks that the run begins with; a resume on a different
     number of ranks does not change it."""
-    accumulate: Count = 1
+    accumulate: Count = setting(1, other_names=("grad_accum", "gradient_accumulation_steps"))
     """Micro-batches into which each rank splits its part of the batch; gradients are synchronized
     once per step."""
     micro_batch_size: Count | None = None
@@ -288,7 +299,9 @@ class TrainConfig:
     deterministic: bool = False
     """CUDA: only kernels that give the same bits each time (on the CPU all do). `train.exact
     elastic` turns it on."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = setting(
+        "fp32", other_names=("amp", "dtype", "mixed_precision")
+    )
     """Type of autocast arithmetic; fp16 uses loss scaling. Weights stay fp32."""
     # It acts on steps that are still to come.
     on_nan: Literal["stop", "skip", "warn"] = setting("stop", changes_finished_run=False)
@@ -316,7 +329,7 @@ class DistConfig:
     """The library for collectives; `auto`: NCCL on CUDA, gloo on the CPU."""
     start_timeout_s: Positive = setting(180.0, changes_result=False)
     """How long ranks wait for each other at the start."""
-    train_timeout_s: Positive = setting(600.0, changes_result=False)
+    train_timeout_s: Positive = setting(600.0, changes_result=False, other_names=("timeout",))
     """How long one collective may take once training runs. With the watchdog at least 90 s more
     than `watch.hang_s`, so that the watchdog, which names the rank, acts first."""
     same_code: bool = setting(True, changes_result=False)
