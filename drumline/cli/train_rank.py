@@ -26,11 +26,12 @@ from drumline.training.between_steps.preemption import Preemption
 from drumline.training.failure_report import report_failure
 from drumline.training.job.job import Progress, make_manager
 from drumline.training.job.local_data import with_local_data
-from drumline.training.kept_state import KeptState
+from drumline.training.kept_state import Regrouping
 from drumline.training.manager import DDPManager
 from drumline.training.output import StartClock, start_clock
 from drumline.training.run import train
 from drumline.training.run_context import RunRequest
+from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import load_task, resolve_task
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import Phase
@@ -39,83 +40,154 @@ from drumline.watch.run_status import RunStatusReader
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
-    ddp = DDPManager()
-    progress = Progress()
-    preemption = Preemption()
-    topology = topology_from(os.environ)
-    preemption.environment = os.environ
-    preemption.listen(prints=topology is None or topology.rank == 0)
+    process = RankProcess(task, folder=folder, fresh=fresh, argv=argv)
     try:
-        task_class = load_task(task)
-        config = resolve_task(task, task_class, layers)
-        clock = start_clock(os.environ, is_alone=topology is None)
-        live = live_nodes(topology, config, folder=folder)
-        kept: KeptState | None = None
-        while True:
-            ddp = make_manager(config, task, run=folder)
-            try:
-                ddp.setup(live)
-                load_compiler_late()
-                clock.mark("rendezvous")
-                if config.dist.mode == "auto":
-                    from drumline.training.job.mode_choice import settle_mode  # few runs need it
-
-                    local = with_local_data(config, ddp)
-                    settled = settle_mode(
-                        local, task_class, ddp, lambda text: print_message(f"note: {text}")
-                    )
-                    config = replace(settled, data=config.data)
-                preemption.join(ddp, progress, may_leave=live is not None)
-                starts_over = fresh and (live is None or live.latest.generation == 0)
-                request = RunRequest(task, config, folder, starts_over, tuple(argv))
-                code = train(request, task_class, ddp, progress, preemption, clock, live, kept)
-                break
-            except RunIsOver:
-                assert live is not None
-                leave_finished_run(live, ddp)
-                exit_now(ExitCode.SUCCESS)
-            except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
-                if live is None or not live.continues_after(change, has_state=kept is not None):
-                    raise
-                kept = change.state if isinstance(change, NodesChanged) else kept
-                preemption.is_between_groups = True
-                if not enter_next_group(change, live, ddp):
-                    exit_now(ExitCode.SUCCESS)
-                write_rank(os.environ, live.topology().rank)
-                clock = StartClock()
+        process.load(layers)
+        code = process.train_in_groups()
     except KeyboardInterrupt as error:
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
-            print_message(interrupted(folder, argv))
-        exit_now(ExitCode.INTERRUPTED)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the user's code may call sys.exit, which is not success
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        failed = report_failure(error, ddp, progress, run=folder, environment=os.environ)
-        # Among several ranks the launcher does it, once none is restarted.
-        if topology is None and failed == ExitCode.TRAINING_FAILED:
-            report_at_end(folder)
-        exit_now(failed)
-    preemption.close()
-    if live is not None:
-        live.close()
-    is_main = ddp.is_main_process()
-    is_clean = ddp.cleanup()
-    if is_main and config.log.profile is not None and code == ExitCode.SUCCESS:
-        from drumline.cli.profile_report import report_profile
+        process.end_interrupted(error)
+    except (Exception, SystemExit) as error:  # sys.exit in the user's code is not success
+        process.end_failed(error)
+    return process.leave(code)
 
-        report_profile(folder, shows=config.log.display != "none")
-    if is_main:
-        report_at_end(folder, prints=config.log.display != "none")
-    if (
-        not is_clean
-        or has_unfinished_tracker()
-        or (live is not None and live.latest.generation > 0)
-    ):
-        exit_now(code)
-    return code
+
+class RankProcess:
+    """This process as a rank of a run: it loads the task, joins a group of nodes and trains in it,
+    joins the next one where a node is lost, and leaves."""
+
+    task_class: type[Task]
+    config: Config
+    clock: StartClock
+    regrouping: Regrouping | None
+    """None: a lost node restarts all."""
+
+    def __init__(self, task: str, *, folder: Path, fresh: bool, argv: Sequence[str]) -> None:
+        self.task = task
+        self.folder = folder
+        self.fresh = fresh
+        self.argv = argv
+        self.ddp = DDPManager()
+        self.progress = Progress()
+        self.topology = topology_from(os.environ)
+        self.preemption = Preemption()
+        self.preemption.environment = os.environ
+        self.preemption.listen(prints=self.topology is None or self.topology.rank == 0)
+
+    def load(self, layers: Layers) -> None:
+        """The task, which is the user's code, and its settings."""
+        self.task_class = load_task(self.task)
+        self.config = resolve_task(self.task, self.task_class, layers)
+        self.clock = start_clock(os.environ, is_alone=self.topology is None)
+        live = live_nodes(self.topology, self.config, folder=self.folder)
+        self.regrouping = None if live is None else Regrouping(live)
+
+    def train_in_groups(self) -> ExitCode:
+        """Until the run ends; the next group of nodes is a second call of `train`."""
+        while True:
+            self.ddp = make_manager(self.config, self.task, run=self.folder)
+            try:
+                self._join_group()
+                return self._train()
+            except RunIsOver:
+                self._leave_finished_run()
+            except (NodesChanged, Redirected, PreflightError, RuntimeError) as change:
+                if self.regrouping is None or not self._continues_after(change, self.regrouping):
+                    raise
+                self._enter_next_group(change, self.regrouping)
+
+    def _join_group(self) -> None:
+        """Collective."""
+        self.ddp.setup(None if self.regrouping is None else self.regrouping.live)
+        load_compiler_late()
+        self.clock.mark("rendezvous")
+        if self.config.dist.mode == "auto":
+            from drumline.training.job.mode_choice import settle_mode  # few runs need it
+
+            local = with_local_data(self.config, self.ddp)
+            settled = settle_mode(
+                local, self.task_class, self.ddp, lambda text: print_message(f"note: {text}")
+            )
+            self.config = replace(settled, data=self.config.data)
+        self.preemption.join(self.ddp, self.progress, may_leave=self.regrouping is not None)
+
+    def _train(self) -> ExitCode:
+        """Collective."""
+        is_continued = self.regrouping is not None and self.regrouping.is_continued
+        starts_over = self.fresh and not is_continued
+        request = RunRequest(self.task, self.config, self.folder, starts_over, tuple(self.argv))
+        return train(
+            request,
+            self.task_class,
+            self.ddp,
+            self.progress,
+            self.preemption,
+            self.clock,
+            self.regrouping,
+        )
+
+    def _continues_after(self, change: BaseException, regrouping: Regrouping) -> bool:
+        has_state = regrouping.kept_state is not None
+        return regrouping.live.continues_after(change, has_state=has_state)
+
+    def _enter_next_group(self, change: BaseException, regrouping: Regrouping) -> None:
+        """Leave the group that broke or has to grow, or that never was, and agree on the next."""
+        live = regrouping.live
+        if isinstance(change, NodesChanged):
+            regrouping.kept_state = change.state
+        self.preemption.is_between_groups = True
+        self.ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
+        live.leave()
+        self.ddp.cleanup(broken=True)
+        if not isinstance(change, Redirected):
+            live.regroup()
+        elif not live.join(change):
+            self._leave_finished_run()
+        write_rank(os.environ, live.topology().rank)
+        self.clock = StartClock()
+
+    def _leave_finished_run(self) -> NoReturn:
+        """The run has ended without this node."""
+        self.ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
+        if self.regrouping is not None and self.regrouping.live.is_first:
+            print_message(
+                f"node {self.regrouping.live.number} did not join again: the run has ended"
+            )
+        exit_now(ExitCode.SUCCESS)
+
+    def end_interrupted(self, error: KeyboardInterrupt) -> NoReturn:
+        self.ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        if self.ddp._connection.store is None:  # among several ranks the launcher reports it, once
+            print_message(interrupted(self.folder, self.argv))
+        exit_now(ExitCode.INTERRUPTED)
+
+    def end_failed(self, error: BaseException) -> NoReturn:
+        self.ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        exit_code = report_failure(
+            error, self.ddp, self.progress, run=self.folder, environment=os.environ
+        )
+        # Among several ranks the launcher does it, once none is restarted.
+        if self.topology is None and exit_code == ExitCode.TRAINING_FAILED:
+            report_at_end(self.folder)
+        exit_now(exit_code)
+
+    def leave(self, code: ExitCode) -> int:
+        """Leave the group, and report the run on rank 0."""
+        self.preemption.close()
+        if self.regrouping is not None:
+            self.regrouping.live.close()
+        is_main = self.ddp.is_main_process()
+        is_clean = self.ddp.cleanup()
+        is_shown = self.config.log.display != "none"
+        if is_main and self.config.log.profile is not None and code == ExitCode.SUCCESS:
+            from drumline.cli.profile_report import report_profile
+
+            report_profile(self.folder, shows=is_shown)
+        if is_main:
+            report_at_end(self.folder, prints=is_shown)
+        has_regrouped = self.regrouping is not None and self.regrouping.is_continued
+        if not is_clean or has_unfinished_tracker() or has_regrouped:
+            exit_now(code)
+        return code
 
 
 def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> LiveNodes | None:
@@ -141,26 +213,6 @@ def live_nodes(topology: Topology | None, config: Config, *, folder: Path) -> Li
         is_lost_peer=lambda error: failure_kind(error) is FailureKind.LOST_PEER,
         has_finished=partial(has_finished, folder, since=launch_start(os.environ)),
     )
-
-
-def enter_next_group(change: BaseException, live: LiveNodes, ddp: DDPManager) -> bool:
-    """Leave the group that broke or has to grow, or that never was, and agree on the next. False:
-    the run has ended without this node."""
-    ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
-    live.leave()
-    ddp.cleanup(broken=True)
-    if not isinstance(change, Redirected):
-        live.regroup()
-    elif not live.join(change):
-        leave_finished_run(live, ddp)
-        return False
-    return True
-
-
-def leave_finished_run(live: LiveNodes, ddp: DDPManager) -> None:
-    ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
-    if live.is_first:
-        print_message(f"node {live.number} did not join again: the run has ended")
 
 
 def has_finished(folder: Path, *, since: float) -> bool:

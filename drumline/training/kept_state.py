@@ -28,6 +28,7 @@ from drumline.data.sharding import Cursor
 from drumline.parallel.outer_sync import OuterSync
 from drumline.parallel.shards import like_shard, own_part, sharded_parameters
 from drumline.rank.collectives import gather_json
+from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodeGroup
 from drumline.runs import catalog
 from drumline.training.between_steps.saver import Saver
@@ -62,6 +63,18 @@ class KeptState:
         """The group trains: free the tensors. When it ends, its ranks keep what they have then."""
         self.snapshot.tensors.clear()
         self.replica.clear()
+
+
+@dataclass
+class Regrouping:
+    """`--dist.on_lost_node continue`: the nodes, and what this rank kept of the group before."""
+
+    live: LiveNodes
+    kept_state: KeptState | None = None
+
+    @property
+    def is_continued(self) -> bool:
+        return self.live.latest.generation > 0
 
 
 @dataclass(frozen=True)

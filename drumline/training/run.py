@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, assert_never
 
 import torch
@@ -25,7 +27,7 @@ from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.training.between_steps.action import SimpleAction
 from drumline.training.between_steps.actions import FirstStep
-from drumline.training.between_steps.balance import make_balance
+from drumline.training.between_steps.balance import Balance, make_balance
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import (
     Preemption,
@@ -50,7 +52,9 @@ from drumline.training.job.job import (
 )
 from drumline.training.job.local_data import with_local_data
 from drumline.training.kept_state import (
+    GroupState,
     KeptState,
+    Regrouping,
     check_continues,
     check_newest,
     compare_group,
@@ -71,6 +75,7 @@ from drumline.training.output import (
 )
 from drumline.training.replica_state import AgreedStep, SyncedStep
 from drumline.training.resume import (
+    FoundCheckpoint,
     begin_launch,
     find_newest,
     report_recovery,
@@ -95,166 +100,433 @@ def train(
     progress: Progress,
     preemption: Preemption | None = None,
     clock: StartClock | None = None,
-    live: LiveNodes | None = None,
-    kept: KeptState | None = None,
+    regrouping: Regrouping | None = None,
 ) -> ExitCode:
     """Collective: train to the last step, or until the run is preempted. The caller can read
-    `progress` meanwhile; `clock` has run since the command. `live`: raise NodesChanged when a node
-    is lost, or joins; the next call continues from what was `kept`."""
-    config = request.config
-    folder = RunFolder(request.run)
-    clock = clock or StartClock()
-    preemption = preemption or Preemption()
-    with ExitStack() as stack, _failure_in_heartbeat(ddp):
-        # The folder, the failure that ended the previous start, and the checkpoint to resume from.
-        continues = live is not None and live.latest.generation > 0
-        reporter = _open_folder(request, folder, ddp, progress, stack, restores=not continues)
-        if ddp.is_main_process() and not task_class.__module__.startswith("drumline."):
-            for message in uncalled_methods(task_class):
-                reporter.report("warning", message=message)
-        group_state = (
-            compare_group(kept, ddp, is_sharded=config.dist.mode == "hsdp") if continues else None
-        )
-        failure = None if continues else begin_launch(folder, ddp)
-        stack.enter_context(watching_for_notice(config.watch.notice, ddp, preemption))
-        found = None if continues else find_newest(ddp, folder.checkpoints)
-        saved = None if found is None else found.facts
-        if group_state is not None:
-            saved = group_state.furthest["facts"]
-            if ddp.is_main_process():
-                check_newest(folder.checkpoints, group_state)
-        clock.mark("folder")
+    `progress` meanwhile; `clock` has run since the command. `regrouping`: raise NodesChanged when a
+    node is lost, or joins; the next call continues from what this rank then kept."""
+    run = TrainingRun(
+        request,
+        task_class,
+        ddp,
+        progress,
+        preemption or Preemption(),
+        clock or StartClock(),
+        regrouping,
+    )
+    with run.resources, _failure_in_heartbeat(ddp):
+        run.open_folder()
+        run.find_start()
+        run.build()
+        run.restore()
+        run.record_start()
+        run.open_saver()
+        with explain_refused_kernels(), explain_out_of_memory(run.config, ddp, run.job), run.saver:
+            run.warm_up_model()
+            run.run_loop(run.build_loop())
+        return run.report_result()
 
-        # Data, model and optimizer, compared across ranks.
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: at a checkpoint, at what the nodes kept in memory, or at step 0."""
+
+    checkpoint: FoundCheckpoint | None = None
+    group: GroupState | None = None
+    failure: Mapping[str, Any] | None = None
+    """On rank 0: what ended the previous start of the run."""
+
+    @property
+    def facts(self) -> Mapping[str, Any] | None:
+        """What the run has recorded about itself; None: it is new."""
+        if self.group is not None:
+            facts: Mapping[str, Any] = self.group.furthest["facts"]
+            return facts
+        return None if self.checkpoint is None else self.checkpoint.facts
+
+    @property
+    def progress(self) -> Progress:
+        if self.group is not None:
+            return self.group.progress
+        return Progress() if self.checkpoint is None else self.checkpoint.progress
+
+
+class TrainingRun:
+    """The phases of a run on this rank, in the order in which `train` calls them, and what they
+    share: each phase sets what later ones read. The next group of nodes is another TrainingRun."""
+
+    reporter: Reporter
+    start: Start
+    job: Job
+    context: RunContext
+    facts: dict[str, Any]
+    """What checkpoints record about the run."""
+    ranks: list[dict[str, Any]]
+    """The host and the device of each rank."""
+    notices: WatchNotices
+    non_finite: NonFinite
+    balance: Balance | None
+    saver: Saver
+    profiled: ProfiledStep | None
+
+    def __init__(
+        self,
+        request: RunRequest,
+        task_class: type[Task],
+        ddp: DDPManager,
+        progress: Progress,
+        preemption: Preemption,
+        clock: StartClock,
+        regrouping: Regrouping | None,
+    ) -> None:
+        self.request = request
+        self.config = request.config
+        self.folder = RunFolder(request.run)
+        self.task_class = task_class
+        self.ddp = ddp
+        self.progress = progress
+        self.preemption = preemption
+        self.clock = clock
+        self.regrouping = regrouping
+        self.resources = ExitStack()
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether this rank's nodes have trained as another group before."""
+        return self.regrouping is not None and self.regrouping.is_continued
+
+    def open_folder(self) -> None:
+        """Collective: rank 0 creates and locks the folder; the others then write to log files in
+        it, not to the screen. The mirror is restored, if the run has one and the folder no
+        checkpoint."""
+        ddp = self.ddp
+        has_mirror = self.config.checkpoint.mirror is not None and not self.is_continued
+        moved_to = self._claim_folder(has_mirror=has_mirror) if ddp.is_main_process() else None
+        restored = []
+        if has_mirror:
+            from drumline.training.between_steps.mirroring import restore_from_mirror
+
+            restored = restore_from_mirror(self.request, self.folder, ddp)
+        ddp.barrier()
+        if not ddp.is_main_process():
+            self.folder.make()
+            divert_output(self.folder.log_file(ddp.rank))
+        opened = open_reporter(self.config, self.folder, ddp, self.progress)
+        self.reporter = self.resources.enter_context(opened)
+        if moved_to is not None:
+            self.reporter.report("note", message=f"moved the earlier run to {moved_to}")
+        for kind, message in restored:
+            self.reporter.report(kind, message=message)
+        if ddp.is_main_process() and not self.task_class.__module__.startswith("drumline."):
+            for message in uncalled_methods(self.task_class):
+                self.reporter.report("warning", message=message)
+
+    def _claim_folder(self, *, has_mirror: bool) -> Path | None:
+        """On rank 0: make and lock the folder. Returns where an earlier run was moved to."""
+        moved_to = None
+        # A launcher that restarts a failed job passes the same flags: --fresh must not start a new
+        # run.
+        if self.request.fresh and not self.ddp.is_restart:
+            if has_mirror:
+                from drumline.training.between_steps.mirroring import refuse_used_mirror
+
+                refuse_used_mirror(self.request)
+            moved_to = set_aside(self.folder)
+        undo_divert()  # another rank may have been the first before
+        self.folder.make()
+        try:
+            self.resources.enter_context(locked(self.folder))
+        except UsageError as error:
+            if not self.is_continued:
+                raise
+            # One that is stopped, and a lost host for a while, keep the lock.
+            log.warning(
+                f"{error.what}: it was lost, and this run continues without the lock; end that process"
+            )
+        return moved_to
+
+    def find_start(self) -> None:
+        """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
+        failure = None if self.is_continued else begin_launch(self.folder, self.ddp)
+        self.resources.enter_context(
+            watching_for_notice(self.config.watch.notice, self.ddp, self.preemption)
+        )
+        if self.regrouping is not None and self.is_continued:
+            is_sharded = self.config.dist.mode == "hsdp"
+            group = compare_group(self.regrouping.kept_state, self.ddp, is_sharded=is_sharded)
+            if self.ddp.is_main_process():
+                check_newest(self.folder.checkpoints, group)
+            self.start = Start(group=group)
+        else:
+            checkpoint = find_newest(self.ddp, self.folder.checkpoints)
+            self.start = Start(checkpoint, failure=failure)
+        self.clock.mark("folder")
+
+    def build(self) -> None:
+        """Collective: data, model and optimizer, compared across ranks."""
+        config = self.config
+        ddp = self.ddp
+        saved = self.start.facts
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
-        begin = None
-        if saved is None and config.model.init is not None:
-            begin = partial(load_initial_weights, config.model, ddp=ddp, report=reporter.report)
         step = choose_step(config, ddp.device, saved)
+        load_weights = None
+        if saved is None and config.model.init is not None:
+            load_weights = partial(
+                load_initial_weights, config.model, ddp=ddp, report=self.reporter.report
+            )
         local = config if config.data.dir is None else with_local_data(config, ddp)
-        built = partial(clock.mark, "data")
         with explain_out_of_memory(config, ddp):
-            job = build_job(
-                local, task_class(local), ddp, batch, step=step, on_data=built, on_model=begin
+            self.job = build_job(
+                local,
+                self.task_class(local),
+                ddp,
+                batch,
+                step=step,
+                on_data=partial(self.clock.mark, "data"),
+                on_model=load_weights,
             )
-        stack.callback(job.close)
-        clock.mark("model")
+        self.resources.callback(self.job.close)
+        self.clock.mark("model")
 
-        # The run's position, and its last step.
-        at = Progress() if found is None else found.progress
-        if group_state is not None:
-            at = group_state.progress
-        total_steps = count_steps(job, config.train, at)
+    def restore(self) -> None:
+        """Collective: the run's position, its last step, and the state of job and hooks."""
+        start = self.start
+        job = self.job
+        total_steps = count_steps(job, self.config.train, start.progress)
         hooks = None
-        if task_class.hooks is not Task.hooks:
-            hooks = make_hooks(job, config, folder.path, reporter.report, total_steps)
-        context = RunContext(request, job, progress, reporter, total_steps, hooks)
-        facts = facts_of(request, job, before=saved, step=at.step)
-        if found is not None:
-            resume(context, found)
-        if group_state is not None:
-            restore_kept(context, group_state, kept)
-        elif live is not None:
-            check_continues(job)
-        clock.mark("checkpoint")
-
-        # Records of this start in the folder.
-        ranks = _write_environment(context)
-        report_start(context)
-        if blocks := recomputed_blocks(job.model):
-            context.note(f"recompute: {describe_blocks(blocks)}")
-        if job.sharded is not None:
-            context.note(f"shards: {job.sharded.describe_blocks()}")
-        if config.dist.mode != "ddp" and ddp.world_size == 1:
-            context.note(
-                f"dist.mode {config.dist.mode} has no effect: one process holds the whole model"
-            )
-        if config.dist.comm != "none" and ddp.world_size == 1:
-            context.note(
-                f"dist.comm {config.dist.comm} has no effect: one process sends no gradients"
-            )
-        if config.dist.sync != "step" and job.sync is None:
-            context.note(f"dist.sync {config.dist.sync} has no effect: there is one replica")
-        if found is not None:
-            report_resume(context, found, facts)
-
-        # The steps, and what happens between them.
-        notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
-        non_finite = NonFinite(context)
-        match config.data.balance:
-            case "off":
-                balance = None
-            case "auto":
-                balance = make_balance(context, non_finite, facts, saved)
-            case _:
-                assert_never(config.data.balance)
-        before = [] if group_state is None else group_state.states
-        saver = Saver(context, facts=facts, check_state=non_finite.check_state, before=before)
-        stack.callback(
-            lambda: saver.close(preemption.time_left_s() if progress.is_stopping else FAILED_S)
+        if self.task_class.hooks is not Task.hooks:
+            report = self.reporter.report
+            hooks = make_hooks(job, self.config, self.folder.path, report, total_steps)
+        self.context = RunContext(
+            self.request, job, self.progress, self.reporter, total_steps, hooks
         )
-        preemption.is_writing = lambda: saver.writer.is_busy
-        with explain_refused_kernels(), explain_out_of_memory(config, ddp, job), saver:
-            if at.step < context.total_steps:
-                check_streams(job)
-                if (
-                    flops := warm_up(job, config, note=context.note, warn=context.warn)
-                ) is not None:
-                    context.throughput.model_flops = flops
-                    if ddp.device.type == "cuda":
-                        context.throughput.peak_tflop_per_s = total_peak(ranks, flops.arithmetic)
-            else:
-                reason = "" if progress.stopped is None else f" ({progress.stopped['reason']})"
-                ended = f"was stopped at step {progress.step}{reason}" if reason else "has finished"
-                context.note(
-                    f"this run {ended}; raise train.epochs or train.steps, or start a new one with --fresh"
-                )
-            clock.mark("warm-up")
-            train_step, trace = _make_step(context, facts, stack, live)
-            profiled = None if config.log.profile is None else ProfiledStep(train_step, context)
-            first_step = FirstStep(
-                partial(_after_first_step, context, facts, clock, failure, live, kept)
-            )
-            actions = between_steps(
-                context,
-                train_step,
-                first_step,
-                non_finite,
-                notices,
-                trace,
-                saver,
-                preemption,
-                balance,
-            )
-            keep = partial(keep_state, context, facts, saver)
-            if live is not None:
-                live.guard_connections()
-                actions.insert(
-                    0,
-                    SimpleAction(
-                        "leave", lambda _: live.ends, partial(_leave_group, keep), interval=0
-                    ),
-                )
-            with _failure_in_hooks(context), _lost_node_ends_group(live, keep):
-                if kept is not None:
-                    kept.release()
-                context.call_hooks("start")
-                if hooks is not None:
-                    hooks.capture()  # what cannot be saved is refused before the first step
-                Loop(context, profiled or train_step, saver.ledger, actions).run()
-                if not progress.is_stopping:
-                    if profiled is not None:
-                        profiled.finish()
-                    saver.finish()
-                    context.call_hooks("end")
-        ddp._connection.heartbeat.mark(Phase.LEAVING)
+        self.facts = facts_of(self.request, job, before=start.facts, step=start.progress.step)
+        if start.checkpoint is not None:
+            resume(self.context, start.checkpoint)
+        if start.group is not None and self.regrouping is not None:
+            restore_kept(self.context, start.group, self.regrouping.kept_state)
+        elif self.regrouping is not None:
+            check_continues(job)
+        self.clock.mark("checkpoint")
 
-        # The end.
-        if progress.is_stopping:
-            report_preemption(context, preemption)
+    def record_start(self) -> None:
+        """Collective: the records of this start in the folder."""
+        context = self.context
+        self.ranks = _write_environment(context)
+        report_start(context)
+        for message in _notes_on_settings(self.job, self.config):
+            context.note(message)
+        if self.start.checkpoint is not None:
+            report_resume(context, self.start.checkpoint, self.facts)
+
+    def open_saver(self) -> None:
+        """Collective: what watches over the steps and saves them. It is closed at the end, however
+        the run ends."""
+        ddp = self.ddp
+        self.notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
+        self.non_finite = NonFinite(self.context)
+        match self.config.data.balance:
+            case "off":
+                self.balance = None
+            case "auto":
+                self.balance = make_balance(
+                    self.context, self.non_finite, self.facts, self.start.facts
+                )
+            case _:
+                assert_never(self.config.data.balance)
+        self.saver = Saver(
+            self.context,
+            facts=self.facts,
+            check_state=self.non_finite.check_state,
+            before=[] if self.start.group is None else self.start.group.states,
+        )
+        self.resources.callback(self._close_saver)
+        writer = self.saver.writer
+        self.preemption.is_writing = lambda: writer.is_busy
+
+    def _close_saver(self) -> None:
+        is_stopping = self.progress.is_stopping
+        self.saver.close(self.preemption.time_left_s() if is_stopping else FAILED_S)
+
+    def warm_up_model(self) -> None:
+        """Collective: before the first step; a run that has finished takes none."""
+        context = self.context
+        if self.start.progress.step < context.total_steps:
+            check_streams(self.job)
+            flops = warm_up(self.job, self.config, note=context.note, warn=context.warn)
+            if flops is not None:
+                context.throughput.model_flops = flops
+                if self.ddp.device.type == "cuda":
+                    peak = total_peak(self.ranks, flops.arithmetic)
+                    context.throughput.peak_tflop_per_s = peak
+        else:
+            end = "has finished"
+            if self.progress.stopped is not None:
+                reason = self.progress.stopped["reason"]
+                end = f"was stopped at step {self.progress.step} ({reason})"
+            context.note(
+                f"this run {end}; raise train.epochs or train.steps, or start a new one with --fresh"
+            )
+        self.clock.mark("warm-up")
+
+    def build_loop(self) -> Loop:
+        """Collective: the step, from the inside out, and what happens between steps. Not an
+        attribute: its actions refer to this object, and a cycle would hold the memory of a lost
+        group."""
+        step = self._choose_step()
+        if self.job.sync is not None:
+            step = SyncedStep(step, self.job.sync, self.context, self._live)
+        elif self._live is not None:
+            step = AgreedStep(step, self._live, self.context)
+        traced = None
+        if self.config.log.trace:
+            step = traced = TracedStep(step, self.context)
+            self.resources.callback(traced.close)
+            traced.start()
+        self.profiled = None
+        if self.config.log.profile is not None:
+            self.profiled = ProfiledStep(step, self.context)
+        actions = between_steps(
+            self.context,
+            step,
+            FirstStep(self._after_first_step),
+            self.non_finite,
+            self.notices,
+            traced,
+            self.saver,
+            self.preemption,
+            self.balance,
+        )
+        if self._live is not None:
+            self._live.guard_connections()
+            actions.insert(0, self._leave_group(self._live))
+        return Loop(self.context, self.profiled or step, self.saver.ledger, actions)
+
+    @property
+    def _live(self) -> LiveNodes | None:
+        return None if self.regrouping is None else self.regrouping.live
+
+    def _choose_step(self) -> AnyStep:
+        """Collective: the step of the settings, or what `auto` has chosen or tries."""
+        job = self.job
+        is_auto = job.step == "auto"
+        is_default = is_auto and self.facts["config"]["train.step"] is None
+        trials = None
+        if is_auto:
+            trials = TrialFile(self.folder.trial_file, job.ddp)
+            self.resources.enter_context(trials)
+        return make_step(
+            job,
+            self.config,
+            chosen=self.facts["step"],
+            num_steps=self.context.total_steps - self.progress.step,
+            is_default=is_default,
+            uncaptured=self._reason_against_capture(is_default=is_default),
+            trials=trials,
+            on_choice=partial(self.facts.__setitem__, "step"),
+            note=self.context.note,
+        )
+
+    def _reason_against_capture(self, *, is_default: bool) -> str | None:
+        """Collective. A module's hook may be on one rank alone, and all ranks must try the same
+        kinds of steps."""
+        if self.job.step in ("eager", "compile"):
+            return None
+        hooks = [] if self.context.hooks is None else self.context.hooks.hooks
+        reason = find_unsafe(self.job, self.config, hooks, is_default=is_default)
+        reasons = gather_json(reason, device=self.ddp.device)
+        return next(filter(None, reasons), None)
+
+    def _leave_group(self, live: LiveNodes) -> SimpleAction:
+        """Not collective: after this step the group of nodes ends."""
+
+        def leave(context: RunContext) -> None:
+            raise NodesChanged(self._keep_state())
+
+        return SimpleAction("leave", lambda step: live.ends, leave, interval=0)
+
+    def _keep_state(self) -> KeptState:
+        return keep_state(self.context, self.facts, self.saver)
+
+    def run_loop(self, loop: Loop) -> None:
+        """Collective: to the last step, or until an action ends the run."""
+        context = self.context
+        with _failure_in_hooks(context), self._lost_node_ends_group():
+            if self.regrouping is not None and self.regrouping.kept_state is not None:
+                self.regrouping.kept_state.release()
+            context.call_hooks("start")
+            if context.hooks is not None:
+                context.hooks.capture()  # what cannot be saved is refused before the first step
+            loop.run()
+            if not self.progress.is_stopping:
+                if self.profiled is not None:
+                    self.profiled.finish()
+                self.saver.finish()
+                context.call_hooks("end")
+
+    @contextmanager
+    def _lost_node_ends_group(self) -> Iterator[None]:
+        """Between steps: where a collective fails because a node is lost, keep what this rank
+        has."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._live is None or not self._live.is_lost(error):
+                raise
+            raise NodesChanged(self._keep_state()) from error
+
+    def _after_first_step(self) -> None:
+        """Write the settings of the run and their history. Not before the first step: a refused
+        start changes nothing."""
+        context = self.context
+        step = self.progress.step
+        loader = self.job.loader
+        context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
+        if self.ddp.is_main_process():
+            _write_settings(context, self.facts["history"])
+        if self.regrouping is not None and self.is_continued:
+            group = self.regrouping.live.latest
+            report_regrouped(context, group, self.regrouping.kept_state)
+        else:
+            self.clock.report(self.reporter, step=step)
+        if self.start.failure is not None:
+            report_recovery(self.start.failure, self.reporter, step=step)
+
+    def report_result(self) -> ExitCode:
+        """Collective: the last event of this start."""
+        self.ddp._connection.heartbeat.mark(Phase.LEAVING)
+        if self.progress.is_stopping:
+            report_preemption(self.context, self.preemption)
             return ExitCode.PREEMPTED
-        report_end(context, notices)
+        report_end(self.context, self.notices)
         return ExitCode.SUCCESS
+
+
+def _notes_on_settings(job: Job, config: Config) -> Iterator[str]:
+    """What the settings make of the model, and those that have no effect."""
+    dist = config.dist
+    if blocks := recomputed_blocks(job.model):
+        yield f"recompute: {describe_blocks(blocks)}"
+    if job.sharded is not None:
+        yield f"shards: {job.sharded.describe_blocks()}"
+    if dist.mode != "ddp" and job.ddp.world_size == 1:
+        yield f"dist.mode {dist.mode} has no effect: one process holds the whole model"
+    if dist.comm != "none" and job.ddp.world_size == 1:
+        yield f"dist.comm {dist.comm} has no effect: one process sends no gradients"
+    if dist.sync != "step" and job.sync is None:
+        yield f"dist.sync {dist.sync} has no effect: there is one replica"
+
+
+def _write_settings(context: RunContext, history: list[Any]) -> None:
+    folder = context.folder
+    header = f"drumline train {context.request.task} --config {folder.config_file}"
+    left_out = unused_settings(type(context.job.task), context.config)
+    write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
+    if history:
+        lines = "".join(f"{json.dumps(change)}\n" for change in history)
+        write_whole(folder.settings_history, lines)
+    else:  # the changes belonged to steps that were lost
+        folder.settings_history.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -281,22 +553,6 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
         raise
 
 
-def _leave_group(keep: Callable[[], KeptState], context: RunContext) -> None:
-    """Not collective: the group of nodes ends after this step."""
-    raise NodesChanged(keep())
-
-
-@contextmanager
-def _lost_node_ends_group(live: LiveNodes | None, keep: Callable[[], KeptState]) -> Iterator[None]:
-    """Between steps: where a collective fails because a node is lost, keep what this rank has."""
-    try:
-        yield
-    except RuntimeError as error:
-        if live is None or not live.is_lost(error):
-            raise
-        raise NodesChanged(keep()) from error
-
-
 @contextmanager
 def explain_out_of_memory(
     config: Config, ddp: DDPManager, job: Job | None = None
@@ -308,64 +564,23 @@ def explain_out_of_memory(
         raise out_of_memory(error, ddp, config, job) from error
 
 
-def _open_folder(
-    request: RunRequest,
-    folder: RunFolder,
-    ddp: DDPManager,
-    progress: Progress,
-    stack: ExitStack,
-    *,
-    restores: bool,
-) -> Reporter:
-    """Collective: rank 0 creates and locks the folder; the others then write to log files in it,
-    not to the screen. `restores`: from the mirror, if the run has one and the folder no
-    checkpoint."""
-    moved_to = None
-    if has_mirror := restores and request.config.checkpoint.mirror is not None:
-        from drumline.training.between_steps.mirroring import (  # few runs need it
-            refuse_used_mirror,
-            restore_from_mirror,
-        )
-    if ddp.is_main_process():
-        # A launcher that restarts a failed job passes the same flags: --fresh must not start a new
-        # run.
-        if request.fresh and not ddp.is_restart:
-            if has_mirror:
-                refuse_used_mirror(request)
-            moved_to = set_aside(folder)
-        undo_divert()  # another rank may have been the first before
-        folder.make()
-        try:
-            stack.enter_context(locked(folder))
-        except UsageError as error:
-            if restores:
-                raise
-            # One that is stopped, and a lost host for a while, keep the lock.
-            log.warning(
-                f"{error.what}: it was lost, and this run continues without the lock; end that process"
-            )
-    restored = restore_from_mirror(request, folder, ddp) if has_mirror else []
-    ddp.barrier()
-    if not ddp.is_main_process():
-        folder.make()
-        divert_output(folder.log_file(ddp.rank))
-    reporter = stack.enter_context(open_reporter(request.config, folder, ddp, progress))
-    if moved_to is not None:
-        reporter.report("note", message=f"moved the earlier run to {moved_to}")
-    for kind, message in restored:
-        reporter.report(kind, message=message)
-    return reporter
-
-
 def _write_environment(context: RunContext) -> list[dict[str, Any]]:
     """Collective: record the command, versions, hosts and devices. Returns the ranks."""
     ddp = context.job.ddp
     folder = context.folder
-    is_gpu = ddp.device.type == "cuda"
-    device = torch.cuda.get_device_name(ddp.device) if is_gpu else platform.machine() or "cpu"
-    gpu = str(torch.cuda.get_device_properties(ddp.device).uuid) if is_gpu else None
-    mine = {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device, "gpu": gpu}
-    ranks = gather_json(mine, device=ddp.device)
+    device = platform.machine() or "cpu"
+    gpu = None
+    if ddp.device.type == "cuda":
+        device = torch.cuda.get_device_name(ddp.device)
+        gpu = str(torch.cuda.get_device_properties(ddp.device).uuid)
+    this_rank = {
+        "rank": ddp.rank,
+        "host": ddp.host,
+        "pid": os.getpid(),
+        "device": device,
+        "gpu": gpu,
+    }
+    ranks = gather_json(this_rank, device=ddp.device)
     if ddp.is_main_process():
         environment = {
             "command": ["drumline", "train", *context.request.command],
@@ -376,72 +591,3 @@ def _write_environment(context: RunContext) -> list[dict[str, Any]]:
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
         folder.preempted_file.unlink(missing_ok=True)
     return ranks
-
-
-def _make_step(
-    context: RunContext, facts: dict[str, Any], stack: ExitStack, live: LiveNodes | None
-) -> tuple[AnyStep, TracedStep | None]:
-    """Collective: the step; if it is traced, also as a TracedStep."""
-    job = context.job
-    is_auto = context.job.step == "auto"
-    hooks = [] if context.hooks is None else context.hooks.hooks
-    is_default = is_auto and facts["config"]["train.step"] is None
-    # A module's hook may be on one rank alone, and all ranks must try the same kinds.
-    captures = job.step not in ("eager", "compile")
-    reason = find_unsafe(job, context.config, hooks, is_default=is_default) if captures else None
-    reasons = gather_json(reason, device=job.ddp.device) if captures else []
-    step = make_step(
-        job,
-        context.config,
-        chosen=facts["step"],
-        num_steps=context.total_steps - context.progress.step,
-        is_default=is_default,
-        uncaptured=next(filter(None, reasons), None),
-        trials=stack.enter_context(TrialFile(context.folder.trial_file, job.ddp))
-        if is_auto
-        else None,
-        on_choice=partial(facts.__setitem__, "step"),
-        note=context.note,
-    )
-    if job.sync is not None:
-        step = SyncedStep(step, job.sync, context, live)
-    elif live is not None:
-        step = AgreedStep(step, live, context)
-    if not context.config.log.trace:
-        return step, None
-    traced = TracedStep(step, context)
-    stack.callback(traced.close)
-    traced.start()
-    return traced, traced
-
-
-def _after_first_step(
-    context: RunContext,
-    facts: Mapping[str, Any],
-    clock: StartClock,
-    failure: Mapping[str, Any] | None,
-    live: LiveNodes | None,
-    kept: KeptState | None,
-) -> None:
-    """Write the settings of the run and their history. Not before the first step: a refused start
-    changes nothing."""
-    folder = context.folder
-    step = context.progress.step
-    loader = context.job.loader
-    context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
-    if context.job.ddp.is_main_process():
-        header = f"drumline train {context.request.task} --config {folder.config_file}"
-        left_out = unused_settings(type(context.job.task), context.config)
-        write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
-        if facts["history"]:
-            write_whole(
-                folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"])
-            )
-        else:  # the changes belonged to steps that were lost
-            folder.settings_history.unlink(missing_ok=True)
-    if live is not None and live.latest.generation > 0:
-        report_regrouped(context, live.latest, kept)
-    else:
-        clock.report(context.reporter, step=step)
-    if failure is not None:
-        report_recovery(failure, context.reporter, step=step)
