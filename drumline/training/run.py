@@ -84,7 +84,7 @@ from drumline.training.resume import (
 )
 from drumline.training.run_context import RunContext, RunRequest, facts_of
 from drumline.training.steps.capture_checks import find_unsafe
-from drumline.training.steps.choice import TrialFile, make_step
+from drumline.training.steps.choice import StepOptions, TrialFile, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task
@@ -415,17 +415,15 @@ class TrainingRun:
         if is_auto:
             trials = TrialFile(self.folder.trial_file, job.ddp)
             self.resources.enter_context(trials)
-        return make_step(
-            job,
-            self.config,
+        options = StepOptions(
             chosen=self.facts["step"],
             num_steps=self.context.total_steps - self.progress.step,
             is_default=is_default,
             uncaptured=self._reason_against_capture(is_default=is_default),
             trials=trials,
             on_choice=partial(self.facts.__setitem__, "step"),
-            note=self.context.note,
         )
+        return make_step(job, self.config, options, note=self.context.note)
 
     def _reason_against_capture(self, *, is_default: bool) -> str | None:
         """Collective. A module's hook may be on one rank alone, and all ranks must try the same

@@ -16,7 +16,7 @@ from drumline.data.loader import Step
 from drumline.runs.events import read_events
 from drumline.training.job.job import build_job, make_manager
 from drumline.training.steps import choice
-from drumline.training.steps.choice import make_step
+from drumline.training.steps.choice import StepOptions, make_step
 from tests.jobs import Classify, make_config, newest, train_here
 from tests.ranks import RanksFailed, run_ranks
 
@@ -31,7 +31,11 @@ def kinds(*settings: tuple[str, str | None]) -> list[str]:
             try:
                 found.append(
                     type(
-                        make_step(replace(job, step=step), make_config(step=step), chosen=chosen)
+                        make_step(
+                            replace(job, step=step),
+                            make_config(step=step),
+                            StepOptions(chosen=chosen),
+                        )
                     ).__name__
                 )
             except UsageError as error:

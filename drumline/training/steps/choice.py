@@ -6,10 +6,11 @@ all ranks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -43,22 +44,36 @@ MOST_MEMORY = 0.45  # of a GPU, before graphs are captured
 def _ignore(_: str) -> None: ...
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """What a run knows about its steps, beside the settings."""
+
+    chosen: str | None = None
+    """The earlier choice of `auto` in this run."""
+    num_steps: int | None = None
+    """How many are left."""
+    is_default: bool = False
+    """The run did not ask for `auto`."""
+    uncaptured: str | None = None
+    """Why not to capture steps, as the end of a sentence."""
+    trials: TrialFile | None = None
+    """Where `auto` records what it tries."""
+    on_choice: Callable[[str], None] = _ignore
+    """Gets a new choice of `auto`."""
+
+
+NO_OPTIONS = StepOptions()
+StepKinds = dict[str, Callable[[], AnyStep]]
+
+
 def make_step(
     job: Job,
     config: Config,
+    options: StepOptions = NO_OPTIONS,
     *,
-    chosen: str | None = None,
-    num_steps: int | None = None,
-    is_default: bool = False,
-    uncaptured: str | None = None,
-    trials: TrialFile | None = None,
-    on_choice: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
-    """`chosen`: the earlier choice of `auto` in this run; `on_choice` gets a new one. `num_steps`:
-    how many are left. `is_default`: the run did not ask for `auto`. `uncaptured`: why `auto` is not
-    to try captured steps, as the end of a sentence. `trials`: where it records what it tries.
-    `note` logs a message."""
+    """The step of the settings. `note` logs a message."""
     match config.train.exact:
         case "world":
             pass
@@ -72,66 +87,94 @@ def make_step(
             )
         case _:
             assert_never(config.train.exact)
+    uncapturable = job.uncapturable or options.uncaptured
+    kinds = _step_kinds(job, config, captures=uncapturable is None, note=note)
+    kind = job.step
+    if job.step == "auto":
+        if options.chosen not in kinds:
+            return _try_kinds(job, kinds, options, uncapturable, note=note)
+        kind = options.chosen
+    if kind not in kinds:
+        raise _unavailable(kind, job, kinds, uncapturable)
+    return kinds[kind]()
+
+
+def _step_kinds(
+    job: Job, config: Config, *, captures: bool, note: Callable[[str], None]
+) -> StepKinds:
+    """Those that this run can take, from the simplest on; a compiled or an eager step is inside a
+    captured one."""
     settings: dict[str, Any] = {
         "clip_norm": config.optim.clip_norm,
         "sends_buffers": config.dist.broadcast_buffers,
     }
-    kinds: dict[str, Callable[[], AnyStep]] = {
-        "eager": lambda: TrainStep(job, **settings),
+
+    def eager() -> AnyStep:
+        return TrainStep(job, **settings)
+
+    def compiled_loss() -> AnyStep:
         # The blocks of a sharded model are compiled already (`compile_blocks`).
-        "compile": lambda: (
-            TrainStep(job, **settings)
-            if job.is_sharded
-            else CompiledStep(job, note=note, **settings)
-        ),
-    }
-    is_gpu = job.ddp.device.type == "cuda"
-    uncapturable = job.uncapturable or uncaptured
-    if is_gpu and uncapturable is None:
-        kinds["graph"] = lambda: GraphStep(kinds["eager"](), job, note=note)
-        kinds["compiled_graph"] = lambda: GraphStep(kinds["compile"](), job, note=note)
+        return eager() if job.is_sharded else CompiledStep(job, note=note, **settings)
+
+    kinds: StepKinds = {"eager": eager, "compile": compiled_loss}
+    if captures and job.ddp.device.type == "cuda":
+        kinds["graph"] = lambda: GraphStep(eager(), job, note=note)
+        kinds["compiled_graph"] = lambda: GraphStep(compiled_loss(), job, note=note)
+    return kinds
+
+
+def _try_kinds(
+    job: Job,
+    kinds: StepKinds,
+    options: StepOptions,
+    uncapturable: str | None,
+    *,
+    note: Callable[[str], None],
+) -> AnyStep:
+    """`--train.step auto` without a choice yet; eager steps where too few are left to try others by
+    default."""
+    trials = options.trials
+    num_steps = options.num_steps
+    failed = [] if trials is None else trials.failed
+    for kind in failed:
+        note(
+            f"{kind} steps are not tried: the run failed at an earlier start while it tried them "
+            "(remove step-trial.txt from the run folder to try them again)"
+        )
+    # By a part of the name: compiled_graph needs the memory of both others.
+    tried = {name: make for name, make in kinds.items() if not any(kind in name for kind in failed)}
+    num_trial_steps = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
+    if options.is_default and num_steps is not None and num_steps < 2 * num_trial_steps:
+        note(
+            f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)"
+        )
+        return kinds["eager"]()
+    if job.ddp.device.type == "cuda" and uncapturable is not None:
+        note(f"captured steps are left out: {uncapturable}")
 
     def choose(choice: str) -> None:
         if "graph" in kinds and choice not in CAPTURED:
             set_capturable(job.optimizer, job.group_settings, is_on=False)
-        on_choice(choice)
+        options.on_choice(choice)
 
-    if job.step == "auto" and chosen not in kinds:
-        failed = [] if trials is None else trials.failed
-        for kind in failed:
-            note(
-                f"{kind} steps are not tried: the run failed at an earlier start while it tried them "
-                "(remove step-trial.txt from the run folder to try them again)"
-            )
-        # By a part of the name: compiled_graph needs the memory of both others.
-        tried = {
-            name: make for name, make in kinds.items() if not any(kind in name for kind in failed)
-        }
-        trial = len(tried) * (WARM_UP_STEPS + TIMED_STEPS)
-        if is_default and num_steps is not None and num_steps < 2 * trial:
-            note(
-                f"steps run as eager: {num_steps} are too few to try others (--train.step auto tries them)"
-            )
-            return kinds["eager"]()
-        if is_gpu and uncapturable is not None:
-            note(f"captured steps are left out: {uncapturable}")
-        on_trial = _ignore if trials is None else trials.write
-        given: dict[str, Any] = {
-            "num_steps": num_steps,
-            "on_trial": on_trial,
-            "on_choice": choose,
-            "note": note,
-        }
-        return AutoStep(tried, device=job.ddp.device, **given)
-    wanted = chosen if chosen and job.step == "auto" else job.step
-    if wanted not in kinds:
-        needs = f"needs a GPU, and this rank computes on {job.ddp.device}"
-        reason = f"cannot capture the steps of this run: {uncapturable}" if uncapturable else needs
-        also = "" if job.uncapturable is None else ", or another optimizer"
-        raise UsageError(
-            f"--train.step {wanted} {reason}", next_step=f"choose one of {', '.join(kinds)}{also}"
-        )
-    return kinds[wanted]()
+    return AutoStep(
+        tried,
+        device=job.ddp.device,
+        num_steps=num_steps,
+        on_trial=_ignore if trials is None else trials.write,
+        on_choice=choose,
+        note=note,
+    )
+
+
+def _unavailable(kind: str, job: Job, kinds: StepKinds, uncapturable: str | None) -> UsageError:
+    reason = f"needs a GPU, and this rank computes on {job.ddp.device}"
+    if uncapturable:
+        reason = f"cannot capture the steps of this run: {uncapturable}"
+    or_optimizer = "" if job.uncapturable is None else ", or another optimizer"
+    return UsageError(
+        f"--train.step {kind} {reason}", next_step=f"choose one of {', '.join(kinds)}{or_optimizer}"
+    )
 
 
 class TrialFile(AbstractContextManager["TrialFile"]):
@@ -142,11 +185,11 @@ class TrialFile(AbstractContextManager["TrialFile"]):
     def __init__(self, path: Path, ddp: DDPManager) -> None:
         """Collective."""
         self._path = path if ddp.is_main_process() else None
-        words = ""
+        recorded = []
         with suppress(OSError, ValueError):
-            words = read_regular(path).decode()
-        found = [kind for kind in (*COMPILED, "graph") if kind in words.split()]
-        self.failed: list[str] = broadcast_json(found, device=ddp.device)
+            recorded = read_regular(path).decode().split()
+        failed = [kind for kind in (*COMPILED, "graph") if kind in recorded]
+        self.failed: list[str] = broadcast_json(failed, device=ddp.device)
 
     def write(self, trying: str = "") -> None:
         if self._path is not None:
@@ -155,6 +198,13 @@ class TrialFile(AbstractContextManager["TrialFile"]):
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error in (None, KeyboardInterrupt):  # a trial that ends so has not failed
             self.write()
+
+
+class _Trial(NamedTuple):
+    seconds: float
+    """Of all ranks, per sample."""
+    kind: str
+    step: AnyStep
 
 
 class AutoStep:
@@ -172,14 +222,14 @@ class AutoStep:
     ) -> None:
         """The first kind is the one that the others are to be faster than. `num_steps`: how many
         are left."""
-        self._left = list(kinds.items())
+        self._left = dict(kinds)
         self._device = device
         self._on_trial = on_trial
         self._on_choice = on_choice
         self._note = note
         self._num_steps = num_steps
         self._not_tried = ""
-        self._fastest: tuple[float, str, AnyStep] | None = None
+        self._fastest: _Trial | None = None
         self._seconds: dict[str, float] = {}
         self._is_settled = False
         self.grad_norm: Tensor | None = None
@@ -193,19 +243,20 @@ class AutoStep:
         except torch.OutOfMemoryError as error:
             if self._is_settled or not self._seconds:
                 raise
-            what = f"out of memory while --train.step auto tried {self._name}: {str(error).partition('. GPU')[0]}"
+            reason = str(error).partition(". GPU")[0]
             raise TrialError(
-                what, next_step="rerun the same command to resume: it does not try it again"
+                f"out of memory while --train.step auto tried {self._name}: {reason}",
+                next_step="rerun the same command to resume: it does not try it again",
             ) from error
         self.grad_norm = self._step.grad_norm
         if begin is not None:
             self._count(step, begin)
 
     def _try_next(self) -> None:
-        self._name, make = self._left.pop(0)
+        self._name = next(iter(self._left))
         if self._seconds:
             self._on_trial(self._name)
-        self._step = make()
+        self._step = self._left.pop(self._name)()
         self._num_taken = self._num_samples = 0
         self._times: list[tuple[Any, Any]] = []
 
@@ -218,45 +269,50 @@ class AutoStep:
         self._num_samples += step.plan.global_size
         if len(self._times) < TIMED_STEPS:
             return
-        own = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
-        measured = torch.tensor([own, _is_memory_used(self._device), 1.0], device=self._device)
+        seconds_here = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
+        measured = torch.tensor(
+            [seconds_here, _is_memory_used(self._device), 1.0], device=self._device
+        )
         seconds, num_full, num_ranks = all_sum(measured).tolist()
         if not self._seconds:
             self._leave_out(seconds / num_ranks * step.plan.global_size, is_full=num_full > 0)
         self._seconds[self._name] = seconds
-        if self._fastest is None or seconds < self._fastest[0]:
-            self._fastest = seconds, self._name, self._step
-        self._step = self._fastest[2]  # frees the memory of the slower one's graphs
+        if self._fastest is None or seconds < self._fastest.seconds:
+            self._fastest = _Trial(seconds, self._name, self._step)
+        self._step = self._fastest.step  # frees the memory of the slower one's graphs
         if self._left:
             self._try_next()
         else:
-            self._settle(*self._fastest)
+            self._settle(self._fastest)
 
     def _leave_out(self, step_s: float, *, is_full: bool) -> None:
         """After the first trial: the kinds that would cost more than they gain, or more memory than
         there is."""
-        reasons = []
-        if (
-            self._num_steps is not None
-            and (rest_s := step_s * self._num_steps) < SHORTEST_COMPILED_S
-        ):
-            reasons.append((COMPILED, f"the run takes {duration(rest_s)}"))
+        if self._num_steps is not None:
+            left_s = step_s * self._num_steps
+            if left_s < SHORTEST_COMPILED_S:
+                self._do_not_try(COMPILED, f"the run takes {duration(left_s)}")
         if is_full:
-            reasons.append((CAPTURED, "too little memory is left for graphs"))
-        for kinds, reason in reasons:
-            if names := [name for name, _ in self._left if name in kinds]:
-                self._left = [one for one in self._left if one[0] not in kinds]
-                self._not_tried += f"; not tried: {', '.join(names)} ({reason})"
+            self._do_not_try(CAPTURED, "too little memory is left for graphs")
 
-    def _settle(self, seconds: float, choice: str, step: AnyStep) -> None:
+    def _do_not_try(self, kinds: Sequence[str], reason: str) -> None:
+        names = [name for name in self._left if name in kinds]
+        for name in names:
+            del self._left[name]
+        if names:
+            self._not_tried += f"; not tried: {', '.join(names)} ({reason})"
+
+    def _settle(self, fastest: _Trial) -> None:
         self._is_settled = True
-        self._step = step
+        self._step = fastest.step
         self._fastest = None
-        others = ", ".join(f"{name} {own / seconds:.2f}" for name, own in self._seconds.items())
+        ratios = ", ".join(
+            f"{kind} {seconds / fastest.seconds:.2f}" for kind, seconds in self._seconds.items()
+        )
         self._on_trial("")
-        self._on_choice(choice)
+        self._on_choice(fastest.kind)
         self._note(
-            f"steps run as {choice}, the fastest here; time per step relative to it: {others}{self._not_tried}"
+            f"steps run as {fastest.kind}, the fastest here; time per step relative to it: {ratios}{self._not_tried}"
         )
 
 

@@ -27,6 +27,7 @@ from drumline.training.steps.choice import (
     TIMED_STEPS,
     WARM_UP_STEPS,
     AutoStep,
+    StepOptions,
     TrialFile,
     make_step,
 )
@@ -259,7 +260,7 @@ def auto_on_gpu(
         heartbeat=None,
         group_settings=group_settings(optimizer),
     )
-    step = make_step(job, Config(), trials=record, note=notes.append, **settings)  # type: ignore[arg-type]
+    step = make_step(job, Config(), StepOptions(trials=record, **settings), note=notes.append)  # type: ignore[arg-type]
     if isinstance(step, AutoStep):
         step._device = CPU
     for _ in range(5 * (WARM_UP_STEPS + TIMED_STEPS)):
@@ -362,7 +363,7 @@ def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(
     assert notes[0] == f"captured steps are left out: {reason}"
     job: Any = SimpleNamespace(ddp=SimpleNamespace(device=CUDA), step="graph", uncapturable=None)
     with pytest.raises(UsageError) as caught:
-        make_step(job, Config(), uncaptured=reason)
+        make_step(job, Config(), StepOptions(uncaptured=reason))
     assert str(caught.value) == (
         f"--train.step graph cannot capture the steps of this run: {reason}\n  try: choose one of eager, compile"
     )
