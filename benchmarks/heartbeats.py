@@ -88,7 +88,7 @@ def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
 
 def count_marks(ddp: DDPManager, path: Path) -> None:
     """Those of real steps, by their record."""
-    ddp._connection.heartbeat = HeartbeatWriter(path)
+    ddp.connection.heartbeat = HeartbeatWriter(path)
     taken = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
     time_steps(taken, STEPS_PER_BLOCK)  # the first one also has those of the start
     first = read_heartbeat(path)
@@ -128,16 +128,16 @@ class NoHeartbeat:
 
 
 def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
-    watched = ddp._connection.heartbeat
+    watched = ddp.connection.heartbeat
     ways = {
         "on": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
         "off": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
     }
     for name, heartbeat in (("on", watched), ("off", NoHeartbeat())):
-        ddp._connection.heartbeat = heartbeat  # type: ignore[assignment]
+        ddp.connection.heartbeat = heartbeat  # type: ignore[assignment]
         time_steps(ways[name], STEPS_PER_BLOCK)  # the first step takes the writer, and warms up
-    assert ddp._connection.watch_folder is not None
-    sidecar = int((ddp._connection.watch_folder / "sidecar.pid").read_text())
+    assert ddp.connection.watch_folder is not None
+    sidecar = int((ddp.connection.watch_folder / "sidecar.pid").read_text())
     times: dict[str, list[float]] = {"off": [], "on": []}
     for pair in range(pairs):
         for name in ("off", "on") if pair % 2 else ("on", "off"):

@@ -51,7 +51,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
     topology = topology_from(os.environ)
     assert topology is not None
     store = (
-        open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp._connection.store
+        open_store(topology, timeout_s=60) if topology.agent_hosts_store else ddp.connection.store
     )
     assert store is not None
     facts: dict[str, dict[str, object]] = {}

@@ -107,7 +107,7 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
         for samples in engine_steps(ddp, config, Task(config), batches):
             after_step(samples)
 
-    start = partial(ddp._connection.heartbeat.mark, Phase.START)
+    start = partial(ddp.connection.heartbeat.mark, Phase.START)
     return Way(f"ours, {str(config.train.step).replace('_', ' ')}", run, rest=start)
 
 

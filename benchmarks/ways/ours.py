@@ -123,7 +123,7 @@ class _Followed(Progress):
 def _rest(ddp: DDPManager, run: Path) -> None:
     """Wait until no checkpoint is being written. The heartbeat must not show a step that has begun:
     it would be reported as a stall."""
-    ddp._connection.heartbeat.mark(Phase.START)
+    ddp.connection.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then
     while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
@@ -134,10 +134,10 @@ def _rest(ddp: DDPManager, run: Path) -> None:
 def _with_sidecar(ddp: DDPManager, act: Callable[[int], None]) -> None:
     """Only our own rows have a sidecar."""
     if (
-        ddp._connection.watch_folder is not None
-        and (ddp._connection.watch_folder / "sidecar.pid").exists()
+        ddp.connection.watch_folder is not None
+        and (ddp.connection.watch_folder / "sidecar.pid").exists()
     ):
-        act(int((ddp._connection.watch_folder / "sidecar.pid").read_text()))
+        act(int((ddp.connection.watch_folder / "sidecar.pid").read_text()))
 
 
 def steps_of(config: Config, kind: str) -> Config:

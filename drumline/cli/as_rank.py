@@ -33,13 +33,13 @@ def as_rank(prepare: Callable[[], RankWork]) -> int:
         load_compiler_late()
         do_work()
     except KeyboardInterrupt as error:
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp._connection.store is None:  # among several ranks the launcher reports it, once
+        ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
+        if ddp.connection.store is None:  # among several ranks the launcher reports it, once
             print_message("interrupted")
         exit_now(ExitCode.INTERRUPTED)
     # The user's code may call sys.exit, which is not success.
     except (Exception, SystemExit) as error:
-        ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
     if not ddp.cleanup():
         exit_now(ExitCode.SUCCESS)

@@ -135,7 +135,7 @@ class RankProcess:
         if isinstance(change, NodesChanged):
             regrouping.kept_state = change.state
         self.preemption.is_between_groups = True
-        self.ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
+        self.ddp.connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
         live.leave()
         self.ddp.cleanup(broken=True)
         if not isinstance(change, Redirected):
@@ -147,7 +147,7 @@ class RankProcess:
 
     def _leave_finished_run(self) -> NoReturn:
         """The run has ended without this node."""
-        self.ddp._connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
+        self.ddp.connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
         if self.regrouping is not None and self.regrouping.live.is_first:
             print_message(
                 f"node {self.regrouping.live.number} did not join again: the run has ended"
@@ -155,13 +155,13 @@ class RankProcess:
         exit_now(ExitCode.SUCCESS)
 
     def end_interrupted(self, error: KeyboardInterrupt) -> NoReturn:
-        self.ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
-        if self.ddp._connection.store is None:  # among several ranks the launcher reports it, once
+        self.ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
+        if self.ddp.connection.store is None:  # among several ranks the launcher reports it, once
             print_message(interrupted(self.folder, self.argv))
         exit_now(ExitCode.INTERRUPTED)
 
     def end_failed(self, error: BaseException) -> NoReturn:
-        self.ddp._connection.heartbeat.fail(summary(error), failure_kind(error))
+        self.ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
         exit_code = report_failure(
             error, self.ddp, self.progress, run=self.folder, environment=os.environ
         )

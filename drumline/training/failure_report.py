@@ -63,7 +63,7 @@ def report_failure(
     """Print what happened, if this rank was the first to fail; returns the exit code of the whole
     job. `run`: where the logs are that it is added to, if any."""
     place = ddp.place(progress.step or None)
-    if ddp._connection.store is None and (topology := topology_from(environment)) is not None:
+    if ddp.connection.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
     has_checkpoint = ddp.is_restart or progress.saved_step is not None
@@ -82,7 +82,7 @@ def report_failure(
         full_disk=full_disk(error, run),
         raised_by=place,
     )
-    first = ddp._connection.claim_failure(error, failure, environment=environment)
+    first = ddp.connection.claim_failure(error, failure, environment=environment)
     log = None if run is None else RunFolder(run).log_file(ddp.rank)
     _print_once(error, place, first, log, run=run or Path(), environment=environment)
     return (first or failure).exit_code

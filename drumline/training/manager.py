@@ -11,7 +11,7 @@ script runs as one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -32,7 +32,7 @@ from drumline.data.loader import IndexedLoader, Loader
 from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
-from drumline.parallel.sharded_model import shard_model
+from drumline.parallel.sharded_model import ShardingPlan, shard_model
 from drumline.parallel.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.rank import determinism, group
 from drumline.rank.collectives import all_sum, check_same, check_same_weights
@@ -61,22 +61,34 @@ class DDPManager(RankLifecycle):
         example) may be initialized differently on each rank; DDP gives all of them rank 0's
         weights.
         """
-        # the engine's
-        plan = ddp_options.pop("_sharding", None)
-        prepare = ddp_options.pop("_prepare", None)
+        if self._wrapped is None:
+            check_same_weights(model, host=self.host, device=self.device)
+        wrapped = wrap_model(model, device=self.device, **ddp_options)
+        # The engine marks the phases of its steps.
+        is_own_loop = not ddp_options.get("applied", False)
+        return self._begin_training(wrapped, counts_passes=is_own_loop)
+
+    def shard(
+        self,
+        model: nn.Module,
+        plan: ShardingPlan,
+        *,
+        prepare: Callable[[Iterable[tuple[str, nn.Module]]], None] | None = None,
+    ) -> nn.Module:
+        """Collective, for the engine: move this rank's shards of the model to its device.
+        `prepare`: as for `shard_model`."""
         if self._wrapped is None and prepare is None:
             check_same_weights(model, host=self.host, device=self.device)
-        if plan is None:
-            self._wrapped = wrap_model(model, device=self.device, **ddp_options)
-        else:
-            self._wrapped = shard_model(model, plan, self.device, prepare=prepare)
-        # The engine marks the phases of its steps.
-        is_own_loop = plan is None and not ddp_options.get("applied", False)
-        self._observe_progress(self._wrapped, counts_passes=is_own_loop)
-        self._connection.mark_compilations()
+        sharded = shard_model(model, plan, self.device, prepare=prepare)
+        return self._begin_training(sharded, counts_passes=False)
+
+    def _begin_training(self, wrapped: nn.Module, *, counts_passes: bool) -> nn.Module:
+        self._wrapped = wrapped
+        self._observe_progress(wrapped, counts_passes=counts_passes)
+        self.connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
-        return self._wrapped
+        return wrapped
 
     @contextmanager
     def no_sync(self, *models: nn.Module, unless: bool = False) -> Iterator[None]:
@@ -193,7 +205,7 @@ class DDPManager(RankLifecycle):
             )
             evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
             evaluation.observer = LoopHeartbeats(
-                self._connection.heartbeat, Phase.EVALUATION, group.collective_counter()
+                self.connection.heartbeat, Phase.EVALUATION, group.collective_counter()
             )
             return evaluation
         self._sharding = sharding
@@ -203,7 +215,7 @@ class DDPManager(RankLifecycle):
             dataset, sharding=sharding, device=self.device, seed=self._seed, options=options
         )
         loader.observer = LoopHeartbeats(
-            self._connection.heartbeat, Phase.USER, group.collective_counter()
+            self.connection.heartbeat, Phase.USER, group.collective_counter()
         )
         return loader
 
@@ -239,9 +251,9 @@ class DDPManager(RankLifecycle):
 
     @contextmanager
     def _in_save(self) -> Iterator[None]:
-        self._connection.heartbeat.mark(Phase.SAVE)
+        self.connection.heartbeat.mark(Phase.SAVE)
         yield
-        self._connection.heartbeat.mark(Phase.USER)
+        self.connection.heartbeat.mark(Phase.USER)
 
     def _warn_about_small_batches(self) -> None:
         """Warn when both the model and the batch size are known; either may come first."""

@@ -71,7 +71,8 @@ class RankLifecycle:
         check_section("watch", self._watch)
         least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
         self._start_timeout_s = start_timeout_s
-        self._train_timeout_s = max(train_timeout_s, least_s)
+        self.train_timeout_s = max(train_timeout_s, least_s)
+        """How long one collective may take."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._seed = seed
@@ -83,7 +84,9 @@ class RankLifecycle:
         self._run = None if run is None else Path(run)
         self._topology = Topology()
         self._device: torch.device | None = None
-        self._connection = JobConnection()
+        self.connection = JobConnection()
+        """For the engine: the store, the heartbeat and the report of a failure. It may change with
+        any version."""
         self._checkpoints: list[Checkpoint] = []
         self._wrapped: nn.Module | None = None
         self._trained: nn.Parameter | None = None
@@ -101,7 +104,7 @@ class RankLifecycle:
         self._pid = os.getpid()
         use_private_cache()  # under another launcher, or none
         topology = topology_from(os.environ) if _live is None else _live.topology()
-        self._topology = self._connection.topology = topology or Topology()
+        self._topology = self.connection.topology = topology or Topology()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         if self._deterministic:
@@ -110,13 +113,13 @@ class RankLifecycle:
         if self._captures:
             os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
-        with self._connection.node_watch(
+        with self.connection.node_watch(
             self._watch, run=self._run, environment=os.environ, live=_live
         ) as node:
             if topology is not None:
-                self._connection.rendezvous = self._join(topology, node, _live)
+                self.connection.rendezvous = self._join(topology, node, _live)
             if node is not None:
-                self._connection.start_watchdog(node, self._watch, sign=self._versions)
+                self.connection.start_watchdog(node, self._watch, sign=self._versions)
         determinism.seed_shared(self._seed)
         return topology is not None
 
@@ -128,8 +131,8 @@ class RankLifecycle:
             return True
         failed_save = self._finish_saves(logs=broken)
         if not broken:
-            self._connection.heartbeat.mark(Phase.LEAVING)
-        self._connection.stop_monitor()
+            self.connection.heartbeat.mark(Phase.LEAVING)
+        self.connection.stop_monitor()
         if not (in_time := group.leave_group(broken=broken)):
             log.warning(
                 f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Try: release CUDA "
@@ -137,8 +140,8 @@ class RankLifecycle:
             )
             group.limit_exit(group.LEAVE_S, failed=broken)
         if not broken:
-            self._connection.heartbeat.mark(Phase.LEFT)
-        self._connection.close()
+            self.connection.heartbeat.mark(Phase.LEFT)
+        self.connection.close()
         self._device = self._wrapped = self._trained = None
         if failed_save is not None:
             raise failed_save
@@ -158,12 +161,12 @@ class RankLifecycle:
             error.add_note(unused)
         # To the watchdog, before any call that may block.
         if isinstance(error, SystemExit) and not error.code:
-            self._connection.heartbeat.mark(Phase.LEFT)
+            self.connection.heartbeat.mark(Phase.LEFT)
         elif error is not None:
-            self._connection.note_failure(error)
+            self.connection.note_failure(error)
         if isinstance(error, Exception):
             failure = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
-            first = self._connection.claim_failure(error, failure, environment=os.environ)
+            first = self.connection.claim_failure(error, failure, environment=os.environ)
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
@@ -245,7 +248,7 @@ class RankLifecycle:
             "number of ranks": topology.world_size,
             "seed": self._seed,
             "start timeout": self._start_timeout_s,
-            "train timeout": self._train_timeout_s,
+            "train timeout": self.train_timeout_s,
             "choice of deterministic kernels": self._deterministic,
             "choice of a sidecar": self._watch.sidecar,
         }
@@ -262,7 +265,7 @@ class RankLifecycle:
             backend=backend,
             device=device,
             start_timeout_s=self._start_timeout_s,
-            train_timeout_s=self._train_timeout_s,
+            train_timeout_s=self.train_timeout_s,
             facts=facts,
             environment=os.environ,
             service=node,

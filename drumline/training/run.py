@@ -323,7 +323,7 @@ class TrainingRun:
         """Collective: what watches over the steps and saves them. It is closed at the end, however
         the run ends."""
         ddp = self.ddp
-        self.notices = WatchNotices(ddp._connection.watch_folder if ddp.is_main_process() else None)
+        self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
         match self.config.data.balance:
             case "off":
@@ -492,7 +492,7 @@ class TrainingRun:
 
     def report_result(self) -> ExitCode:
         """Collective: the last event of this start."""
-        self.ddp._connection.heartbeat.mark(Phase.LEAVING)
+        self.ddp.connection.heartbeat.mark(Phase.LEAVING)
         if self.progress.is_stopping:
             report_preemption(self.context, self.preemption)
             return ExitCode.PREEMPTED
@@ -533,7 +533,7 @@ def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        ddp._connection.note_failure(error)
+        ddp.connection.note_failure(error)
         raise
 
 
@@ -544,7 +544,7 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         if context.hooks is not None and is_own(error):
-            context.job.ddp._connection.note_failure(error)  # a hook may block
+            context.job.ddp.connection.note_failure(error)  # a hook may block
             context.hooks.fail(
                 error, step=context.progress.step, epoch=context.epoch, metrics=context.metrics
             )

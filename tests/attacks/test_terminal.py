@@ -256,7 +256,7 @@ def failure_of_another_rank_in_a_loop_of_the_users(
     error = ValueError("x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            ddp._connection, "claim_failure", lambda *_, **__: Failure(Place("b", 1), text, 1)
+            ddp.connection, "claim_failure", lambda *_, **__: Failure(Place("b", 1), text, 1)
         )
         with pytest.raises(SystemExit) as caught:
             ddp.__exit__(ValueError, error, None)

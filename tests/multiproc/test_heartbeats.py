@@ -89,7 +89,7 @@ class Onlooker:
 def watched(ddp: DDPManager, folder: Path) -> Iterator[Onlooker]:
     """The rank's beats go to a file, and someone looks at it."""
     path = folder / f"rank-{ddp.rank:05d}.heartbeat"
-    ddp._connection.heartbeat = HeartbeatWriter(path, rank=ddp.rank)
+    ddp.connection.heartbeat = HeartbeatWriter(path, rank=ddp.rank)
     onlooker = Onlooker.current = Onlooker(path)
     try:
         yield onlooker
@@ -297,7 +297,7 @@ def loop_without_our_loader(folder: Path) -> list[Heartbeat]:
     with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
         path = folder / f"rank-{ddp.rank:05d}.heartbeat"
         # As where there is a sidecar.
-        count = ProgressMonitor(ddp._connection.heartbeat, sign=ddp._versions, every_s=0.02)
+        count = ProgressMonitor(ddp.connection.heartbeat, sign=ddp._versions, every_s=0.02)
         model = ddp.wrap(nn.Linear(6, 2).double())
         looks = [beat_when(path, lambda beat: beat.collective == num_collectives())]
         for waits in (model.no_sync, nullcontext):
@@ -345,7 +345,7 @@ def test_the_last_heartbeat_of_a_users_loop(
 ) -> None:
     def leave() -> None:
         with DDPManager() as ddp:
-            ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
+            ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
             raise error
 
     with pytest.raises(type(error)):
@@ -359,7 +359,7 @@ def test_the_last_heartbeat_of_a_users_loop(
 def test_the_exit_of_a_forked_child_is_not_its_ranks(tmp_path: Path) -> None:
     def fork_in_the_loop() -> None:
         with DDPManager() as ddp:
-            ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
+            ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
             if (child := os.fork()) == 0:
                 sys.exit(0)
             assert os.waitpid(child, 0)[1] == 0
@@ -377,7 +377,7 @@ def test_the_exit_of_a_forked_child_is_not_its_ranks(tmp_path: Path) -> None:
 
 def test_processes_that_load_data_leave_the_record_of_their_rank_alone(tmp_path: Path) -> None:
     with DDPManager() as ddp:
-        ddp._connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat", rank=5)
+        ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat", rank=5)
         loader = ddp.loader(Points(12), batch_size=2, workers=2)
         assert len(list(loader)) == 6
         loader.close()

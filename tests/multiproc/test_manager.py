@@ -66,16 +66,16 @@ def test_a_type_checker_knows_what_a_loader_is() -> None:
 
 
 def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
-    assert DDPManager(watch=WatchConfig(hang_s=900))._train_timeout_s == 990
-    assert DDPManager(train_timeout_s=3600)._train_timeout_s == 3600
-    assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off"))._train_timeout_s == 5
+    assert DDPManager(watch=WatchConfig(hang_s=900)).train_timeout_s == 990
+    assert DDPManager(train_timeout_s=3600).train_timeout_s == 3600
+    assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off")).train_timeout_s == 5
 
 
 @pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
 def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(
     sidecar: Literal["off", "auto", "on"],
 ) -> None:
-    with DDPManager()._connection.node_watch(
+    with DDPManager().connection.node_watch(
         WatchConfig(sidecar=sidecar), run=None, environment={}
     ) as node:
         assert (node is not None) == (sidecar == "on"), "auto: there is a single rank"

@@ -219,7 +219,7 @@ def signalled_twice(config: Config, run: Path) -> None:
     ddp.setup()
     preemption.join(ddp, progress)
     if ddp.rank == 1:
-        shared = ddp._connection.store
+        shared = ddp.connection.store
         while shared is not None and not shared.check(
             ["never"]
         ):  # until rank 0, which runs the store, is gone

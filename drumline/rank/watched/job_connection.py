@@ -1,7 +1,7 @@
 """What connects a rank with its job besides the process group: the store, the sidecar, and the
 report of a failure.
 
-DDPManager has one. The engine uses it too; to a user's script it is private.
+DDPManager has one, for the engine; to a user's script it may change with any version.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class LogTraining(Action):
     def _counts(self, context: RunContext) -> RankCounts:
         job = context.job
         throughput = context.throughput
-        compilations = job.ddp._connection.compilations
+        compilations = job.ddp.connection.compilations
         compiled_at = [] if compilations is None else list(compilations.began_at.values())
         measured = self._communication.newest(context.progress.step)
         return RankCounts(

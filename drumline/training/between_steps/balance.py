@@ -148,7 +148,7 @@ class Balance(Action):
         # it makes the batches of steps before this one again, if they were not finite
         self._non_finite.read()
         self._use(sizes, step + 1 if gain >= LARGE_GAIN else later)
-        if (marks := self._job.ddp._connection.compilations) is not None:
+        if (marks := self._job.ddp.connection.compilations) is not None:
             marks.is_usual_until = step + FIRST_STEPS  # torch compiles for the new sizes
         context.reporter.report(
             "note",

@@ -121,14 +121,14 @@ class Preemption:
         is_own = bool(self.cause) and self.cause.get("rank") == self._place.get("rank")
         self._place = {"host": ddp.host, "rank": ddp.rank}
         self.cause |= self._place if is_own else {}  # ranks are numbered anew
-        if self._pipe is not None and ddp._connection.store is not None:
+        if self._pipe is not None and ddp.connection.store is not None:
             node = ddp.rank // ddp.local_world_size
             self._may_leave = may_leave
             # A host may have several nodes; srun may scatter ranks.
             where = node if may_leave else ddp.host
-            ddp._connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
+            ddp.connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
             self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
-            self._store = ddp._connection.store.clone()
+            self._store = ddp.connection.store.clone()
             self._vote = StopVote(
                 self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
             )

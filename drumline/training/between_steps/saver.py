@@ -110,9 +110,9 @@ class Saver(Periodic):
         self._ledger_file.start(self._context, self._before)
         num_shards = 1 if self._job.sharded is None else self._job.sharded.plan.num_shards
         if (who != "one" or num_shards > 1) and ddp.world_size > 1:
-            assert ddp._connection.store is not None
+            assert ddp.connection.store is not None
             self.writer.choose_writers(
-                who, ddp._connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
+                who, ddp.connection.store, local_rank=ddp.get_local_rank(), num_shards=num_shards
             )
         self.writer.rehearse()
         if self._mirror is not None:

@@ -41,7 +41,7 @@ class EvaluationJob:
 
     @property
     def heartbeat(self) -> HeartbeatWriter:
-        return self.ddp._connection.heartbeat
+        return self.ddp.connection.heartbeat
 
     @property
     def is_sharded(self) -> bool:
@@ -76,7 +76,7 @@ def build_evaluation_job(
 ) -> EvaluationJob:
     """Collective: build the model, as a training run has it, and the loaders of these sets, and
     compare them across ranks. `has_metrics`: whether the task's own are measured."""
-    ddp._connection.heartbeat.mark(Phase.START)
+    ddp.connection.heartbeat.mark(Phase.START)
     set_arithmetic(config.train, ddp.device)
     check_same_data(ddp, evaluation_facts(sets))
     loaders = make_eval_loaders(config, task, ddp, sets)

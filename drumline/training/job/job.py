@@ -256,7 +256,7 @@ def build_job(
     """Collective: build data, model and optimizer, and compare them across ranks. `batch` and
     `step`: those of the resumed run; otherwise the settings decide. `on_data` is called when the
     data is built, `on_model` with the new model, before it is compared."""
-    ddp._connection.heartbeat.mark(Phase.START)
+    ddp.connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
     step = step or choose_step(config, device)

@@ -28,7 +28,7 @@ def with_local_data(config: Config, ddp: DDPManager) -> Config:
     url = config.data.dir
     if url is None or not is_store_url(url):
         return config
-    heartbeat = ddp._connection.heartbeat
+    heartbeat = ddp.connection.heartbeat
     copy = BucketCopy(
         url=url,
         cache=Path(config.data.cache or Path.home() / CACHE).absolute(),
@@ -37,9 +37,9 @@ def with_local_data(config: Config, ddp: DDPManager) -> Config:
     )
     if ddp.get_local_rank() == 0:
         copy.update()
-    if ddp._connection.store is not None:
+    if ddp.connection.store is not None:
         # with --dist.mode auto there are two
         what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"
         # A download has no limit here: the watchdog observes it, and one that fails ends the job.
-        wait_for_ranks(ddp._connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
+        wait_for_ranks(ddp.connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
     return replace(config, data=replace(config.data, dir=str(copy.folder)))

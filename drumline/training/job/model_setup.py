@@ -57,7 +57,7 @@ def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
         dtype=dtype,
         offloads=dist.offload_optimizer,
         finds_unused=dist.find_unused_parameters,
-        timeout_s=ddp._train_timeout_s,
+        timeout_s=ddp.train_timeout_s,
     )
 
 
@@ -90,13 +90,13 @@ def set_up_model(
         return _wrap(config, model, ddp, groups), groups
     if config.dist.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    return ddp.wrap(model, _sharding=plan, _prepare=prepare), None
+    return ddp.shard(model, plan, prepare=prepare), None
 
 
 def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> ReplicaGroups | None:
     """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
     step."""
-    if not sync_interval(dist.sync) or (rendezvous := ddp._connection.rendezvous) is None:
+    if not sync_interval(dist.sync) or (rendezvous := ddp.connection.rendezvous) is None:
         return None
     replicas: Sequence[tuple[int, ...]]
     match dist.sync_within:
@@ -107,7 +107,7 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> Replica
         case _:
             assert_never(dist.sync_within)
     may_grow = dist.on_lost_node == "continue"
-    groups = make_replica_groups(replicas, timeout_s=ddp._train_timeout_s, may_grow=may_grow)
+    groups = make_replica_groups(replicas, timeout_s=ddp.train_timeout_s, may_grow=may_grow)
     for name, module in model.named_modules():
         if groups is not None and isinstance(module, nn.SyncBatchNorm):
             raise UsageError(

@@ -356,7 +356,7 @@ class CompiledStep:
         self._batch_size = job.batch.size
         self._is_compiled = False
         self._full = TrainStep(job, compute_loss=compiled(loss_function(job.task)), **settings)
-        job.ddp._connection.mark_compilations()  # the compiler is loaded by now
+        job.ddp.connection.mark_compilations()  # the compiler is loaded by now
         self._short = TrainStep(job, **settings)
         self.grad_norm: Tensor | None = None
 

@@ -45,7 +45,7 @@ def compile_before(
     # to the watchdog a rank that still waits for its batch is behind this one
     job.heartbeat.next_micro()
     job.heartbeat.mark(Phase.FORWARD)
-    if (marks := ddp._connection.compilations) is not None:
+    if (marks := ddp.connection.compilations) is not None:
         marks.is_usual_until = job.heartbeat.step + FIRST_STEPS
     before = _counts()
     began = time.perf_counter()
@@ -92,11 +92,11 @@ def _wait_for_ranks(job: Job) -> None:
     """Collective, through the store: a collective of the group would time out while a rank
     compiles."""
     ddp = job.ddp
-    store = job.ddp._connection.store
+    store = job.ddp.connection.store
     assert store is not None
     job.heartbeat.mark(Phase.COMPILED)
     # The watchdog, which names the rank, acts before.
-    limit_s = COMPILE_FACTOR * ddp._train_timeout_s
+    limit_s = COMPILE_FACTOR * ddp.train_timeout_s
     missing = wait_for_ranks(
         store, f"compiled/{job.heartbeat.step}", ddp.rank, ddp.world_size, limit_s=limit_s
     )
@@ -134,7 +134,7 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
     """Collective: warn about each function that torch has compiled again since the last call,
     once."""
     ddp = context.job.ddp
-    marks = ddp._connection.compilations
+    marks = ddp.connection.compilations
     recompilations = []
     reported = set() if marks is None else marks.reported
     if marks is not None:

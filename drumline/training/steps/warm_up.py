@@ -318,7 +318,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
                 raise
             return None  # the first step reports it
     sharded.use.learn()
-    store = job.ddp._connection.store
+    store = job.ddp.connection.store
     if dist.find_unused_parameters and store is not None:
         sharded.use.agree_in(
             store,

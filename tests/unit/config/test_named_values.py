@@ -104,7 +104,7 @@ def finite_steps(name: Any) -> FiniteSteps:
 
 
 def plan_with(**settings: Any) -> Any:
-    rank: Any = SimpleNamespace(world_size=4, local_world_size=2, device=CPU, _train_timeout_s=1.0)
+    rank: Any = SimpleNamespace(world_size=4, local_world_size=2, device=CPU, train_timeout_s=1.0)
     return plan_sharding(Config(dist=DistConfig(**settings)), rank)
 
 
@@ -222,7 +222,7 @@ def test_every_name_does_something_else() -> None:
 
 def groups_with(name: Any) -> object:
     rank: Any = SimpleNamespace(
-        world_size=2, _connection=SimpleNamespace(rendezvous=SimpleNamespace(nodes=((0, 1),)))
+        world_size=2, connection=SimpleNamespace(rendezvous=SimpleNamespace(nodes=((0, 1),)))
     )
     return _make_groups(DistConfig(sync="local:2", sync_within=name), nn.Linear(1, 1), rank)
 

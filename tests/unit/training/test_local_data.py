@@ -24,7 +24,7 @@ class Rank:
     """What it needs of a DDPManager."""
 
     rank: int
-    _connection: Any
+    connection: Any
     world_size: int = 2
 
     def get_local_rank(self) -> int:

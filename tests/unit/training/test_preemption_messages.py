@@ -134,7 +134,7 @@ def in_a_group(preempted: Any, store: SealedStore, *, rank: int, num_nodes: int)
     connection = SimpleNamespace(store=store)
     ddp: Any = SimpleNamespace(
         host="node-1", rank=rank, local_world_size=1, world_size=num_nodes, get_local_rank=lambda: 0,
-        _connection=connection,
+        connection=connection,
     )  # fmt: skip
     preempted._pipe = preempted._pipe or SimpleNamespace()
     preempted.join(ddp, Progress(step=7), may_leave=True)

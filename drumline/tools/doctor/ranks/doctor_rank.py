@@ -96,12 +96,12 @@ def check_rank(
     except (dist.DistError, RuntimeError) as error:
         report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
         return
-    if not is_joined or ddp._connection.store is None:
+    if not is_joined or ddp.connection.store is None:
         report.add(
             "RANK is not set in the environment", "start it with drumline doctor --collectives"
         )
         return
-    timer.joined(ddp._connection.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
+    timer.joined(ddp.connection.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
     try:
         report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
     except (DrumlineError, dist.DistError, RuntimeError) as error:
