@@ -370,19 +370,9 @@ class TrainingRun:
         self.clock.mark("warm-up")
 
     def build_loop(self) -> Loop:
-        """Collective: the step, from the inside out, and what happens between steps. Not an
-        attribute: its actions refer to this object, and a cycle would hold the memory of a lost
-        group."""
-        step = self._choose_step()
-        if self.job.sync is not None:
-            step = SyncedStep(step, self.job.sync, self.context, self._live)
-        elif self._live is not None:
-            step = AgreedStep(step, self._live, self.context)
-        traced = None
-        if self.config.log.trace:
-            step = traced = TracedStep(step, self.context)
-            self.resources.callback(traced.close)
-            traced.start()
+        """Collective: the step, and what happens between steps. Not an attribute: its actions
+        refer to this object, and a cycle would hold the memory of a lost group."""
+        step, traced = self._compose_step()
         self.profiled = None
         if self.config.log.profile is not None:
             self.profiled = ProfiledStep(step, self.context)
@@ -405,6 +395,22 @@ class TrainingRun:
     @property
     def _live(self) -> LiveNodes | None:
         return None if self.regrouping is None else self.regrouping.live
+
+    def _compose_step(self) -> tuple[AnyStep, TracedStep | None]:
+        """Collective: from the inside out, a kind of step; around it the rounds of replicas, or
+        that all nodes have their gradients before an update; around that the trace, if there is
+        one."""
+        step = self._choose_step()
+        if self.job.sync is not None:
+            step = SyncedStep(step, self.job.sync, self.context, self._live)
+        elif self._live is not None:
+            step = AgreedStep(step, self._live, self.context)
+        if not self.config.log.trace:
+            return step, None
+        traced = TracedStep(step, self.context)
+        self.resources.callback(traced.close)
+        traced.start()
+        return traced, traced
 
     def _choose_step(self) -> AnyStep:
         """Collective: the step of the settings, or what `auto` has chosen or tries."""
