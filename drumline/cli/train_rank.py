@@ -40,7 +40,7 @@ from drumline.watch.run_status import RunStatusReader
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
-    process = RankProcess(task, folder=folder, fresh=fresh, argv=argv)
+    process = TrainingProcess(task, folder=folder, fresh=fresh, argv=argv)
     try:
         process.load(layers)
         code = process.train_in_groups()
@@ -51,7 +51,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     return process.leave(code)
 
 
-class RankProcess:
+class TrainingProcess:
     """This process as a rank of a run: it loads the task, joins a group of nodes and trains in it,
     joins the next one where a node is lost, and leaves."""
 
