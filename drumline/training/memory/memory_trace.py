@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -336,13 +335,18 @@ def _watched(model: nn.Module, blocks: Iterable[nn.Module], trace: _MemoryTrace)
 @contextmanager
 def _as_on_gpu() -> Iterator[None]:
     """Let functions keep for the backward pass what they keep on a GPU: attention no scores,
-    dropout a mask of bytes; and some compute in fp32 under autocast."""
+    dropout a mask of bytes; and some compute in fp32 under autocast.
+
+    Not by a mode of torch: a dispatch mode is below autograd, which has then kept its tensors, and
+    a function mode does not see what `multi_head_attention_forward` calls."""
     changed: dict[str, Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
     changed |= {name: _in_fp32(getattr(functional, name)) for name in IN_FP32}
-    with ExitStack() as stack:
-        for name, function in changed.items():
-            stack.enter_context(patch.object(functional, name, function))
+    originals = {name: getattr(functional, name) for name in changed}
+    vars(functional).update(changed)
+    try:
         yield
+    finally:
+        vars(functional).update(originals)
 
 
 def _in_fp32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
