@@ -145,67 +145,70 @@ def conclude(controller: Controller) -> int:
 
 
 def _report_end(controller: Controller) -> int:
-    screen = controller.screen
-    is_task = controller.job.program.is_task
     for error in controller.problems:
         what, *further_lines = error.lines()
-        screen.report_last(f"error: {what}", *further_lines)
+        controller.screen.report_last(f"error: {what}", *further_lines)
+    stopped_code = _report_stop(controller)
+    if stopped_code is not None:
+        return stopped_code
+    failed_code = _report_failures(controller)
+    if failed_code is not None:
+        return failed_code
+    if controller.problems:
+        return controller.problems[0].exit_code
+    first = controller.ended_first
+    if first is None or first.code is None:
+        return ExitCode.SUCCESS
+    if not any(remote.failures for remote in controller.remaining):
+        controller.screen.report_last(*first.end_lines())
+    return exit_code_of(first.code, is_task=True)
+
+
+def _report_stop(controller: Controller) -> int | None:
+    """The exit code of a job that was preempted or interrupted; None: it was not."""
+    screen = controller.screen
+    is_task = controller.job.program.is_task
+    end_signal = controller.end_signal
     # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for
     # no save.
     have_saved = is_task and all(remote.has_saved for remote in controller.remaining)
-    if have_saved and (controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS):
-        by = (
-            controller.end_signal.name
-            if controller.end_signal
-            else "a signal or a notice to a rank"
-        )
+    if have_saved and (end_signal is None or end_signal in PREEMPT_SIGNALS):
+        source = end_signal.name if end_signal else "a signal or a notice to a rank"
         screen.report_last(
-            f"preempted by {by}; the ranks have saved: rerun the same command to resume"
+            f"preempted by {source}; the ranks have saved: rerun the same command to resume"
         )
         return ExitCode.PREEMPTED
-    if is_task and controller.end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
+    if end_signal is None:
+        return None
+    if is_task and end_signal in PREEMPT_SIGNALS and _is_between_starts(controller):
         screen.report_last(STOPPED_BETWEEN)
         return ExitCode.PREEMPTED
-    if controller.end_signal is not None:
-        screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
-        return ExitCode.INTERRUPTED
-    diagnoses = [
-        remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None
-    ]
+    screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
+    return ExitCode.INTERRUPTED
+
+
+def _report_failures(controller: Controller) -> int | None:
+    """The exit code of the rank that failed first; None: no rank failed, or a host was lost
+    before."""
+    remaining = controller.remaining
+    is_task = controller.job.program.is_task
+    diagnoses = [remote.diagnosis for remote in remaining if remote.diagnosis is not None]
     diagnosis = diagnoses[0] if diagnoses else None
-    seen_failures = [
-        failure for remote in controller.remaining for failure in remote.seen_failures()
-    ]
-    failures = in_order(seen_failures, blamed=None if diagnosis is None else diagnosis.rank)
-    # A rank's own last lines remain the last.
-    if (
-        failures
-        and diagnosis is not None
-        and diagnosis.explains_more(failures[0].code, is_task=True)
-    ):
-        screen.report_last(diagnosis.sentence)
-        return (
-            ExitCode.HANG if diagnosis.is_hang else exit_code_of(failures[0].code, is_task=is_task)
-        )
-    if failures:
-        # A lost host was lost some time after its last frame.
-        heard_at = [
-            remote.connection.heard_at for remote in controller.remaining if remote.code is None
-        ]
-        lost_first = (
-            bool(controller.problems and heard_at) and min(heard_at) <= failures[0].failed_at
-        )
-        for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
-            screen.report_last(*lines)
-        if not lost_first:
-            return exit_code_of(failures[0].code, is_task=is_task)
-    if controller.problems:
-        return controller.problems[0].exit_code
-    if controller.ended_first is None or controller.ended_first.code is None:
-        return ExitCode.SUCCESS
+    shown_failures = [failure for remote in remaining for failure in remote.seen_failures()]
+    failures = in_order(shown_failures, blamed=None if diagnosis is None else diagnosis.rank)
     if not failures:
-        screen.report_last(*controller.ended_first.end_lines())
-    return exit_code_of(controller.ended_first.code, is_task=True)
+        return None
+    first_code = failures[0].code
+    # A rank's own last lines remain the last.
+    if diagnosis is not None and diagnosis.explains_more(first_code, is_task=True):
+        controller.screen.report_last(diagnosis.sentence)
+        return ExitCode.HANG if diagnosis.is_hang else exit_code_of(first_code, is_task=is_task)
+    # A lost host was lost some time after its last frame.
+    heard_at = [remote.connection.heard_at for remote in remaining if remote.code is None]
+    lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].failed_at
+    for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
+        controller.screen.report_last(*lines)
+    return None if lost_first else exit_code_of(first_code, is_task=is_task)
 
 
 def _is_between_starts(controller: Controller) -> bool:
