@@ -292,7 +292,7 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
         since_s=1.0,
     )
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
-    return diagnosis_text("hang", diagnosis, picture, action="report", at=0.0)
+    return diagnosis_text("hang", diagnosis, picture, action="report", unix_s=0.0)
 
 
 @source

@@ -184,15 +184,21 @@ class NodeAgent(LocalElasticAgent):
             self._explain_failure(result, noted_at)
         return result
 
-    def _shutdown(self, death_sig: signal.Signals | None = None, *args: Any, **kwargs: Any) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Overridden because ranks cannot save after a lost node: they are killed at once. Before a
+        node joins they get SIGTERM, and save."""
+        if self.is_task and self.rendezvous.has_lost_node:
+            self._shutdown(signal.SIGKILL)
+        else:
+            super()._stop_workers(worker_group)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any
+    ) -> None:
         """Overridden because the sidecar would look for who ended the ranks, and because torch does
-        not report those that it kills when they do not exit. After a lost node ranks cannot save,
-        so they are killed at once."""
+        not report those that it kills when they do not exit."""
         # torch gives it at the end of a run; otherwise its own limit applies, whatever --grace is.
         is_grace_period = "timeout" in kwargs
-        if death_sig is None:
-            cannot_save = not is_grace_period and self.is_task and self.rendezvous.has_lost_node
-            death_sig = signal.SIGKILL if cannot_save else signal.SIGTERM
         grace_s = float(kwargs.get("timeout", TORCH_GRACE_S))
         running = [local_rank for local_rank, code in self.exit_codes().items() if code is None]
         if running:

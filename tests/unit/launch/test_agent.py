@@ -88,6 +88,23 @@ def test_more_grace_is_advised_where_the_grace_period_was_the_limit(
     )
 
 
+def test_the_end_of_a_run_lets_ranks_save_though_a_node_was_lost_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch 2.11 gives no timeout there."""
+    agent = NodeAgent.__new__(NodeAgent)
+    agent.is_task = True
+    agent.rendezvous = SingleNodeRendezvous.__new__(SingleNodeRendezvous)
+    agent.rendezvous.has_lost_node = True
+    monkeypatch.setattr(NodeAgent, "exit_codes", lambda _: {})
+    signals = []
+    monkeypatch.setattr(
+        LocalElasticAgent, "_shutdown", lambda _, death_sig, **__: signals.append(death_sig)
+    )
+    agent._shutdown()
+    assert signals == [signal.SIGTERM]
+
+
 @pytest.mark.parametrize(
     ("has_lost_node", "has_failed", "grace_s", "why"),
     [
