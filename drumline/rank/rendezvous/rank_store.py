@@ -133,7 +133,8 @@ def agree(
 
 
 def announce(store: SealedStore, key: str, decide: Callable[[], Any], **fields: Any) -> Decision:
-    """On rank 0: decide, and publish it. `more`: what the others should know in any case."""
+    """On rank 0: decide, and publish it. `fields`: what the others should know in any
+    case."""
     decision = {**fields, **outcome(decide)}
     store.set(key, json.dumps(decision))
     return decision
