@@ -79,10 +79,6 @@ class PowerSGD:
         self._saved: dict[int, dict[str, Any]] = {}
         """What was loaded, until the first step takes it."""
         self._is_paused = False
-        # torch's hook starts its second and third all-reduce in gloo's two threads, which wait
-        # there for them. With two buckets at once both threads wait, and nobody sends; and ranks
-        # may start them in a different order.
-        self._waits = dist.get_backend() == "gloo"
         model.register_comm_hook(self, reduce_by_factors)
 
     @contextmanager
@@ -104,7 +100,13 @@ class PowerSGD:
         if compresses and bucket.index() not in self._buckets:
             self._begin(bucket)
         reduced = powerSGD_hook.powerSGD_hook(self._torch_state, bucket)
-        if compresses and self._waits:
+        if compresses:
+            # NCCL: torch's hook frees its copy of the gradients, which this stream owns, while
+            # another stream still subtracts from it: the next gradient would overwrite it, and
+            # `error` be wrong. The hook waits for the device anyway.
+            # gloo: the second and third all-reduce are started in its two threads, which wait for
+            # them there. With two buckets at once both threads would wait, and nobody send; and
+            # ranks might start them in a different order.
             reduced.wait()
         return reduced
 

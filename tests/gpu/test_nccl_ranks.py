@@ -339,7 +339,7 @@ def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -
         "--dist.bucket_cap_mb",
         "0.0001",
     )
-    words += ("--train.steps", "1500")
+    words += ("--train.steps", "600")
     refused = train(folder, "Points", "refused", *words, "--train.step", "graph")
     assert refused.process.returncode == 2, refused.output
     assert "PowerSGD waits for the device in every step (--dist.comm powersgd)" in refused.output
