@@ -49,7 +49,7 @@ def render_help(
     if task_settings:
         lines = [f"{_title(TASK_SECTION, bold)}  Settings of {task}."]
         for path, (field, doc) in task_settings.items():
-            lines.append(_setting_entry(path, field, doc, _shown(field.default), width))
+            lines.append(_setting_entry(path, field, doc, show_default(field.default), width))
         blocks.append("\n".join(lines))
     for section, cls in SECTIONS.items():
         lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
@@ -147,16 +147,16 @@ def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> s
         if key.startswith(prefix)
     }
     if path in task_defaults or options:
-        return f"{task or 'task'}: {_shown(options or task_defaults[path])}"
-    return _shown(FIELDS[path].default)
+        return f"{task or 'task'}: {show_default(options or task_defaults[path])}"
+    return show_default(FIELDS[path].default)
 
 
-def _shown(value: Any) -> str:
+def show_default(value: Any) -> str:
     """A default as it would be typed."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_shown(item)}" for name, item in value.items()) or "empty"
+        return ", ".join(f"{name}={show_default(item)}" for name, item in value.items()) or "empty"
     return show_value(value).strip("[]").replace(" ", "")
 
 
