@@ -18,17 +18,20 @@ from hypothesis import strategies as st
 from drumline.base.errors import DrumlineError, ExitCode, UsageError
 from drumline.base.job_secret import secret_from
 from drumline.cli import main
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.host_connection import HostConnection
 from drumline.net.frames import FrameError, FrameReader, Session, decode, encode
 from drumline.net.handshake import Agreed, answer
 from drumline.net.interfaces import Interface
 from drumline.tools.doctor.machine.machine_facts import HostSettings
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError
-from drumline.tools.doctor.pairs.node_server import HELLO, NodeServer
+from drumline.tools.doctor.pairs.node_server import PROTOCOL, NodeServer
 from drumline.tools.doctor.pairs.without_ssh import NodeOptions, join
 
 SECRET = "a secret of more than sixteen letters"
 OWN = "192.0.2.7"
 TOKEN = "00" * 16
+HELLO = {"kind": "hello", "protocol": PROTOCOL}
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def _joined(place: NodeOptions) -> str:
 
 
 @pytest.mark.parametrize(
-    "line", [b'{"id": 1, "do": "facts"}\n', b"0" * 64 + b' {"id": 1, "do": "facts"}\n']
+    "line", [b'{"id": 1, "kind": "facts"}\n', b"0" * 64 + b' {"id": 1, "kind": "facts"}\n']
 )
 def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
@@ -135,20 +138,24 @@ def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> N
         one, other = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=one)
         far_reader, far_writer = await asyncio.open_connection(sock=other)
-        client = NodeClient(reader, writer)
-        client.session = ours
+        client = NodeClient(
+            HostConnection(Host("b"), [], 9.0, session=ours, reader=reader, writer=writer)
+        )
         far_writer.write(theirs.encode(HELLO))
-        await client.wait_for_hello()
-        asked = asyncio.create_task(client.ask("clock", 20.0))
-        request = theirs.decode((await far_reader.readline()).removesuffix(b"\n"))
-        line = theirs.encode({"id": request["id"], "ok": 1})
+        await client.open()
+        asked = asyncio.create_task(client.ask("facts", 20.0))
+        request: dict[str, Any] = {}
+        while request.get("kind") != "facts":
+            request = theirs.decode((await far_reader.readline()).removesuffix(b"\n"))
+        line = theirs.encode({"kind": "answer", "id": request["id"], "ok": 1})
         far_writer.write(line if is_true else line.replace(b'"ok":1', b'"ok":2'))
         try:
             return await asked
         except NodeLostError as error:
             return error.what
         finally:
-            await client.close()
+            with contextlib.suppress(FrameError):
+                await client.close()
             far_writer.close()
 
     told = asyncio.run(ask())
@@ -201,10 +208,10 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
     node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
     said: list[Any] = []
-    node._send = said.append  # type: ignore[method-assign,assignment]
+    node._send = lambda kind, **content: said.append(content)  # type: ignore[method-assign]
     request = {
         "id": 1,
-        "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
+        "kind": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
     }
     for name in ("token", "address", "ports", "others", "targets", "target", "first_rank", "node"):
         request[name] = value

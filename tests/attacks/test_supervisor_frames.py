@@ -19,7 +19,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.ssh.host_connection import FORMS, HostConnection, _read_lines, decode_from_host
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
-from drumline.net.frames import MAX_PIPE_BYTES
+from drumline.net.frames import MAX_PIPE_BYTES, Session
 
 WHOLE: dict[str, dict[str, Any]] = {
     "hello": {"host": "a", "protocol": 3},
@@ -37,6 +37,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_lines": ["x"]},
     "lines": {"rank": None, "shown_rank": None, "stream": "out", "lines": ["x"]},
     "heartbeat": {"number": 1, "now": 2.0},
+    "answer": {"id": 1},
 }
 WRONG = [None, "x", -1.5, True, [], {}, [[]], [None], ["x", 1], float("nan"), 10**400]
 
@@ -46,7 +47,7 @@ def host(heard: list[Any]) -> Iterator[tuple[HostConnection, Remote]]:
     """One as the controller knows it; what it says is not shown."""
     with Path(os.devnull).open("wb") as nowhere:
         screen = Screen(nowhere.fileno(), nowhere.fileno())
-        connection = HostConnection(Host("a"), [], screen, 10.0)
+        connection = HostConnection(Host("a"), [], 10.0)
         remote = Remote(connection, {}, screen, lambda _, frame: heard.append(frame))
         connection.on_frame = remote._receive
         yield connection, remote
@@ -56,7 +57,9 @@ def host(heard: list[Any]) -> Iterator[tuple[HostConnection, Remote]]:
 def test_every_kind_of_frame_has_a_form() -> None:
     assert WHOLE.keys() == FORMS.keys()
     for kind, content in WHOLE.items():
-        assert decode_from_host(json.dumps({"kind": kind, **content}).encode()) is not None
+        assert (
+            decode_from_host(json.dumps({"kind": kind, **content}).encode(), Session()) is not None
+        )
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -70,7 +73,7 @@ def test_a_malformed_frame_is_no_frame(kind: str) -> None:
                 connection._receive(json.dumps({"kind": kind, **content}).encode())
         connection._receive(b'{"kind": "started", "ranks": ' + b"[" * 3000)
         connection._receive(b'{"kind": ["hello"]}')
-    assert all(decode_from_host(json.dumps(frame).encode()) for frame in heard)
+    assert all(decode_from_host(json.dumps(frame).encode(), Session()) for frame in heard)
     assert not any(frame["kind"] != kind for frame in heard)
 
 

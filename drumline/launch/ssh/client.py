@@ -130,25 +130,18 @@ class SshProblem(NamedTuple):
     next_step: str
 
 
-def known_problem(
-    host: str,
-    code: int | None,
-    output: Sequence[str],
-    *,
-    python: str,
-    cwd: str,
-    is_stuck: bool = False,
-) -> SshProblem | None:
-    """Why a command over ssh failed; None: unknown output. `is_stuck`: it did not start, and was
-    ended."""
+def ssh_problem(
+    host: str, code: int, output: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+) -> SshProblem:
+    """Why a command over ssh failed. `is_stuck`: it did not start, and was ended."""
     place = {"host": host, "python": python, "cwd": cwd}
     explanations = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
+    last = last_line(output, code)
     for pattern, what, step in explanations:
         if re.search(pattern.replace("{python}", re.escape(python)), "\n".join(output)):
-            return SshProblem(
-                f"{what.format(**place)} ({last_line(output, code)})", step.format(**place)
-            )
-    return None
+            return SshProblem(f"{what.format(**place)} ({last})", step.format(**place))
+    what = "ssh could not log in" if code == SSH_FAILED else "its program exited"
+    return SshProblem(f"{what} ({last})", f"check what `ssh {host}` says")
 
 
 def last_line(output: Sequence[str], code: int | None) -> str:
@@ -159,13 +152,7 @@ def not_reached(
     host: Host, code: int, output: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
 ) -> DrumlineError:
     """The error for a host on which no supervisor started."""
-    what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
-    unknown = SshProblem(
-        f"{what} ({last_line(output, code)})", f"check what `ssh {host.name}` says"
-    )
-    problem = (
-        known_problem(host.name, code, output, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
-    )
+    problem = ssh_problem(host.name, code, output, python=python, cwd=cwd, is_stuck=is_stuck)
     return PreflightError(f"{host.name}: {problem.what}", next_step=problem.next_step)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import ALIVE_INTERVAL_S, CONNECT_TIMEOUT_S, remote_module, ssh_words
@@ -31,8 +32,8 @@ class Connections:
         connection = HostConnection(
             host,
             _command(host, job, tries=tries),
-            self._screen,
             job.nodes[0].join_timeout_s,
+            partial(self._screen.report, is_error=True),
             lease_s=job.lease_s,
         )
         self._connections.append(connection)

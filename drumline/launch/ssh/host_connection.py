@@ -1,8 +1,8 @@
-"""The connection to one host: an ssh client, frames in both directions, heartbeats, and the offset
-of its clock.
+"""The connection to one host: an ssh client or a socket, frames in both directions, heartbeats, and
+the offset of its clock.
 
 It outlives an attempt of the launch: the supervisor at its other end accepts the next attempt,
-until its stdin ends.
+until its stdin ends. `drumline doctor` sends its requests over the same.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.rank_logs import decoded
-from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.net.dial import WaitNotice
-from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
+from drumline.net.frames import MAX_PIPE_BYTES, WRONG_SEAL, FrameError, LineBuffer, Message, Session
 
 HEARTBEAT_S = 0.5
 # If more bytes than this are unsent, the network is cut: heartbeats that wait in a queue do not
@@ -65,22 +64,22 @@ FORMS: dict[str, dict[str, Any]] = {
         "lines": [str],
     },
     "heartbeat": {"number": int, "now": (int, float)},
+    "answer": {"id": int},
 }
 MAX_NUMBER = 1 << 53
 
 
-def decode_from_host(line: bytes) -> Message | None:
-    """A frame from a supervisor; None for anything else: a remote shell may print a greeting."""
+def decode_from_host(line: bytes, session: Session) -> Message | None:
+    """A frame from a host; None for anything else: a remote shell may print a greeting."""
     try:
-        frame = decode(line, max_bytes=MAX_PIPE_BYTES)
-    except FrameError:
+        frame = session.decode(line)
+    except FrameError as error:
+        if error.kind == WRONG_SEAL:
+            raise
         return None
     form = FORMS.get(str(frame.get("kind")))
-    return (
-        frame
-        if form and all(name in frame and _fits(frame[name], form[name]) for name in form)
-        else None
-    )
+    fits = form and all(name in frame and _fits(frame[name], form[name]) for name in form)
+    return frame if fits else None
 
 
 def _fits(value: Any, form: Any) -> bool:
@@ -99,14 +98,19 @@ class HostConnection:
 
     host: Host
     words: list[str]
-    """The command line, which contains nothing secret."""
-    screen: Screen
+    """The command line, which contains nothing secret; empty: `reader` and `writer` are
+    connected."""
     start_timeout_s: float
     """For the first frame."""
+    on_waiting: Callable[[str], None] = lambda _: None
+    """Called with a message while the first frame does not come."""
     lease_s: float = LEASE_S
     """How long it may be silent."""
     on_frame: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Called for each frame except heartbeats; set by the current attempt."""
+    session: Session = field(default_factory=lambda: Session(max_bytes=MAX_PIPE_BYTES))
+    reader: asyncio.StreamReader | None = None
+    writer: asyncio.StreamWriter | None = None
 
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     """Lines since the last success: ssh's own messages, or why there is no supervisor."""
@@ -128,71 +132,77 @@ class HostConnection:
 
     @property
     def is_open(self) -> bool:
-        return self._process is not None and self.ssh_code is None
+        return self._reading is not None and self.ssh_code is None
 
     async def open(self) -> asyncio.Task[None]:
-        """Start the remote supervisor, unless it runs. The task ends with the connection."""
+        """Start the remote program, unless it runs. The task ends with the connection."""
         if self._reading is None:
-            # In a new session: we handle Ctrl-C, and inform the supervisors.
-            self._process = await asyncio.create_subprocess_exec(
-                *self.words,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-            self._reading = asyncio.create_task(self._read(self._process))
+            if self.words:
+                # In a new session: we handle Ctrl-C, and inform the supervisors.
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.words,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                )
+                self.reader = self._process.stdout
+                self.writer = self._process.stdin
+            self._reading = asyncio.create_task(self._read())
         return self._reading
 
     async def close(self) -> None:
-        if self._process is None or self._reading is None:
+        if self._reading is None or self.writer is None:
             return
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self.writer.close()
         await asyncio.wait({self._reading}, timeout=CLOSE_S)
         if self.is_open:
             self.hang_up()
         await self._reading
 
     def send(self, frame: Mapping[str, Any]) -> None:
-        stdin = self._process.stdin if self._process else None
-        if stdin is not None and not stdin.is_closing():
-            stdin.write(encode(frame) + b"\n")
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(self.session.encode(frame))
 
     def hang_up(self) -> None:
-        """End the connection; to the supervisor at its other end this process has then ended."""
+        """End the connection; to the program at its other end this process has then ended."""
         self._signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(HANG_UP_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         """Signal ssh and its children, such as the ssh to a jump host, which has our pipes too."""
-        if self._process is not None and self.is_open:
+        if self._process is None and self.writer is not None:
+            self.writer.transport.abort()
+        elif self._process is not None and self.is_open:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        heartbeats = asyncio.create_task(self._send_heartbeats(process))
-        try:
-            await asyncio.gather(
-                _read_lines(process.stdout, self._receive),
-                _read_lines(process.stderr, lambda line: self.stderr.append(decoded(line))),
+    async def _read(self) -> None:
+        heartbeats = asyncio.create_task(self._send_heartbeats())
+        reading = [_read_lines(self.reader, self._receive)]
+        if self._process is not None:
+            reading.append(
+                _read_lines(self._process.stderr, lambda line: self.stderr.append(decoded(line)))
             )
+        try:
+            await asyncio.gather(*reading)
         except BaseException:
-            # A bug in a frame's handler; without a reader the connection is useless.
+            # A bug in a frame's handler, or a wrong seal; without a reader the connection is
+            # useless.
             self._signal(signal.SIGKILL)
             raise
         finally:
-            self.ssh_code = await process.wait()
+            self.ssh_code = await self._process.wait() if self._process else 0
             heartbeats.cancel()
+            if self.writer is not None:
+                self.writer.close()
 
-    async def _send_heartbeats(self, process: asyncio.subprocess.Process) -> None:
+    async def _send_heartbeats(self) -> None:
+        assert self.writer
         number = 0
         notice = WaitNotice()
         while True:
-            if (
-                process.stdin is not None
-                and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT
-            ):
+            if self.writer.transport.get_write_buffer_size() < MAX_UNSENT:
                 self._heartbeats = {
                     **dict(list(self._heartbeats.items())[-10:]),
                     number: time.monotonic(),
@@ -205,9 +215,7 @@ class HostConnection:
                 # forever.
                 if notice.is_due():
                     waited = f"{notice.waited_s:.0f} s so far"
-                    self.screen.report(
-                        f"waiting for {self.host.address} to start, {waited}", is_error=True
-                    )
+                    self.on_waiting(f"waiting for {self.host.address} to start, {waited}")
                 if notice.waited_s > self.start_timeout_s:
                     self.is_stuck = True
                     self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
@@ -220,7 +228,7 @@ class HostConnection:
                 self.hang_up()
 
     def _receive(self, line: bytes) -> None:
-        frame = decode_from_host(line)
+        frame = decode_from_host(line, self.session)
         if frame is None:
             self.stdout.append(decoded(line[:MAX_SHOWN]))
             return
@@ -240,9 +248,10 @@ async def _read_lines(
     """A line that is longer than any frame comes in pieces; the last line need not be complete."""
     assert stream
     lines = LineBuffer(MAX_PIPE_BYTES)
-    while data := await stream.read(1 << 16):
-        lines.add(data)
-        while (line := lines.pop()) is not None:
-            receive(line)
+    with contextlib.suppress(ConnectionError):
+        while data := await stream.read(1 << 16):
+            lines.add(data)
+            while (line := lines.pop()) is not None:
+                receive(line)
     if rest := lines.clear():
         receive(rest)

@@ -6,20 +6,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ExitCode
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.client import ssh_words
+from drumline.launch.ssh.client import remote_module, ssh_words
+from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.hosts_job import variables_for_ranks
 from drumline.tools.doctor.doctor_report import result_line
 from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.host_differences import ComparedValue, compare_hosts
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs.coordinator import Coordinator, Opener, Progress
+from drumline.tools.doctor.pairs.coordinator import START_S, Coordinator, Progress
 from drumline.tools.doctor.pairs.examination import examine
 from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
@@ -66,13 +66,16 @@ async def check_over_ssh(
     """From any machine that reaches the hosts by ssh."""
     survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
     ssh = [*client, "-o", f"ConnectTimeout={SSH_CONNECT_S}"]
-    command = [python, "-m", NODE_SERVER]
-    here = Path.cwd()
-    openers = [
-        partial(NodeClient.start, *ssh_words(ssh, host, command, cwd=here)) for host in hosts
+    command = remote_module(NODE_SERVER, python, None)
+    clients = [
+        NodeClient(
+            HostConnection(host, ssh_words(ssh, host, command, cwd=Path.cwd()), START_S),
+            python=python,
+        )
+        for host in hosts
     ]
     slots = {number: host.slots for number, host in enumerate(hosts)}
-    return await _examine(survey, openers, options, slots, progress, python)
+    return await _examine(survey, clients, options, slots, progress)
 
 
 async def check_as_node_zero(
@@ -83,13 +86,10 @@ async def check_as_node_zero(
     await rendezvous.wait(progress)
     hosts = [HostRecord("node 0", node.master, address=rendezvous.address)]
     hosts += [_joined_host(number, rendezvous) for number in range(1, node.nodes)]
-
-    async def joined(number: int) -> NodeClient:
-        return rendezvous.joined[number]
-
-    here = partial(NodeClient.start, sys.executable, "-m", NODE_SERVER)
-    openers = [here, *(partial(joined, number) for number in range(1, node.nodes))]
-    return await _examine(Survey(hosts, node.port, by_ssh=False), openers, options, {}, progress)
+    here = HostConnection(Host("node 0"), [sys.executable, "-m", NODE_SERVER], START_S)
+    joined = [rendezvous.joined.get(number) for number in range(1, node.nodes)]
+    clients = [NodeClient(here), *joined]
+    return await _examine(Survey(hosts, node.port, by_ssh=False), clients, options, {}, progress)
 
 
 def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
@@ -114,11 +114,10 @@ def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
 
 async def _examine(
     survey: Survey,
-    openers: Sequence[Opener],
+    clients: Sequence[NodeClient | None],
     options: DoctorOptions,
     slots: Mapping[int, int | None],
     progress: Progress,
-    python: str = sys.executable,
 ) -> DoctorResult:
     settings = options.settings
     sent = {
@@ -129,10 +128,10 @@ async def _examine(
         "code": settings.code,
         "data": settings.data,
     }
-    coordinator = Coordinator(survey, sent, progress, python=python)
+    coordinator = Coordinator(survey, clients, sent, progress)
     result = DoctorResult(survey)
     try:
-        await examine(coordinator, openers)
+        await examine(coordinator)
         network = pair_findings(survey)
         facts, result.differences = check_facts(survey)
         if options.with_collectives and not has_problems(network):

@@ -69,7 +69,7 @@ from drumline.launch.ssh.client import not_reached, was_lost
         (127, "env: '/p': No such file or directory", "there is no Python at /p", "--python PATH"),
         (126, "env: '/p': Permission denied", "there is no Python at /p", "--python PATH"),
         (1, "/p: No module named drumline", "/p cannot import drumline there", "the same version"),
-        (9, "", "the supervisor could not be started (exit code 9)", "check what"),
+        (9, "", "its program exited (exit code 9)", "check what"),
     ],
 )
 def test_a_host_that_was_not_reached(code: int, output_line: str, what: str, step: str) -> None:

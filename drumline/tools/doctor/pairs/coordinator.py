@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.launch.ssh.client import SshProblem, known_problem, last_line
+from drumline.base.errors import PreflightError
 from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, read_list
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.tools.doctor.pairs.survey import Survey
@@ -22,60 +19,43 @@ from drumline.tools.doctor.pairs.survey import Survey
 # at most.
 START_S = 8.0
 ANSWER_S = 6.0
-CLOCK_READS = 4
 MAX_INTERFACES = 4096
-KEEP_ALIVE_S = 8.0
-Opener = Callable[[], Awaitable[NodeClient]]
 Progress = Callable[[str], None]
 
 
 class Coordinator:
-    """All hosts of one check; `clients` has those that were started, by their numbers in the
-    survey."""
+    """All hosts of one check."""
 
     def __init__(
         self,
         survey: Survey,
+        clients: Sequence[NodeClient | None],
         settings: Mapping[str, Any],
         progress: Progress,
-        *,
-        python: str = sys.executable,
     ) -> None:
-        """`settings`: the `HostSettings` for the hosts, as JSON."""
+        """`clients`: of the hosts of the survey; None for one that is absent. `settings`: the
+        `HostSettings` for the hosts, as JSON."""
         self.survey = survey
         self.settings = settings
         self.progress = progress
-        self.python = python
-        self.clients: dict[int, NodeClient] = {}
-        self._keeping_alive: asyncio.Task[None] | None = None
+        self.clients = {
+            number: client for number, client in enumerate(clients) if client is not None
+        }
 
-    async def start(self, openers: Sequence[Opener]) -> None:
-        tasks = [
-            asyncio.create_task(self._start(number, opener))
-            for number, opener in enumerate(openers)
-        ]
-        self.progress(f"{len(tasks)} hosts: starting the doctor on each")
-        _, late = await asyncio.wait(tasks, timeout=START_S)
-        for number, task in enumerate(tasks):
-            if task in late:
-                task.cancel()
-                host = self.survey.hosts[number]
-                if self.survey.by_ssh:
-                    host.absent = f"ssh connects, but Python has not started within {START_S:g} s"
-                    host.absent_fix = f"time ssh {host.name} {self.python} -V: the login or a file system may be slow"
-                else:
-                    self._lose(
-                        number, NodeLostError(f"it joined, and then sent nothing for {START_S:g} s")
-                    )
-        await asyncio.gather(*tasks)
-        self.progress(f"{len(self.survey.present())} of {len(tasks)} hosts answer")
-        self._keeping_alive = asyncio.create_task(self._keep_alive())
+    async def start(self) -> None:
+        num_hosts = len(self.survey.hosts)
+        self.progress(f"{num_hosts} hosts: starting the doctor on each")
+        await asyncio.gather(*map(self._start, self.clients))
+        self.progress(f"{len(self.survey.present())} of {num_hosts} hosts answer")
 
     async def close(self, **last: Any) -> None:
         """`last`: sent to every host with the request to exit."""
-        if self._keeping_alive is not None:
-            self._keeping_alive.cancel()
-        await asyncio.gather(*(client.close(**last) for client in self.clients.values()))
+        closing = (client.close(**last) for client in self.clients.values())
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    def read_clocks(self) -> None:
+        for number in self.survey.present():
+            self.survey.hosts[number].clock_s = self.clients[number].clock_ahead_s
 
     async def ask_all(
         self, action: str, limit_s: float, requests: Mapping[int, Message]
@@ -110,23 +90,15 @@ class Coordinator:
             reason = error.what if isinstance(error, FrameError) else repr(error)
             self._lose(number, NodeLostError(f"its answer is not that of the doctor: {reason}"))
 
-    async def _start(self, number: int, opener: Opener) -> None:
-        host = self.survey.hosts[number]
-        if host.absent is not None:
-            return
+    async def _start(self, number: int) -> None:
+        client = self.clients[number]
         try:
-            client = self.clients[number] = await opener()
-            await client.wait_for_hello()
-            answer = await client.ask("begin", START_S, **self.settings)
+            await client.open()
+            answer = await client.ask("begin", ANSWER_S, **self.settings)
             with self.reading_answer(number):
                 self._introduce(number, answer)
-                host.clock_s = await _clock_offset(client)
-        except asyncio.CancelledError:
-            return  # too late, which the caller reports
-        except NodeLostError as error:
+        except (NodeLostError, NodeRequestError) as error:
             self._lose(number, error)
-        except (NodeRequestError, OSError) as error:
-            self._lose(number, NodeLostError(str(error)))
 
     def _introduce(self, number: int, answer: Message) -> None:
         host = self.survey.hosts[number]
@@ -143,33 +115,9 @@ class Coordinator:
             host.name = f"{hostname} (node {number})"
             host.called = host.called or hostname
 
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(KEEP_ALIVE_S)
-            await asyncio.gather(
-                *(self.clients[number].keep_alive() for number in self.survey.present())
-            )
-
-    def _lose(self, number: int, error: NodeLostError) -> None:
+    def _lose(self, number: int, error: PreflightError) -> None:
         host = self.survey.hosts[number]
-        stderr_lines = error.stderr.splitlines()
-        cause = SshProblem(error.what, f"check what {host.name} is doing, and run the doctor again")
-        if error.code is not None or stderr_lines:
-            unknown = f"the doctor's program exited there: {last_line(stderr_lines, error.code)}"
-            cause = known_problem(
-                host.name, error.code, stderr_lines, python=self.python, cwd=str(Path.cwd())
-            ) or SshProblem(unknown, f"read the output of ssh {host.name} {self.python} -V")
-        host.absent, host.absent_fix = cause
-
-
-async def _clock_offset(client: NodeClient) -> float:
-    """How far the node's clock is ahead of ours, by the fastest answer, minus half of its round
-    trip."""
-    reads = []
-    for _ in range(CLOCK_READS):
-        begin = time.time()
-        begun = time.monotonic()
-        node_time = float(await client.ask("clock", ANSWER_S))
-        took = time.monotonic() - begun
-        reads.append((took, node_time - begin - took / 2))
-    return min(reads)[1]
+        host.absent = error.what
+        host.absent_fix = (
+            error.next_step or f"check what {host.name} is doing, and run the doctor again"
+        )

@@ -13,12 +13,12 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from drumline.net.dial import Reason
 from drumline.net.frames import read_field, read_list
-from drumline.tools.doctor.pairs.coordinator import ANSWER_S, Coordinator, Opener
+from drumline.tools.doctor.pairs.coordinator import ANSWER_S, Coordinator
 from drumline.tools.doctor.pairs.probe import TOKEN_BYTES
 from drumline.tools.doctor.pairs.survey import OPEN, Pair, Survey
 
@@ -43,10 +43,10 @@ Ports = dict[int, dict[str, Any]]
 WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
 
 
-async def examine(hosts: Coordinator, openers: Sequence[Opener]) -> None:
+async def examine(hosts: Coordinator) -> None:
     started = time.monotonic()
     try:
-        await hosts.start(openers)
+        await hosts.start()
         facts = asyncio.create_task(_collect_facts(hosts))
         hosts.progress("every pair: names, then ports")
         await _resolve_names(hosts)
@@ -55,6 +55,7 @@ async def examine(hosts: Coordinator, openers: Sequence[Opener]) -> None:
         await _probe_ports(hosts, ports)
         await facts
         await _measure_speed(hosts, ports)
+        hosts.read_clocks()
     finally:
         hosts.survey.elapsed_s = time.monotonic() - started
 

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -50,7 +50,7 @@ MAX_NODES = 4096
 MAX_TARGETS = 16384
 MAX_DATA_PORTS = 8
 MAX_OTHER_ADDRESSES = 16
-HELLO = {"doctor": "drumline", "form": 2}
+PROTOCOL = 3
 BACKENDS = ("auto", "gloo", "nccl")
 
 
@@ -73,7 +73,6 @@ class NodeServer:
         self._lock = threading.Lock()
         self._actions: dict[str, Callable[[Message], Any]] = {
             "begin": self._begin,
-            "clock": lambda _: time.time(),
             "facts": lambda _: host_facts(self.settings),
             "names": lambda message: resolve_all(read_list(message, "names", str, MAX_NODES)),
             "listen": self._listen,
@@ -86,14 +85,18 @@ class NodeServer:
     def serve(self) -> Message | None:
         """The caller's last frame; None when it disconnected without one.
 
-        Every action has its own thread, so that `clock` and the exit are answered while others
+        Every action has its own thread, so that heartbeats and the exit are answered while others
         run."""
         try:
-            self._send(HELLO)
+            self._send("hello", protocol=PROTOCOL)
             while (message := self.source.next(SILENCE_S)) is not None:
-                if message.get("do") == "end":
+                kind = message.get("kind")
+                if kind == "end":
                     return message
-                threading.Thread(target=self._answer, args=[message], daemon=True).start()
+                if kind == "heartbeat":
+                    self._send("heartbeat", number=message.get("number"), now=time.time())
+                else:
+                    threading.Thread(target=self._answer, args=[message], daemon=True).start()
             return None
         finally:
             self.ranks.kill()
@@ -102,22 +105,22 @@ class NodeServer:
     def _answer(self, message: Message) -> None:
         number = message.get("id")
         try:
-            action = self._actions.get(read_field(message, "do", str))
+            action = self._actions.get(read_field(message, "kind", str))
             if action is None:
-                raise FrameError(WRONG_FIELD, f"there is no action {message['do']!r}")
-            self._send({"id": number, "ok": action(message)})
+                raise FrameError(WRONG_FIELD, f"there is no action {message['kind']!r}")
+            self._send("answer", id=number, ok=action(message))
         except (DrumlineError, OSError, ValueError) as error:
             text = (
                 error.what
                 if isinstance(error, DrumlineError)
                 else f"{type(error).__name__}: {error}"
             )
-            self._send({"id": number, "error": text})
+            self._send("answer", id=number, error=text)
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, kind: str, **content: Any) -> None:
         with self._lock:
             try:
-                write_all(self.target, self.source.session.encode(message))
+                write_all(self.target, self.source.session.encode({"kind": kind, **content}))
             except OSError:
                 return  # the caller has disconnected, which `serve` notices as well
 

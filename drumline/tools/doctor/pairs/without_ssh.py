@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from drumline.base.errors import PreflightError, UsageError
 from drumline.base.job_secret import SECRET_ENV
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.host_connection import HostConnection
 from drumline.net.dial import CONNECT_S, Reason, explained, reason_of
 from drumline.net.frames import (
     MAX_BYTES,
@@ -160,7 +162,6 @@ class DoctorRendezvous:
         try:
             left = self.options.wait_s
             while left > 0 and not self._is_complete.is_set():
-                await asyncio.gather(*(client.keep_alive() for client in self.joined.values()))
                 missing = ", ".join(map(str, self.missing()))
                 where = f"{self.address}:{self.options.port}"
                 progress(f"waiting for node {missing} at {where} ({left:.0f} s left)")
@@ -205,23 +206,31 @@ class DoctorRendezvous:
             writer.write(encode(handshake.send(hello) or {}) + b"\n")
             handshake.send(await read())
         except StopIteration as done:
-            await self._add(NodeClient(reader, writer), done.value)
+            await self._add(reader, writer, done.value)
         except RefusedError as error:
             if not self._has_joined(hello["node"]):
                 self.refused[hello["node"]] = error.what
             raise
         return int(hello["node"])
 
-    async def _add(self, client: NodeClient, agreed: Agreed) -> None:
+    async def _add(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, agreed: Agreed
+    ) -> None:
         """It has joined when its hello has arrived: from then on its exit is noticed."""
         number = agreed.node
-        client.session = agreed.session
+        connection = HostConnection(
+            Host(f"node {number}"),
+            [],
+            HANDSHAKE_S,
+            session=agreed.session,
+            reader=reader,
+            writer=writer,
+        )
         self._joining.add(number)
         try:
-            client.writer.write(encode(agreed.last or {}) + b"\n")
-            await client.wait_for_hello()
-            if number in self.joined:
-                await self.joined[number].close()  # of one that was lost
+            writer.write(encode(agreed.last or {}) + b"\n")
+            client = NodeClient(connection)
+            await client.open()
             self.joined[number] = client
         finally:
             self._joining.discard(number)

@@ -14,7 +14,7 @@ from typing import Any
 
 from drumline.net.dial import Reason
 from drumline.tools.doctor.pairs import examination
-from drumline.tools.doctor.pairs.coordinator import Coordinator, Opener
+from drumline.tools.doctor.pairs.coordinator import Coordinator
 from drumline.tools.doctor.pairs.node_client import NodeLostError
 from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 
@@ -46,18 +46,19 @@ class SimulatedClient:
         self.cluster = cluster
         self.number = number
 
-    async def wait_for_hello(self) -> None:
+    @property
+    def clock_ahead_s(self) -> float:
+        return 7.0 if self.number in self.cluster.late else 0.0
+
+    async def open(self) -> None:
         if self.number in self.cluster.down:
-            raise NodeLostError("gone", code=255, stderr="ssh: connect to host: No route to host")
+            raise NodeLostError("it is unreachable")
 
     async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
         self.cluster.requests.append((self.number, action))
         await asyncio.sleep(0)
         act: Callable[[dict[str, Any]], Any] = getattr(self, f"_{action}")
         return act(arguments)
-
-    async def keep_alive(self) -> None:
-        pass
 
     async def close(self, **_: Any) -> None:
         pass
@@ -72,11 +73,6 @@ class SimulatedClient:
             "variables": {},
             "reached_at": address(self.number),
         }
-
-    def _clock(self, _: dict[str, Any]) -> float:
-        import time
-
-        return time.time() + (7.0 if self.number in self.cluster.late else 0.0)
 
     def _facts(self, _: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -133,15 +129,6 @@ def examine(cluster: Cluster) -> Survey:
     survey = Survey(
         [HostRecord(name(number), name(number)) for number in range(cluster.count)], 29500
     )
-    coordinator = Coordinator(survey, {}, lambda _: None)
-
-    def opener(number: int) -> Opener:
-        async def open_client() -> Any:
-            return SimulatedClient(cluster, number)
-
-        return open_client
-
-    asyncio.run(
-        examination.examine(coordinator, [opener(number) for number in range(cluster.count)])
-    )
+    clients: list[Any] = [SimulatedClient(cluster, number) for number in range(cluster.count)]
+    asyncio.run(examination.examine(Coordinator(survey, clients, {}, lambda _: None)))
     return survey

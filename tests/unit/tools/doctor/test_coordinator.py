@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from typing import Any
 
 import pytest
 
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs import examination, probe
 from drumline.tools.doctor.pairs.coordinator import START_S, Coordinator
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
@@ -58,18 +59,21 @@ def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> Non
     }
 
 
+def client(*words: str) -> NodeClient:
+    return NodeClient(HostConnection(Host("host"), [*words], START_S))
+
+
 def examined(*programs: str) -> Survey:
     """Real processes in the place of nodes, which run these lines of Python."""
     hosts = [HostRecord(f"host{number}", "localhost") for number in range(len(programs))]
     survey = Survey(hosts, 29500)
-    coordinator = Coordinator(survey, {"variables": {}, "run_folder": "."}, lambda _: None)
-
-    def opener(program: str) -> Any:
-        return lambda: NodeClient.start(sys.executable, "-c", program)
+    clients = [client(sys.executable, "-c", program) for program in programs]
+    settings = {"variables": {}, "run_folder": "."}
+    coordinator = Coordinator(survey, clients, settings, lambda _: None)
 
     async def all_of_it() -> None:
         try:
-            await examination.examine(coordinator, [opener(program) for program in programs])
+            await examination.examine(coordinator)
         finally:
             await coordinator.close()
 
@@ -77,7 +81,12 @@ def examined(*programs: str) -> Survey:
     return survey
 
 
-HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
+HELLO = """print('{"kind": "hello", "protocol": 3}', flush=True)\n"""
+# The request `begin`, after a heartbeat.
+BEGIN = "while '\"begin\"' not in input(): pass\n"
+ANSWER = (
+    BEGIN + """print('{"kind": "answer", "id": 1, %s}', flush=True); import time; time.sleep(9)"""
+)
 
 
 @pytest.mark.parametrize(
@@ -87,33 +96,17 @@ HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
             "import sys; print('ssh: connect to host b port 22: No route to host', file=sys.stderr); sys.exit(255)",
             "it is unreachable: it is down, or a firewall drops",
         ),
+        (HELLO + "input(); raise SystemExit('Killed')", "its program exited (Killed)"),
         (
-            HELLO + "input(); print('what?', flush=True); input()",
-            "received what is not JSON: b'what?",
+            """print('{"kind": "hello", "protocol": 0}'); input()""",
+            "its version of drumline is different",
         ),
         (
-            HELLO + "input(); print('x' * 2_000_000, flush=True); input()",
-            "it sent a line of over 1,048,576 bytes",
-        ),
-        (
-            HELLO + "input(); raise SystemExit('Killed')",
-            "the doctor's program exited there: Killed",
-        ),
-        ("""print('{"doctor": "drumline", "form": 0}')""", "its version of drumline is different"),
-        (
-            "for _ in range(600): print('Welcome!')",
-            "it prints a lot of text, but not the answer of the doctor's program",
-        ),
-        (
-            HELLO + """input(); print('{"id": 1, "ok": {"host": "b"}}', flush=True); input()""",
+            HELLO + ANSWER % '"ok": {"host": "b"}',
             "its answer is not that of the doctor: interfaces is None; list is needed",
         ),
-        (
-            HELLO
-            + """input(); print('{"id": 1, "ok": {"host": "\\\\u001b[31m"}}', flush=True); input()""",
-            "is not printable",
-        ),
-        (HELLO + """input(); print('{"id": 1, "error": "no"}', flush=True); input()""", "no"),
+        (HELLO + ANSWER % '"ok": {"host": "\\\\u001b[31m"}', "is not printable"),
+        (HELLO + ANSWER % '"error": "no"', "no"),
     ],
 )
 def test_a_node_that_fails_is_absent_with_a_reason(program: str, words: str) -> None:
@@ -153,32 +146,29 @@ def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_n
 
 def test_a_node_without_an_answer_counts_as_lost_and_greetings_of_a_login_do_not_matter() -> None:
     async def try_it() -> None:
-        client = await NodeClient.start(
-            sys.executable, "-c", "print('Last login: today')\n" + HELLO + "input(); input()"
+        node = client(
+            sys.executable, "-c", "print('Last login: today')\n" + HELLO + "while True: input()"
         )
         try:
-            await client.wait_for_hello()
+            await node.open()
             with pytest.raises(
-                NodeLostError, match=r"it did not answer within 0.05 s \(asked for: clock\)"
+                NodeLostError, match=r"it did not answer within 0.05 s \(asked for: names\)"
             ):
-                await client.ask("clock", 0.05)
+                await node.ask("names", 0.05)
             with pytest.raises(NodeLostError):
-                await client.ask("clock", 5)
+                await node.ask("names", 5)
         finally:
-            await client.close()
-        assert client.process is not None
-        assert client.process.returncode is not None
+            await node.close()
+        assert node.connection.ssh_code is not None
 
     asyncio.run(try_it())
 
 
 def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
     async def try_it() -> None:
-        client = await NodeClient.start(
-            sys.executable, "-m", "drumline.tools.doctor.pairs.node_server"
-        )
+        node = client(sys.executable, "-m", "drumline.tools.doctor.pairs.node_server")
         try:
-            await client.wait_for_hello()
+            await node.open()
             for action, arguments, words in (
                 ("system", {"command": "true"}, "there is no action 'system'"),
                 ("measure", {"seconds": 99.0}, "seconds is 99.0; 0.001 to 2.0 is allowed"),
@@ -187,9 +177,9 @@ def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
                 ("begin", {"variables": {"A": 1}}, "variables are not all strings"),
             ):
                 with pytest.raises(NodeRequestError) as caught:
-                    await client.ask(action, 20, **arguments)
+                    await node.ask(action, 20, **arguments)
                 assert str(caught.value) == words
         finally:
-            await client.close()
+            await node.close()
 
     asyncio.run(try_it())

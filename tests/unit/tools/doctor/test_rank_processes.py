@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 
 from drumline.base.processes import parent_of
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.ranks import rank_processes
 from drumline.tools.doctor.ranks.rank_processes import HostRanks, RankProcesses
@@ -129,16 +130,15 @@ def test_what_ranks_found_is_reported_once() -> None:
 
 
 def test_a_node_whose_input_ends_ends_too() -> None:
-    async def try_it() -> int:
-        client = await NodeClient.start(
-            sys.executable, "-m", "drumline.tools.doctor.pairs.node_server"
-        )
-        await client.wait_for_hello()
-        assert isinstance(json.loads(json.dumps(await client.ask("clock", 20))), float)
-        client.writer.close()
-        assert client.process is not None
-        code = await asyncio.wait_for(client.process.wait(), 20)
-        await client.close()
-        return code
+    async def try_it() -> int | None:
+        words = [sys.executable, "-m", "drumline.tools.doctor.pairs.node_server"]
+        connection = HostConnection(Host("host"), words, 20.0)
+        client = NodeClient(connection)
+        await client.open()
+        assert (await client.ask("names", 20, names=["127.0.0.1"])).keys() == {"127.0.0.1"}
+        assert connection.writer is not None
+        connection.writer.close()
+        await asyncio.wait_for(await connection.open(), 20)
+        return connection.ssh_code
 
     assert asyncio.run(try_it()) == 0

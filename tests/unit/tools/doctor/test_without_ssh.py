@@ -16,7 +16,7 @@ from drumline.base.errors import DrumlineError, UsageError
 from drumline.net.frames import encode
 from drumline.net.handshake import nonce
 from drumline.tools.doctor.machine.machine_facts import HostSettings
-from drumline.tools.doctor.pairs.node_server import HELLO
+from drumline.tools.doctor.pairs.node_server import PROTOCOL
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions, join, listen
 from tests.ranks import free_port
 
@@ -43,8 +43,7 @@ def refused(master: NodeOptions, *nodes: NodeOptions) -> list[str]:
         await asyncio.wait({waiting, telling}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         for client in rendezvous.joined.values():
-            client.writer.close()
-            await client.writer.wait_closed()
+            await client.connection.close()
         return list(await telling)
 
     return asyncio.run(host())
@@ -108,7 +107,12 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
         }
         writer.write(encode(hello) + b"\n")
         assert "nonce" in json.loads(await reader.readline())
-        writer.write(encode({"proof": None}) + b"\n" + encode(HELLO) + b"\n")
+        writer.write(
+            encode({"proof": None})
+            + b"\n"
+            + encode({"kind": "hello", "protocol": PROTOCOL})
+            + b"\n"
+        )
         assert json.loads(await reader.readline()) == {"proof": None}
         while 2 in rendezvous.missing():
             await asyncio.sleep(0.01)
@@ -127,8 +131,7 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_joi
         missing = rendezvous.missing()
         waiting.cancel()
         for client in rendezvous.joined.values():
-            client.writer.close()
-            await client.writer.wait_closed()
+            await client.connection.close()
         assert all(
             "closed the connection before the end" in message
             for message in await asyncio.gather(*messages)
