@@ -5,6 +5,9 @@ Every replica owns a slice of the sum. In the first half it receives the others'
 and adds them up; in the second it sends the sum of its slice to all: as many bytes as a ring
 all-reduce. Both are rounded, and what rounding leaves out is added the next time (error feedback).
 All replicas get the same bits.
+
+An all-gather of int8 alone would send more than fp32 from 9 replicas on, and an all-reduce cannot
+add what is rounded to int8.
 """
 
 from __future__ import annotations

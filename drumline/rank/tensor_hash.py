@@ -3,8 +3,15 @@ bit for bit.
 
 A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are
 multiplied by a fixed table of mixed odd 64-bit numbers and added up. Level 2: each row's sum is
-mixed with its number by a bijection of 64 bits, and these are added up, modulo 2**64. Why a flipped
-bit is always found: docs/architecture.md.
+mixed with its number by a bijection of 64 bits, and these are added up, modulo 2**64. Sums of
+integers wrap around, so neither the order of additions nor the number of threads matters.
+
+A flipped bit is always found: it changes one word by plus or minus `2^k` with k < 32, and so its
+row's sum by `2^k` times an odd number, which is not 0 modulo `2^64`. Damage in several words of one
+row is missed by chance only: once in `2^32` for two sign bits, less often otherwise, since the
+table's 64 bits leave at least 32 above any bit of a word. (64-bit words would not do: two flips of
+bit 63 would always cancel.) It does not protect against an attacker who builds two tensors with the
+same hash.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ The process (`python -m drumline.launch.ssh.agent_process FD SUPERVISOR`) reads 
 to run, loads torch while the processes of its ranks do, then reads where the rendezvous is, which
 is sent when all hosts have answered. It writes starts and failures of ranks to the pipe FD, and
 exits when the supervisor does.
+
+A supervisor outlives an attempt and keeps an agent for the next one, which has loaded torch. It has
+the next attempt's name from the start: the guard ends processes by the name in their environment,
+which a process cannot change.
 """
 
 from __future__ import annotations

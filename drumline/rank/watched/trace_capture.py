@@ -1,5 +1,9 @@
 """torch.profiler over some steps of one rank: the trace, and the facts that it lacks, as files of a
-profile."""
+profile.
+
+Source lines come without stacks, with which a step of 8.3 ms took 11.2 on an H200: torch warns of
+operations that make the host wait, just after each, so a line belongs to the last wait before it.
+"""
 
 from __future__ import annotations
 

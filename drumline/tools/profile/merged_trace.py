@@ -1,5 +1,10 @@
 """One trace of ranks by one clock, for https://ui.perfetto.dev: a process for each rank, and one
-for its GPU."""
+for its GPU.
+
+Processes and flows have whole numbers, since Perfetto's importer takes text for hexadecimal and
+drops flows that it cannot read. It also drops times before 0, and a kernel that begins before the
+one before it on the stream has ended.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@ host syncs.
 
 A trace is a file of a run folder: it may be damaged, hostile or huge. It is read within limits, and
 what does not have the expected type is left out.
+
+A rank has joined a collective when it calls it: gloo's threads begin later if earlier ones keep
+them busy, so calls and work are joined by their order, for waiting by the call and for bandwidth by
+the work. NCCL's kernel starts when the rank joins.
 """
 
 from __future__ import annotations

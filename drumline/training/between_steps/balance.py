@@ -7,6 +7,10 @@ the sizes change only if steps become noticeably faster by it:
     step 5      the first steps, which load libraries and choose kernels, are over: every step is timed
     step 16     ranks exchange their times and choose the sizes from step 17 on; after a large change again at once
     step 500    the same again, and so on
+
+A rank's own time is DDP's: all ranks finish a step together, so the heartbeat cannot tell work from
+waiting in a backward pass. DDP times forward and backward up to the last gradient. What workers
+made ahead with the old sizes is dropped: a batch follows from the cursor.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ Counted are matrix products, convolutions and attention, forward and backward: w
 not what the device does. What the backward pass computes again is not counted, be it by activation
 checkpointing or inside an attention kernel; attention with a mask counts in full. torchtitan and
 the PaLM paper count in the same way.
+
+Gradients come from `torch.autograd.grad`, which calls no hook of DDP. Attention counts twice as
+much in the backward pass, whichever kernel computes it; torch's own FlopCounterMode adds what GPU
+kernels compute again, and does not know the CPU's kernel.
 """
 
 from __future__ import annotations
