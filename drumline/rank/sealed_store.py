@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -213,9 +213,12 @@ def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, A
         content = parse_json(text)
     except ValueError:
         return None
+    return content if has_fields(content, kinds) else None
+
+
+def has_fields(content: object, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
     # bool is a subclass of int.
-    fits = isinstance(content, dict) and all(
+    return isinstance(content, dict) and all(
         isinstance(content.get(name), kind) and (kind is not int or type(content[name]) is int)
         for name, kind in kinds.items()
     )
-    return content if fits else None

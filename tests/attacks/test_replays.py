@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
 from drumline.launch.node.membership import DONE, RUNNING, Membership
+from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node_plan import NodePlan
 from drumline.rank.sealed_store import SealedStore
-from tests.attacks.test_sealed_store import SECRET, join, states
+from tests.attacks.test_sealed_store import SECRET, two_nodes
 from tests.ranks import free_port
 
 LIMIT_S = 30.0
-STATE = "drumline/rendezvous/state"
+ROUND = "drumline/membership/round"
 
 
 @pytest.fixture
@@ -104,18 +106,21 @@ def test_what_is_written_once_is_written_again(base: dist.HashStore) -> None:
         membership.leave()
 
 
-def test_an_earlier_state_of_the_rendezvous_is_replaced(base: dist.HashStore) -> None:
-    one, other = states(base, SECRET)
-    recorded = []
-    for number, holder in enumerate((one, other)):
-        join(holder, number)
-        recorded.append(base.get(STATE))
-    one.sync()
-    base.set(STATE, recorded[0])  # type: ignore[arg-type]
-    for holder in (one, other):
-        holder.sync()
-        assert len(holder.state.participants) == 2, "b has not left"
-    assert base.get(STATE) == recorded[1]
+def test_the_list_of_an_earlier_round_is_not_believed(base: dist.HashStore) -> None:
+    nodes = two_nodes(base, SECRET)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(NodeRendezvous.next_rendezvous, nodes))
+        recorded = base.get(ROUND)
+        first = pool.submit(nodes[0].next_rendezvous)
+        second = pool.submit(nodes[1].next_rendezvous)
+        while not (first.done() and second.done()):
+            base.set(ROUND, recorded)  # type: ignore[arg-type]
+            time.sleep(0.7)
+        assert (first.result().rank, second.result().rank) == (0, 1)
+    (name,) = {node.round.name for node in nodes if node.round}
+    assert name not in recorded.decode(errors="replace")
+    for node in nodes:
+        node.leave()
 
 
 def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(

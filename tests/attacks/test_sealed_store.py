@@ -9,31 +9,20 @@ import pickle
 import socket
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    RendezvousSettings,
-    RendezvousTimeout,
-    _NodeDesc,
-    _RendezvousState,
-)
 
 from drumline.base.errors import Place, PreflightError
 from drumline.base.job_secret import derived, keyed_hash, new_secret
 from drumline.base.topology import Topology
-from drumline.launch.node.c10d_rendezvous import (
-    NOTHING,
-    RendezvousState,
-    SealedBackend,
-    decode,
-    encode,
-)
-from drumline.launch.node.membership import RUNNING, Membership
+from drumline.launch.node.membership import RUNNING, Membership, NodeHeartbeat
+from drumline.launch.node.node_rendezvous import CARD, NodeRendezvous, Round
 from drumline.launch.node_plan import NodePlan
 from drumline.net.key_exchange import KeyPair
 from drumline.rank.failure import Failure, claim_failure
@@ -180,73 +169,67 @@ class Touch:
         return Touch.load, ()
 
 
-def states(base: dist.Store, secret: str | None) -> list[RendezvousState]:
-    settings = RendezvousSettings("drumline", 2, 2, RendezvousTimeout(), timedelta(seconds=5), 3)
-    made = []
-    for name in "ab":
-        backend = SealedBackend(SealedStore(base, secret, "drumline/rendezvous"))
-        state = RendezvousState(backend, settings, _NodeDesc(name, 1, 0))
-        state._cache_duration = 0
-        made.append(state)
-    return made
-
-
-def join(holder: RendezvousState, number: int) -> None:
-    holder.sync()
-    node = _NodeDesc("ab"[number], 1, 0)
-    holder.state.participants[node] = number
-    holder.state.last_heartbeats[node] = datetime.now(UTC)
-    holder.mark_dirty()
-    assert holder.sync()
+def two_nodes(base: dist.Store, secret: str | None) -> list[NodeRendezvous]:
+    nodes = []
+    for rank in range(2):
+        plan = NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1")
+        membership = Membership(base, plan, secret)
+        membership.check_job()
+        membership.join()
+        nodes.append(NodeRendezvous(base, plan, "127.0.0.1", membership))
+    return nodes
 
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
 @pytest.mark.parametrize("value", [*GARBAGE, pickle.dumps(Touch()), "deleted"])
-def test_the_state_of_the_rendezvous_is_never_unpickled_and_is_put_back(
+def test_the_list_of_a_round_is_never_unpickled_and_is_put_back(
     base: dist.HashStore, value: bytes | str, secret: str | None
 ) -> None:
-    one, other = states(base, secret)
-    join(one, 0)
-    join(other, 1)
-    one.sync()
+    nodes = two_nodes(base, secret)
+    nodes[0].membership.publish("round", {"name": "a", "cards": []})
+    published = base.get("drumline/membership/round")
     if value == "deleted":
-        base.delete_key("drumline/rendezvous/state")
+        base.delete_key("drumline/membership/round")
     else:
-        base.set("drumline/rendezvous/state", value)  # type: ignore[arg-type]
-    for holder in (other, one):
-        holder.sync()
-        assert {node.addr: rank for node, rank in holder.state.participants.items()} == {
-            "a": 0,
-            "b": 1,
-        }
+        base.set("drumline/membership/round", value)  # type: ignore[arg-type]
+    assert Round.decode(nodes[1].membership.store.peek("round") or b"") is None
+    deadline = time.monotonic() + 30
+    while not base.check(["drumline/membership/round"]) or (
+        base.get("drumline/membership/round") != published
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with ThreadPoolExecutor(2) as pool:
+        assert [info.rank for info in pool.map(NodeRendezvous.next_rendezvous, nodes)] == [0, 1]
     assert not Touch.was_loaded
+    for node in nodes:
+        node.leave()
 
 
-def test_a_state_travels_whole() -> None:
-    state = _RendezvousState()
-    node = _NodeDesc("a", 1, 2)
-    assert vars(decode(encode(state)) or object) == vars(state)
-    state.round, state.complete, state.deadline = 3, True, datetime.max.replace(tzinfo=UTC)
-    state.participants, state.wait_list, state.last_heartbeats = (
-        {node: 1},
-        {node},
-        {node: datetime.now(UTC)},
-    )
-    assert vars(decode(encode(state)) or object) == vars(state)
-    assert decode(NOTHING) is None
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
-def test_whatever_json_an_unauthenticated_client_writes_is_a_state_or_none(value: object) -> None:
-    decode(json.dumps(value).encode())
-    whole = json.loads(encode(_RendezvousState()))
+
+
+@given(JSON)
+def test_whatever_json_an_unauthenticated_client_writes_is_a_round_or_none(value: object) -> None:
+    examples = {int: 0, str: ""}
+    card = {name: examples[kind] for name, kind in CARD.items()}
+    whole = {"name": "a", "cards": [card], "keys": None}
+    assert Round.decode(json.dumps(whole).encode()) is not None
+    Round.decode(json.dumps(value).encode())
     for name in whole:
-        decode(json.dumps({**whole, name: value}).encode())
+        Round.decode(json.dumps({**whole, name: value}).encode())
+    for name in card:
+        Round.decode(json.dumps({**whole, "cards": [{**card, name: value}]}).encode())
+
+
+@given(JSON)
+def test_whatever_json_is_a_heartbeat_or_none(value: object) -> None:
+    whole = json.loads(NodeHeartbeat("a", "x").encode())
+    for name in whole:
+        NodeHeartbeat.decode(json.dumps({**whole, name: value}))
 
 
 @given(st.binary() | st.text().map(str.encode))

@@ -34,7 +34,7 @@ while not (folder / "go").exists():
     time.sleep(0.05)
 """
 LIMIT_S = 60.0
-STATE = "drumline/rendezvous/state"
+STATE = "drumline/membership/round"
 # The first is where torch has it, and would unpickle it.
 KEYS = [
     f"torch.rendezvous.{RUN_ID}",
@@ -153,10 +153,11 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(
         first, _ = nodes[0].communicate(timeout=LIMIT_S)
         if secret is None:
             deadline = time.monotonic() + LIMIT_S
-            while client.get(STATE) == bomb:
+            while b"1" not in client.get("drumline/membership/members").split():
                 assert nodes[1].poll() is None, nodes[1].communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+            time.sleep(2)  # it polls the list of the round
             nodes[1].terminate()
         second, _ = nodes[1].communicate(timeout=LIMIT_S)
     finally:

@@ -391,7 +391,7 @@ class NodeAgent(LocalElasticAgent):
         if self.signals.preempt_signal or not self.has_saved(result):
             return False
         with contextlib.suppress(DrumlineError):  # the first node may have left already
-            return bool(self.rendezvous.num_nodes_waiting() > 0)
+            return self.rendezvous.is_node_waiting()
         return False
 
     def check_preempted(self, number: int | None) -> None:

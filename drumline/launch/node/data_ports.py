@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drumline.base.terminal import print_message
@@ -48,18 +48,15 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
 
 
 def unreachable_nodes(
-    cards: Sequence[NodeCard], this_node: int, *, limit_s: float = CLOSED_S
+    cards: Mapping[int, NodeCard], this_node: int, *, limit_s: float = CLOSED_S
 ) -> dict[int, str]:
-    """Why this node cannot reach others, by their numbers. A closed port is retried for some
-    time."""
+    """Why this node cannot reach others, by their ranks. A closed port is retried for some time."""
     begun = time.monotonic()
     is_reported = False
-    peers = [(number, card) for number, card in enumerate(cards) if number != this_node]
-    targets = [target for peer in peers if (target := _target(*peer)) is not None]
+    peers = [card for rank, card in cards.items() if rank != this_node]
+    targets = [target for peer in peers if (target := _target(peer)) is not None]
     while True:
-        failed = {
-            number: why for number, why in probe_hosts(targets).failed.items() if why in CLOSED
-        }
+        failed = {rank: why for rank, why in probe_hosts(targets).failed.items() if why in CLOSED}
         if not failed or time.monotonic() - begun >= limit_s:
             return failed
         targets = [target for target in targets if target.rank in failed]
@@ -72,14 +69,15 @@ def unreachable_nodes(
         time.sleep(RETRY_S)
 
 
-def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[str, str]]) -> None:
+def check_data_ports(
+    cards: Mapping[int, NodeCard], unreachable: Mapping[int, Mapping[str, str]]
+) -> None:
     """Raise if a node cannot reach the first, which has the ranks' store; otherwise warn.
     `unreachable`: by node."""
-    first = first_node(cards)
-    for target, card in enumerate(cards):
+    for target, card in cards.items():
         reasons = {
             source: failed[str(target)]
-            for source, failed in enumerate(unreachable)
+            for source, failed in unreachable.items()
             if str(target) in failed
         }
         if not reasons:
@@ -89,25 +87,20 @@ def check_data_ports(cards: Sequence[NodeCard], unreachable: Sequence[Mapping[st
         error = closed_data_ports(
             sources, card["host"], port=card.get("probe_port", 0), reason=reason
         )
-        if target == first:
+        if target == min(cards):
             raise error
         print_message(
             f"warning: {error.what}; ranks that send data there will block. Try: {error.next_step}"
         )
 
 
-def first_node(cards: Sequence[NodeCard]) -> int:
-    """c10d's number of the node with the smallest rank."""
-    return min(range(len(cards)), key=lambda number: int(cards[number]["rank"]))
-
-
-def _target(number: int, card: NodeCard) -> ProbeTarget | None:
+def _target(card: NodeCard) -> ProbeTarget | None:
     """None if the node does not listen, or its name does not resolve: both are reported
     elsewhere."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
         addresses = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
         address = str(addresses[0][4][0])
         return ProbeTarget(
-            number, card["host"], "", address, card["probe_port"], card["probe_token"]
+            card["rank"], card["host"], "", address, card["probe_port"], card["probe_token"]
         )
     return None

@@ -1,9 +1,9 @@
 """Which of a job's nodes are alive: every launcher writes a heartbeat once a second to the first
 node's store.
 
-c10d's own rendezvous has participants, but no names, and waits without a message. Here each node
-has its NODE_RANK and its host: a second node with the same rank is refused, and missing nodes are
-named.
+Each node has its NODE_RANK and its host: a second node with the same rank is refused, and missing
+nodes are named. Wall clocks are not compared: the age of a heartbeat is the time since it last
+changed, by the clock of its reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -44,6 +44,8 @@ class NodeHeartbeat:
     """Identifies one launcher; a node that was started again has a new one."""
     count: int = 0
     state: str = JOINING
+    card: Mapping[str, Any] = field(default_factory=dict)
+    """What the node publishes of itself for the round that it joins, or has joined."""
 
     def encode(self) -> str:
         return json.dumps(vars(self))
@@ -55,10 +57,11 @@ class NodeHeartbeat:
     @classmethod
     def decode(cls, text: bytes | str) -> NodeHeartbeat | None:
         """None for anything else: without a secret, anyone can write there."""
-        fields = document(text, host=str, launcher=str, count=int, state=str)
-        if fields is None:
+        content = document(text, host=str, launcher=str, count=int, state=str, card=dict)
+        if content is None:
             return None
-        return cls(fields["host"], fields["launcher"], fields["count"], fields["state"])
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: content[name] for name in names})
 
 
 class Membership:
@@ -78,8 +81,8 @@ class Membership:
         self.was_replaced = False
         self._replaced: set[str] = set()
         """Earlier launchers with this node's rank."""
-        self._job: tuple[SealedStore, str] | None = None
-        """On the first node: the description of this job, and where it is stored."""
+        self._published: dict[str, tuple[SealedStore, str]] = {}
+        """On the first node: values that are written once, and where they are stored."""
         self._last: dict[int, tuple[NodeHeartbeat, float]] = {}
         """Each node's last heartbeat, and when it was first seen here, by this machine's clock."""
         self._waiting: WaitNotice | None = None
@@ -95,8 +98,7 @@ class Membership:
         belong to them."""
         this_job = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
-            self._job = self.store, json.dumps(this_job)
-            self.store.set("job", json.dumps(this_job))
+            self.publish("job", this_job)
             self._seal_launch(this_job)
             return
         where = self.node.endpoint
@@ -113,6 +115,13 @@ class Membership:
                 next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
             )
         self._seal_launch(published)
+
+    def publish(self, key: str, content: Mapping[str, Any]) -> None:
+        """On the first node, for all: restored when another client deletes or overwrites it."""
+        text = json.dumps(content)
+        with self._lock:
+            self._published[key] = (self.store, text)
+            self.store.set(key, text)
 
     def _published_job(self) -> dict[str, Any]:
         """As the first node describes it."""
@@ -168,7 +177,6 @@ class Membership:
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
         """While this node waits for others, missing nodes are reported."""
-        self.set_state(JOINING)
         self.read()
         self._waiting = WaitNotice()
         try:
@@ -182,6 +190,11 @@ class Membership:
         """Publish the state of this node, at once."""
         with self._lock:
             self._write(replace(self.heartbeat, state=state))
+
+    def join_round(self, card: Mapping[str, Any]) -> None:
+        """Publish that this node waits for the next round, with this card."""
+        with self._lock:
+            self._write(replace(self.heartbeat, state=JOINING, card=card))
 
     def read(self) -> None:
         """Read all heartbeats: a few requests to the store, for any number of nodes."""
@@ -209,6 +222,18 @@ class Membership:
         return time.monotonic() - changed_at <= limit_s and (
             not states or heartbeat.state in states
         )
+
+    def is_silent(self, rank: int, *, for_s: float) -> bool:
+        """Whether another node's heartbeat was seen, and has not changed for so long."""
+        return rank in self._last and not self.is_alive(rank, within_s=for_s)
+
+    def joining_cards(self, *, within_s: float) -> dict[int, Mapping[str, Any]]:
+        """What the other nodes published that join a round, at the last read."""
+        return {
+            rank: self._last[rank][0].card
+            for rank in self._other_nodes
+            if self.is_alive(rank, JOINING, within_s=within_s)
+        }
 
     def count_alive(self) -> int:
         """The number of nodes that are not done, including this one, at the last read."""
@@ -259,7 +284,7 @@ class Membership:
             with contextlib.suppress(RuntimeError):
                 with self._lock:
                     self._write(self.heartbeat)
-                self._restore()
+                    self._restore()
                 if (waiting := self._waiting) is not None:
                     self.read()
                     self._report_missing(waiting)
@@ -274,10 +299,9 @@ class Membership:
         """Restore values that are written once, since anyone can delete them."""
         if str(self.node.node_rank).encode() not in self.store.hint("members").split():
             self.store.append("members", f" {self.node.node_rank} ")
-        if self._job is not None:
-            store, job = self._job
-            if store.peek("job") is None:
-                store.set("job", job)
+        for key, (store, text) in self._published.items():
+            if store.peek(key) != text.encode():
+                store.set(key, text)
 
     def _write(self, heartbeat: NodeHeartbeat) -> None:
         new = replace(heartbeat, count=self.heartbeat.count + 1)

@@ -1,9 +1,9 @@
-"""The rendezvous of nodes: torchrun's c10d rendezvous, with the node ranks that the user gave.
+"""The rendezvous of nodes: the launcher of node 0, which runs the store, decides who is in the next
+round.
 
-c10d numbers nodes by the order of their addresses. A user who sets NODE_RANK on each machine
-expects rank 0, which prints and saves, on node 0: so when all have joined, each publishes its rank,
-and that number is used. c10d also continues with fewer nodes, and waits, without a message; here
-both are reported.
+Each node publishes a card with its heartbeat. When all have joined, or enough of them have and the
+last call is over, node 0 publishes the list of their cards; a node accepts a list only when its own
+card is on it. Then the nodes probe each other, and node 0 decides for all whether ranks can start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -26,27 +27,32 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.base.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
-from drumline.base.job_secret import SECRET_ENV, derived, new_secret
+from drumline.base.job_secret import derived, new_secret
 from drumline.base.terminal import print_message
-from drumline.launch.node.c10d_rendezvous import C10dRendezvous
 from drumline.launch.node.data_ports import (
     NodeCard,
     check_data_ports,
-    first_node,
     open_probe_port,
     unreachable_nodes,
 )
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
-from drumline.launch.node_plan import NodePlan
+from drumline.launch.node_plan import RUN_ID, NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
 from drumline.net.key_exchange import KeyPair
-from drumline.rank.sealed_store import SealedStore, document
+from drumline.rank.rendezvous.rank_store import announce, follow
+from drumline.rank.rendezvous.start_secret import unwrap_secret, wrap_secret
+from drumline.rank.sealed_store import SealedStore, document, has_fields
 
 POLL_S = 0.05
 LINGER_S = 5.0
 FIRST_NOTICE_S = 15.0
+# How long after the last call to wait for a node that is alive, but has not ended its ranks yet.
+LATE_S = 30
+ROUND = "round"
+CLOSED = "closed"
+DECISION = "decision"
 # What a node publishes about itself; if it does not listen for probes, there is no port.
 CARD: dict[str, type] = {
     **dict.fromkeys(
@@ -56,19 +62,41 @@ CARD: dict[str, type] = {
 }
 
 
+@dataclass(frozen=True)
+class Round:
+    """The nodes that start ranks together."""
+
+    name: str
+    cards: Mapping[int, NodeCard]
+    """By node rank, in its order."""
+    keys: Mapping[str, Any] | None
+    """The secret of its ranks, wrapped for each node; None where nodes have a common one."""
+
+    @classmethod
+    def decode(cls, text: bytes) -> Round | None:
+        content = document(text, name=str, cards=list)
+        if content is None or not all(has_fields(card, CARD) for card in content["cards"]):
+            return None
+        return cls(
+            content["name"], {card["rank"]: card for card in content["cards"]}, content.get("keys")
+        )
+
+
 class NodeRendezvous(RendezvousHandler):
-    """c10d's rendezvous, with nodes in the order of their NODE_RANK."""
+    """Nodes in the order of their NODE_RANK."""
 
     def __init__(
-        self, inner: C10dRendezvous, node: NodePlan, address: str, membership: Membership
+        self, store: dist.Store, node: NodePlan, address: str, membership: Membership
     ) -> None:
-        self.inner = inner
+        """`store`: a connection that may block while it waits for a value."""
+        self.store = store
         self.node = node
         self.address = address
         self.membership = membership
         self.secret = membership.secret
-        self.members: dict[int, int] = {}
-        """The node rank of each participant of this round, by c10d's number."""
+        self.round: Round | None = None
+        """The last one that this node joined."""
+        self._poll_s = min(1.0, 0.02 + node.num_nodes / 200)
         self._ask = WaitNotice(first_s=1, growth=1)
         self._wait = WaitNotice()
         self.restart_reason = ""
@@ -93,13 +121,18 @@ class NodeRendezvous(RendezvousHandler):
         """The furthest step of this node's ranks."""
 
     def get_backend(self) -> str:
-        return self.inner.get_backend()
+        return "drumline"
 
     @property
     def use_agent_store(self) -> bool:
         """Never: rank 0 opens a store for each attempt, so that values of an earlier one are not
         found."""
         return False
+
+    @property
+    def members(self) -> list[int]:
+        """The node ranks of this round."""
+        return [] if self.round is None else list(self.round.cards)
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.is_done = False
@@ -112,50 +145,153 @@ class NodeRendezvous(RendezvousHandler):
         return info
 
     def _join(self) -> RendezvousInfo:
-        """Collective: every participant publishes its card (rank, address, ports), and reads all
-        others'."""
-        cards = results = None
-        while cards is None or results is None:
-            info = self.inner.next_rendezvous()
-            # With the round: values recorded in an earlier one are not valid.
-            store = SealedStore(info.store, self.secret, f"drumline/nodes/{self.inner.round}")
+        """Collective: all nodes of the round have joined, and reach each other."""
+        has_joined = False
+        while not has_joined:
             keys = KeyPair() if self.secret is None else None
             with open_probe_port(own_binding(self.address)) as probe:
-                cards = self._cards(
-                    store, info, {**probe, "public": keys.public if keys else "", "nonce": nonce()}
-                )
-                if cards:
-                    result = self._result(cards, info.rank, keys)
-                    results = self._exchange(store, info, "result", result, closed=dict)
-        self._check_data_ports(store, cards, [published["closed"] for published in results])
-        self.members = {number: card["rank"] for number, card in enumerate(cards)}
-        # Missing nodes leave no gap: torchrun counts from 0.
-        in_order = sorted(cards, key=lambda card: int(card["rank"]))
-        node_rank = [card["rank"] for card in in_order].index(self.node.node_rank)
-        self.ranks_secret = self._ranks_secret(cards, results, info.rank, keys)
-        self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in in_order)
+                card = self._card(probe, keys)
+                self.membership.join_round(card)
+                joined = self._lead(card, keys) if self._leads else self._follow(card)
+                base = dist.PrefixStore(f"drumline/round/{joined.name}", self.store)
+                has_joined = self._check_data_ports(SealedStore(base, self.secret), joined)
+        self.round = joined
+        self.ranks_secret = self._ranks_secret(joined, keys)
+        cards = list(joined.cards.values())
+        self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in cards)
         self._count_restarts(cards)
-        agents: Any = SealedStore(
-            info.store, derived(self.ranks_secret, "agents"), "drumline/agents"
-        )
-        place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
-        return RendezvousInfo(agents, node_rank, info.world_size, place)
+        agents: Any = SealedStore(base, derived(self.ranks_secret, "agents"), "drumline/agents")
+        # Missing nodes leave no gap: torchrun counts from 0.
+        node_rank = self.members.index(self.node.node_rank)
+        place = RendezvousStoreInfo(cards[0]["address"], cards[0]["port"])
+        return RendezvousInfo(agents, node_rank, len(cards), place)
 
-    def _result(
-        self, cards: Sequence[NodeCard], number: int, keys: KeyPair | None
-    ) -> dict[str, Any]:
-        """What this node publishes after it has read the cards."""
-        result: dict[str, Any] = {"closed": unreachable_nodes(cards, number)}
-        if keys and number == first_node(cards):
-            # Without a common secret the first node makes one, and encrypts it for each of the
-            # others.
+    @property
+    def _leads(self) -> bool:
+        return self.node.node_rank == 0
+
+    def _card(self, probe: Mapping[str, Any], keys: KeyPair | None) -> dict[str, Any]:
+        return {
+            "rank": self.node.node_rank,
+            "host": self.membership.host(self.node.node_rank),
+            "address": self.address,
+            "port": _free_port(),
+            **probe,
+            "public": "" if keys is None else keys.public,
+            "nonce": nonce(),
+            "watch_port": _free_port(),
+            "restarts": self.restarts_used,
+            "counted_step": self.counted_step,
+            "reached_step": self.reached_step,
+        }
+
+    def _lead(self, card: NodeCard, keys: KeyPair | None) -> Round:
+        """On node 0: wait for the others, and publish the round."""
+        least = self.node.min_nodes or self.node.num_nodes
+        enough_since = None
+        for now in self._polls():
+            self.membership.read()
+            cards = {0: card, **self._joining_cards()}
+            if len(cards) < least:
+                enough_since = None
+                continue
+            enough_since = enough_since or now
+            is_last_call_over = now - enough_since > self._last_call_s(len(cards))
+            if len(cards) == self.node.num_nodes or is_last_call_over:
+                break
+        name = nonce()
+        wrapped = None
+        if keys is not None:
+            # Without a common secret this node makes one, and encrypts it for each of the others.
             self.ranks_secret = new_secret()
-            result["secrets"] = [
-                keys.wrap(self.ranks_secret, card["public"], card["nonce"]) for card in cards
-            ]
-        return result
+            wrapped = wrap_secret(keys, self.ranks_secret, cards, name)
+        joined = Round(name, dict(sorted(cards.items())), wrapped)
+        content = {"name": name, "cards": list(joined.cards.values()), "keys": wrapped}
+        self.membership.publish(ROUND, content)
+        return joined
 
-    def _count_restarts(self, cards: Sequence[NodeCard]) -> None:
+    def _last_call_s(self, num_joined: int) -> float:
+        limit_s = float(self.node.last_call_s)
+        # A living node would join right after this round, and all ranks would restart.
+        if num_joined < self.membership.count_alive():
+            limit_s += min(LATE_S, (self.node.join_timeout_s - limit_s) / 2)
+        return limit_s
+
+    def _follow(self, card: NodeCard) -> Round:
+        """On the other nodes: the round that has this node's card."""
+        for _ in self._polls():
+            joined = Round.decode(self.membership.store.peek(ROUND) or b"")
+            if joined is not None and joined.cards.get(card["rank"]) == card:
+                return joined
+        raise AssertionError
+
+    def _polls(self) -> Iterator[float]:
+        """The time of each poll, until the join timeout is over, or the job."""
+        until = time.monotonic() + self.node.join_timeout_s
+        while (now := time.monotonic()) <= until:
+            if self.is_closed():
+                raise RendezvousClosedError
+            yield now
+            time.sleep(self._poll_s)
+        raise RendezvousTimeoutError
+
+    def _joining_cards(self) -> dict[int, NodeCard]:
+        cards = self.membership.joining_cards(within_s=self.node.silence_s)
+        return {rank: card for rank, card in cards.items() if has_fields(card, CARD)}
+
+    def _waiting(self, joined: Round) -> list[int]:
+        """Nodes that wait for the round after this one, at the last read of heartbeats."""
+        cards = self._joining_cards()
+        return [rank for rank, card in cards.items() if joined.cards.get(rank) != card]
+
+    def _lost(self, joined: Round) -> list[int]:
+        limit_s = self.node.silence_s
+        return [rank for rank in joined.cards if self.membership.is_silent(rank, for_s=limit_s)]
+
+    def _check_data_ports(self, store: SealedStore, joined: Round) -> bool:
+        """Collective: node 0 decides whether ranks can start; False: all join again, because a node
+        is lost. What is wrong is raised on all nodes."""
+        closed = unreachable_nodes(joined.cards, self.node.node_rank)
+        store.set(f"probed/{self.node.node_rank}", json.dumps(closed))
+        if self._leads:
+            num_readers = len(joined.cards) - 1
+            decision = announce(store, DECISION, lambda: self._decide(store, joined))
+        else:
+            num_readers = 0
+            decision = self._decision_of_node_0(store)
+        try:
+            return bool(follow(store, DECISION, decision, num_readers=num_readers))
+        except PreflightError as error:
+            raise self._error(error.what, error.next_step) from error
+
+    def _decision_of_node_0(self, store: SealedStore) -> dict[str, Any]:
+        for _ in self._polls():
+            decision = document(store.peek(DECISION) or b"")
+            if decision is not None:
+                return decision
+        raise AssertionError
+
+    def _decide(self, store: SealedStore, joined: Round) -> bool:
+        keys = [f"probed/{rank}" for rank in joined.cards]
+        while (texts := store.peek_all(keys)) is None:
+            self.membership.read()
+            if self._lost(joined) or self._waiting(joined):
+                return False
+            time.sleep(self._poll_s)
+        probed = [document(text) or {} for text in texts]
+        check_data_ports(joined.cards, dict(zip(joined.cards, probed, strict=True)))
+        return True
+
+    def _ranks_secret(self, joined: Round, keys: KeyPair | None) -> str:
+        if self.secret is not None:
+            nonces = [card["nonce"] for card in joined.cards.values()]
+            return derived(self.secret, "ranks", *nonces)
+        if self._leads or keys is None:
+            return self.ranks_secret
+        who = f"node {self.node.node_rank} on {self.membership.heartbeat.host}"
+        return unwrap_secret(keys, joined.keys, self.node.node_rank, joined.name, who=who)
+
+    def _count_restarts(self, cards: list[NodeCard]) -> None:
         """The same on all nodes. A restart after progress is the first at its step."""
         counted_step = max(card["counted_step"] for card in cards)
         reached_step = max(card["reached_step"] for card in cards)
@@ -164,101 +300,13 @@ class NodeRendezvous(RendezvousHandler):
         self.counted_step = max(counted_step, reached_step)
         self.reached_step = self.counted_step
 
-    def _ranks_secret(
-        self,
-        cards: Sequence[NodeCard],
-        results: Sequence[NodeCard],
-        number: int,
-        keys: KeyPair | None,
-    ) -> str:
-        if keys is None:
-            assert self.secret is not None
-            return derived(self.secret, "ranks", *(card["nonce"] for card in cards))
-        first = first_node(cards)
-        if number == first:
-            return self.ranks_secret
-        wrapped = results[first].get("secrets")
-        if not isinstance(wrapped, list) or len(wrapped) != len(cards):
-            raise self._forged()
-        secret = keys.wrap(str(wrapped[number]), cards[first]["public"], cards[number]["nonce"])
-        if secret is None:
-            raise self._forged()
-        return secret
-
-    def _forged(self) -> PreflightError:
-        return PreflightError(
-            f"a node at {self.node.endpoint} wrote a value that no launcher of this version writes",
-            next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
-        )
-
-    def _cards(
-        self, store: SealedStore, info: RendezvousInfo, card_fields: Mapping[str, Any]
-    ) -> list[dict[str, Any]] | None:
-        """The cards of all participants; None when one is lost, or two have the same number."""
-        card = {
-            "rank": self.node.node_rank,
-            "host": self.membership.host(self.node.node_rank),
-            "address": self.address,
-            "port": _free_port(),
-            **card_fields,
-            "watch_port": _free_port(),
-            "restarts": self.restarts_used,
-            "counted_step": self.counted_step,
-            "reached_step": self.reached_step,
-        }
-        cards = self._exchange(store, info, "card", card, **CARD)
-        # After a network cut two groups may have joined separately, with the same numbers.
-        return cards if cards and card in cards else None
-
-    def _exchange(
-        self, store: SealedStore, info: RendezvousInfo, kind: str, content: Any, **fields: type
-    ) -> list[dict[str, Any]] | None:
-        """Collective: the values of all, by c10d's numbers; None if one is lost before it wrote:
-        then all rejoin."""
-        store.set(f"{kind}/{info.rank}", json.dumps(content))
-        keys = [f"{kind}/{number}" for number in range(info.world_size)]
-        while (texts := store.peek_all(keys)) is None:
-            if self._lost(range(info.world_size)):
-                return None
-            time.sleep(POLL_S)
-        values = []
-        for text in texts:
-            value = document(text, **fields)
-            if value is None:
-                raise self._forged()
-            values.append(value)
-        return values
-
-    def _check_data_ports(
-        self, store: SealedStore, cards: Sequence[NodeCard], closed: Sequence[Any]
-    ) -> None:
-        try:
-            check_data_ports(cards, closed)
-        except PreflightError as error:
-            # All nodes find the same, if the first does not close the store before.
-            until = time.monotonic() + LINGER_S
-            is_first = self.node.node_rank == 0
-            while (
-                store.add("closed/known", int(not is_first)) < len(cards) - 1
-                and is_first
-                and time.monotonic() < until
-            ):
-                time.sleep(POLL_S)
-            raise self._error(error.what, error.next_step) from error
-
-    def _lost(self, numbers: Iterable[int]) -> list[int]:
-        """Participants that c10d counts as lost, as of its last poll."""
-        self.inner.num_nodes_waiting()  # asks the store, though not more than once a second
-        here = self.inner._state_holder.state.participants.values()
-        return [number for number in numbers if number not in here]
-
     @property
     def missing(self) -> list[int]:
         """Nodes that the job continues without."""
-        present = self.members.values()
-        return (
-            [rank for rank in range(self.node.num_nodes) if rank not in present] if present else []
-        )
+        present = self.members
+        if not present:
+            return []
+        return [rank for rank in range(self.node.num_nodes) if rank not in present]
 
     def warn_of_missing_nodes(self) -> None:
         """At the end, warn if the job ended with fewer nodes."""
@@ -273,44 +321,50 @@ class NodeRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Also not 0 when a node is lost: otherwise the ranks would wait for its ranks in the next
         collective."""
-        if self.is_leaving:
+        if self.is_leaving or self.round is None:
             return 0
         if self.is_done:
-            again = [rank for rank in self._other_nodes if self.membership.is_alive(rank, JOINING)]
+            again = [rank for rank in self._waiting(self.round) if rank in self.members]
             self.restart_reason = f"{self.membership.names(again)} restarted"
             return len(again)
         with self.explained():
-            if self._ask.is_due() and (failure := self.membership.failure()):
-                self.membership.set_state(DONE)
-                raise self._error(failure, "read its output")
-            if self.membership.was_replaced:
-                raise self._error(
-                    f"another launcher has taken NODE_RANK {self.node.node_rank} from this one"
-                )
-            waiting = self.inner.num_nodes_waiting()
-            lost = [self.members[number] for number in self._lost(self.members)]
+            if self._ask.is_due():
+                self._read_state()
+            waiting = self._waiting(self.round)
+            lost = self._lost(self.round)
             if lost and self.node.max_restarts == 0 and not self.node.may_shrink:
                 raise self._error(
-                    f"{self._reason(lost)}, and no restart is left",
+                    f"{self._reason(waiting, lost)}, and no restart is left",
                     "check what ended it, and start all nodes again",
                 )
             if waiting or lost:
-                self.restart_reason = self._reason(lost)
+                self.restart_reason = self._reason(waiting, lost)
                 self.has_lost_node = bool(lost)
-        return waiting + len(lost)
+        return len(waiting) + len(lost)
 
-    def _reason(self, lost: list[int]) -> str:
+    def is_node_waiting(self) -> bool:
+        """The same as of now, not as of up to a second ago."""
+        with self.explained():
+            self.membership.read()
+        return self.num_nodes_waiting() > 0
+
+    def _read_state(self) -> None:
         self.membership.read()
-        joining = [
-            rank for rank in range(self.node.num_nodes) if self.membership.is_alive(rank, JOINING)
-        ]
-        if new := [rank for rank in joining if rank in self.missing]:
+        if failure := self.membership.failure():
+            self.membership.set_state(DONE)
+            raise self._error(failure, "read its output")
+        if self.membership.was_replaced:
+            raise self._error(
+                f"another launcher has taken NODE_RANK {self.node.node_rank} from this one"
+            )
+
+    def _reason(self, waiting: list[int], lost: list[int]) -> str:
+        new = [rank for rank in waiting if rank in self.missing]
+        if new:
             return f"{self.membership.names(new)} joined"
-        if lost_for_good := [rank for rank in lost if rank not in joining]:
-            return f"{self.membership.names(lost_for_good)} {'is' if len(lost_for_good) == 1 else 'are'} lost"
-        return (
-            f"{self.membership.names(joining)} restarted" if joining else "another node restarted"
-        )
+        if lost:
+            return f"{self.membership.names(lost)} {'is' if len(lost) == 1 else 'are'} lost"
+        return f"{self.membership.names(waiting)} restarted"
 
     def are_others_running(self) -> bool:
         """When all ranks here have exited with 0: whether ranks of another node still run, and may
@@ -339,7 +393,7 @@ class NodeRendezvous(RendezvousHandler):
         notice = WaitNotice(first_s=FIRST_NOTICE_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.membership.set_state(DONE)
-            self.inner.set_closed()  # a node that joins now is too late, and is informed
+            self.set_closed()  # a node that joins now is too late, and is informed
             while running := self._running_nodes():
                 self._report_wait(notice, running)
                 time.sleep(POLL_S)
@@ -363,7 +417,7 @@ class NodeRendezvous(RendezvousHandler):
 
     @property
     def _other_nodes(self) -> list[int]:
-        return [rank for rank in self.members.values() if rank != self.node.node_rank]
+        return [rank for rank in self.members if rank != self.node.node_rank]
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -406,19 +460,20 @@ class NodeRendezvous(RendezvousHandler):
         self.membership.leave()
 
     def is_closed(self) -> bool:
-        return self.inner.is_closed()
+        return self.membership.store.peek(CLOSED) == b"1"
 
     def set_closed(self) -> None:
-        self.inner.set_closed()
+        self.membership.store.set(CLOSED, "1")
 
     def get_run_id(self) -> str:
-        return self.inner.get_run_id()
+        return RUN_ID
 
     def shutdown(self) -> bool:
         with contextlib.suppress(dist.DistError):
             self.membership.set_state(DONE)
+            self.set_closed()
         self.membership.leave()
-        return self.inner.shutdown()
+        return True
 
 
 def _free_port() -> int:

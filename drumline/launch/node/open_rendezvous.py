@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import socket
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    RendezvousSettings,
-    RendezvousTimeout,
-)
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived, new_secret
 from drumline.base.terminal import print_message
-from drumline.launch.node.c10d_rendezvous import make_c10d_rendezvous
 from drumline.launch.node.membership import Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous
-from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE_ENV, RUN_ID, NodePlan
+from drumline.launch.node_plan import RUN_ID, NodePlan
 from drumline.net.dial import (
     CLOSED_S,
     OPEN_RENDEZVOUS,
@@ -108,6 +101,9 @@ class SingleNodeRendezvous(RendezvousHandler):
     def are_others_running(self) -> bool:
         return False
 
+    def is_node_waiting(self) -> bool:
+        return False
+
     def set_closed(self) -> None: ...
     def wait_for_others(self) -> None: ...
     def publish_failure(self, what: str, code: int) -> None: ...
@@ -155,37 +151,18 @@ def open_rendezvous(
         are_up = node.job and not node.may_shrink
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
         wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
-    # Otherwise c10d would wait, on a node that joins later, for an address that was sent only in an
-    # earlier round.
-    os.environ[OWN_STORE_ENV] = "1"
     address = address_of(node)
     host, _, port = node.endpoint.rpartition(":")
     bound = store_binding(host, name="the first node's address") if node.node_rank == 0 else None
     store = _open_store(node, host, bound=bound)
-    # Separate connections: a call that waits in one does not block the others.
-    nearest = local_address(bound) if bound else host
-    keys = _open_store(node, nearest)
-    heartbeats = _open_store(node, nearest)
+    # A separate connection: a call that waits in the other does not block heartbeats.
+    heartbeats = _open_store(node, local_address(bound) if bound else host)
     membership = Membership(heartbeats, node, secret)
     break_dead_connections(int(port), after_s=node.silence_s)
     membership.check_job()
     membership.join()
     _warn_without_secret(node, secret)
-    settings = RendezvousSettings(
-        RUN_ID,
-        node.min_nodes or node.num_nodes,
-        node.num_nodes,
-        RendezvousTimeout(
-            join=timedelta(seconds=node.join_timeout_s),
-            last_call=timedelta(seconds=node.last_call_s),
-        ),
-        keep_alive_interval=timedelta(seconds=max(1, node.silence_s // KEEP_ALIVE_ATTEMPTS)),
-        keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
-    )
-    inner = make_c10d_rendezvous(
-        store, keys, settings, address, secret=membership.secret, count_alive=membership.count_alive
-    )
-    return NodeRendezvous(inner, node, address, membership)
+    return NodeRendezvous(store, node, address, membership)
 
 
 def _warn_without_secret(node: NodePlan, secret: str | None) -> None:

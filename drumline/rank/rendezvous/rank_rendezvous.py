@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import blake3
 
 from drumline.base.errors import PreflightError
-from drumline.base.job_secret import SECRET_ENV, new_secret
+from drumline.base.job_secret import new_secret
 from drumline.base.terminal import print_message
 from drumline.base.text import named_ranks, number_ranges
 from drumline.base.topology import Topology
@@ -28,6 +28,7 @@ from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
 from drumline.net.interfaces import outward_address
 from drumline.net.key_exchange import KeyPair
 from drumline.rank.rendezvous.rank_store import Decision, announce, follow, outcome, value_of
+from drumline.rank.rendezvous.start_secret import unwrap_secret, wrap_secret
 from drumline.rank.sealed_store import SealedStore, check_secret, document
 from drumline.watch.fact_differences import Facts, check_differences
 
@@ -170,12 +171,7 @@ class _Joining:
         keys = None
         # Ranks were given no secret: they get one for this start, wrapped for each of them.
         if self.keys is not None:
-            wrapped = {
-                rank: self.keys.wrap(self.secret, card.get("public"), self.namespace, str(rank))
-                for rank, card in cards.items()
-                if rank > 0
-            }
-            keys = {"public": self.keys.public, "wrapped": wrapped}
+            keys = wrap_secret(self.keys, self.secret, cards, self.namespace)
         return announce(self.part, JOINED, self._decide, names=names, keys=keys)
 
     def follow_rank_0(self, deadline: float) -> Decision:
@@ -205,17 +201,8 @@ class _Joining:
         if self.keys is None:
             return self.part
         if (rank := self.topology.rank) > 0:
-            keys = decision["keys"]
-            secret = self.keys.wrap(
-                str(keys["wrapped"].get(str(rank))), keys["public"], self.namespace, str(rank)
-            )
-            if secret is None:
-                raise PreflightError(
-                    f"rank {rank} on {self.topology.host} could not read the secret of this start from rank 0: it runs "
-                    "another version, or another process wrote it",
-                    next_step=f"install the same version on all nodes, and set {SECRET_ENV} to one value on all",
-                )
-            self.secret = secret
+            who = f"rank {rank} on {self.topology.host}"
+            self.secret = unwrap_secret(self.keys, decision["keys"], rank, self.namespace, who=who)
         return self.part.resealed(self.secret)
 
     def _enter(self, namespace: str) -> None:

@@ -21,7 +21,7 @@ def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
 def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> None:
     with open_probe_port("127.0.0.1") as door:
         unknown = {**claim(2, "c", **door), "address": "nowhere.invalid"}
-        assert unreachable_nodes([claim(0, "a", **door), claim(1, "b"), unknown], 1) == {}
+        assert unreachable_nodes({0: claim(0, "a", **door), 1: claim(1, "b"), 2: unknown}, 1) == {}
 
 
 def test_a_closed_port_is_tried_again_and_reported_once(
@@ -30,7 +30,7 @@ def test_a_closed_port_is_tried_again_and_reported_once(
     monkeypatch.setattr(dial, "REPLY_S", 0.5)
     with open_probe_port("127.0.0.1") as door:
         pass
-    claims = [claim(0, "a", **door), claim(1, "b")]
+    claims = {0: claim(0, "a", **door), 1: claim(1, "b")}
     assert unreachable_nodes(claims, 1, limit_s=0.7) == {0: Reason.REFUSED}
     assert (
         capsys.readouterr().err == "drumline: data ports of a are closed to b; trying for 0.7 s\n"
@@ -44,20 +44,17 @@ def test_a_closed_port_is_tried_again_and_reported_once(
 def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # By c10d's numbers, which are not node ranks.
-    claims = [
-        claim(rank, host, probe_port=40000 + rank) for rank, host in ((1, "b"), (0, "a"), (2, "c"))
-    ]
-    check_data_ports(claims, [{}, {}, {}])
+    claims = {rank: claim(rank, host, probe_port=40000 + rank) for rank, host in enumerate("abc")}
+    check_data_ports(claims, {0: {}, 1: {}, 2: {}})
     assert capsys.readouterr().err == ""
-    check_data_ports(claims, [{}, {}, {"0": Reason.NO_ANSWER}])
+    check_data_ports(claims, {0: {}, 1: {}, 2: {"1": Reason.NO_ANSWER}})
     assert capsys.readouterr().err == (
         "drumline: warning: data ports are closed from c to b: port 40001 (no answer: packets are dropped, as a "
         "security group or firewall does it); ranks that send data there will block. Try: open TCP 1024-65535 "
         "on b for the job's hosts (AWS: all traffic from the security group itself)\n"
     )
     with pytest.raises(PreflightError) as caught:
-        check_data_ports(claims, [{"1": Reason.NO_ROUTE}, {}, {"1": Reason.NO_ROUTE}])
+        check_data_ports(claims, {0: {}, 1: {"0": Reason.NO_ROUTE}, 2: {"0": Reason.NO_ROUTE}})
     assert str(caught.value) == (
         "data ports are closed from b, c to a: port 40000 (no route to host, or a firewall rejects it)\n"
         "  try: open TCP 1024-65535 on a for the job's hosts (AWS: all traffic from the security group itself)"
