@@ -159,11 +159,14 @@ def wait_for_port(
     *,
     timeout_s: float,
     limits: Mapping[str, float],
-    report: Callable[[str], None],
+    waiting: str,
+    check: Callable[[], None] | None = None,
 ) -> Blocked | None:
     """None when something listens there. `limits`: how long some reasons may last before the wait
-    ends early. `report` is called repeatedly with the reason."""
+    ends early. `waiting`: for what, in the notices; empty: there are none. `check` is called
+    repeatedly; what it raises ends the wait."""
     begin = time.monotonic()
+    notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
     connect_s = max(0.1, min(CONNECT_S, timeout_s))
     last_reason = ""
     reason_since = 0.0
@@ -181,7 +184,11 @@ def wait_for_port(
         lasted_s = now - reason_since
         if lasted_s >= limits.get(reason, timeout_s) or now - begin >= timeout_s:
             return Blocked(reason, lasted_s)
-        report(reason)
+        if check is not None:
+            check()
+        if waiting and notice.is_due():
+            waited = f"{notice.waited_s:.0f} s of {timeout_s:g} s"
+            print_message(f"{waiting} {host}:{port}: {explained(reason)} ({waited})")
         time.sleep(pause_s)
         pause_s = min(LAST_POLL_S, 1.3 * pause_s)
 

@@ -144,7 +144,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(
     assert [on_a.wait(), on_b.wait()] == [3, 3]
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not join" in on_a.text()
-    assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
+    assert "drumline: waiting for the first node at 10.77.0.1:29500: " in on_b.text()
     assert (
         "within 9 s: no answer (a firewall drops the packets, or the host is down)" in on_b.text()
     )

@@ -23,7 +23,6 @@ from drumline.net.dial import (
     CLOSED_S,
     OPEN_RENDEZVOUS,
     Reason,
-    WaitNotice,
     explained,
     explained_closed,
     wait_for_port,
@@ -183,17 +182,9 @@ def wait_for_first_node(
     """Return when the first node listens. `hosts`: this one and the first, if both are up: then
     `limits` apply."""
     host, _, port = endpoint.rpartition(":")
-    notice = WaitNotice()
     limits = limits if hosts else {}
-
-    def report(reason: str) -> None:
-        waited = f"{notice.waited_s:.0f} s so far"
-        notice.report(f"waiting for the first node at {endpoint}, {waited}: {explained(reason)}")
-
-    try:
-        blocked = wait_for_port(host, int(port), timeout_s=timeout_s, limits=limits, report=report)
-    finally:
-        notice.clear()
+    waiting = "waiting for the first node at"
+    blocked = wait_for_port(host, int(port), timeout_s=timeout_s, limits=limits, waiting=waiting)
     if blocked is None:
         return
     if hosts is None or blocked.lasted_s < limits.get(blocked.reason, math.inf):

@@ -17,17 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.base.errors import PreflightError, summary
-from drumline.base.terminal import print_message
 from drumline.base.topology import Topology
-from drumline.net.dial import (
-    CLOSED_S,
-    FIRST_NOTICE_S,
-    Reason,
-    WaitNotice,
-    closed_data_ports,
-    explained,
-    wait_for_port,
-)
+from drumline.net.dial import CLOSED_S, Reason, explained, wait_for_port
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import open_tcp_store, store_binding
 
@@ -79,33 +70,23 @@ def _wait_until_open(
 ) -> None:
     host = topology.master_addr
     port = topology.master_port
-    notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
-
-    def report(reason: str) -> None:
-        if check is not None:
-            check()
-        # All ranks of a host see the same; one of them reports it.
-        if topology.local_rank == 0 and notice.is_due():
-            print_message(
-                f"rank {topology.rank} on {topology.host} waits for rank 0's store {host}:{port}: "
-                f"{explained(reason)} ({notice.waited_s:.0f} s of {timeout_s:g} s)"
-            )
-
     limits: dict[str, float] = {Reason.UNKNOWN_NAME: UNKNOWN_NAME_S}
     if topology.agent_hosts_store:
         # torchrun's agent listens there since before there were ranks: it will not start later.
         limits[Reason.NO_ANSWER] = CLOSED_S
-    blocked = wait_for_port(host, port, timeout_s=timeout_s, limits=limits, report=report)
-    if blocked is None:
-        return
-    if (
-        topology.agent_hosts_store
-        and blocked.reason == Reason.NO_ANSWER
-        and blocked.lasted_s >= CLOSED_S
-    ):
-        raise closed_data_ports([topology.host], host, port=port, reason=blocked.reason)
-    waited_s = min(timeout_s, limits.get(blocked.reason, timeout_s))
-    raise _unreachable(topology, waited_s, explained(blocked.reason))
+    # All ranks of a host see the same; one of them reports it.
+    waiting = f"rank {topology.rank} on {topology.host} waits for rank 0's store"
+    blocked = wait_for_port(
+        host,
+        port,
+        timeout_s=timeout_s,
+        limits=limits,
+        waiting=waiting if topology.local_rank == 0 else "",
+        check=check,
+    )
+    if blocked is not None:
+        waited_s = min(timeout_s, limits.get(blocked.reason, timeout_s))
+        raise _unreachable(topology, waited_s, explained(blocked.reason))
 
 
 def _unreachable(topology: Topology, waited_s: float, why: str) -> PreflightError:
