@@ -60,6 +60,10 @@ exit codes: 0 success, 1 training failed (verify, watch, lint, tune: problems
 UNEXPECTED = "report it as a bug, with the lines above, unless they name something that you can fix"
 
 
+class HelpShown(Exception):  # noqa: N818  # no error
+    """The help of a verb was asked for, and is shown: the command has nothing else to do."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -72,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         del arguments[0]
     try:
         return _dispatch(arguments)
+    except HelpShown:
+        return ExitCode.SUCCESS
     except DrumlineError as error:
         what, *details = error.lines()
         print_message(f"error: {what}", *details)

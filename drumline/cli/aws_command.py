@@ -10,9 +10,9 @@ from typing import Any
 from drumline.base.errors import ExitCode, UsageError, did_you_mean
 from drumline.base.terminal import print_message, show, show_lines
 from drumline.base.text import plural
+from drumline.cli.command_line import HELP_FLAG, read_command
 from drumline.cli.doctor_command import show_step
-from drumline.config import FlagTable, read_flags
-from drumline.config.help import render_flags
+from drumline.config import FlagTable
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_creation import bring_up
 from drumline.launch.aws.cluster_nodes import nodes_of, status_lines
@@ -27,14 +27,13 @@ from drumline.launch.aws.cluster_settings import (
 )
 from drumline.launch.aws.teardown import kept_lines, made_by_others, take_down
 
-HELP: FlagTable = {"help": (bool, "", "Show this text.")}
 MADE: Mapping[str, FlagTable] = {
-    "where": {**WHERE, **HELP},
+    "where": {**WHERE, **HELP_FLAG},
     "the cluster": CLUSTER,
     "how it is reached, and what exists already": REACH,
     "when it ends  Also when this machine is off.": ENDS,
 }
-FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP}}
+FOUND: Mapping[str, FlagTable] = {"where": {**WHERE, **HELP_FLAG}}
 DELETE: FlagTable = {
     "delete-data": (bool, "", "Delete the volume with its data too [it is kept]."),
     "any-owner": (
@@ -79,12 +78,15 @@ def run(argv: Sequence[str]) -> int:
     if verb not in GROUPS:
         what = f"there is no `drumline aws {verb}`; {did_you_mean(verb, [*GROUPS, 'launch'])}"
         raise UsageError(what, next_step="read drumline aws --help")
-    table = {name: flag for group in GROUPS[verb].values() for name, flag in group.items()}
-    flags = read_flags(arguments, table, no_settings="is a setting of a run; aws takes none")
-    if flags.own.get("help"):
-        show("\n".join([f"usage: {LINES[verb]}\n", render_flags(GROUPS[verb]), EXIT_CODES]), end="")
-        return ExitCode.SUCCESS
-    account, settings = account_and_settings(flags.own, list(flags.layer.problems), verb)
+    flags = read_command(
+        f"aws {verb}",
+        arguments,
+        GROUPS[verb],
+        f"usage: {LINES[verb]}\n",
+        ends_with=EXIT_CODES,
+        max_positional=0,
+    )
+    account, settings = account_and_settings(flags.own, [], verb)
     work = {"plan": _plan, "up": _up, "status": _status, "down": _down}[verb]
     return work(account, settings, flags.own)
 

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, UsageError
-from drumline.base.terminal import print_message, show
+from drumline.base.terminal import print_message
 from drumline.base.text import join_names, plural
 from drumline.cli import doctor_command, launch_command
+from drumline.cli.command_line import HELP_FLAG, show_help
 from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
 from drumline.config import FlagTable, read_flags
-from drumline.config.help import render_flags
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.launch.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
@@ -51,7 +51,7 @@ OWN: FlagTable = {
     **WHERE,
     "identity": (str, "FILE", "The private key of the cluster's --key [ssh's own choice]."),
     "doctor": (bool, "", "Check all pairs of nodes first [on]; --no-doctor skips it."),
-    "help": (bool, "", "Show this text."),
+    **HELP_FLAG,
 }
 USAGE = """\
 usage: drumline aws launch [--name NAME] [flags of drumline launch] TASK|SCRIPT.py [arguments]
@@ -66,9 +66,7 @@ def launch(argv: Sequence[str]) -> int:
     flag_words, target, arguments = launch_command.split_command(argv, {**LAUNCH_FLAGS, **OWN})
     aws_words, launch_words = _apart(flag_words)
     flags = read_flags(aws_words, OWN, no_settings="a setting of the task goes after its name")
-    if flags.own.get("help"):
-        show("\n".join([USAGE, render_flags({"": OWN})]), end="")
-        return ExitCode.SUCCESS
+    show_help(flags, {"": OWN}, USAGE)
     problems = list(flags.layer.problems)
     for name in OF_CLUSTER:
         if f"--{name}" in launch_words:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from drumline.base.errors import ConfigError, UsageError
+from drumline.base.errors import UsageError
 from drumline.base.terminal import print_message
+from drumline.cli.command_line import check_command
 from drumline.cli.launch_request import LaunchRequest
 from drumline.config import FlagTable
 from drumline.launch.aws.cloud_files import (
@@ -86,8 +87,7 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
         problems.append("--print skypilot needs --accelerators or --type")
     if not is_sky:
         problems += missing_for_parallelcluster(settings)
-    if problems:
-        raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")
+    check_command("launch", problems)
     least_nodes(verb_flags.get("nnodes"), settings.nodes, known_from="--nodes")
     if settings.ssh_from == ME and not is_sky:
         settings = replace(settings, ssh_from=own_network())

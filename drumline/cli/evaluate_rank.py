@@ -3,20 +3,19 @@ it."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drumline.base.terminal import show, show_lines
+from drumline.base.terminal import show_lines
 from drumline.base.text import duration, plural
 from drumline.base.topology import topology_from
 from drumline.cli.as_rank import RankWork, as_rank
+from drumline.cli.command_line import show_json
 from drumline.config.flags import Flags
 from drumline.metrics.display import metric_text, metrics_of
-from drumline.runs.events import as_json as as_json_types
 from drumline.training.job.job import make_manager
 from drumline.training.manager import DDPManager
 from drumline.training.saved.saved_run import SavedRun, evaluate_run, open_run
@@ -27,8 +26,10 @@ def run_rank(flags: Flags) -> int:
 
     def work(saved: SavedRun, ddp: DDPManager) -> None:
         result = evaluate_run(saved, ddp, flags.own.get("data"))
-        if ddp.is_main_process():
-            _print(result, as_json=bool(flags.own.get("json")))
+        if ddp.is_main_process() and flags.own.get("json"):
+            show_json(result)
+        elif ddp.is_main_process():
+            _print(result)
 
     return with_saved_run(flags, work)
 
@@ -53,10 +54,7 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -
     return as_rank(prepare)
 
 
-def _print(result: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        show(json.dumps(as_json_types(result)), is_data=True)
-        return
+def _print(result: dict[str, Any]) -> None:
     samples = plural(result["samples"], "sample")
     ranks = plural(result["world_size"], "rank")
     lines = [f"step {result['step']}: {samples} on {ranks} in {duration(result['seconds'])}"]

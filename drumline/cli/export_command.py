@@ -10,8 +10,10 @@ from pathlib import Path
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.startup import interruptible, loading
 from drumline.base.terminal import show_lines
-from drumline.cli.evaluate_command import CHECKPOINT_FLAG, check_run_flags, shows_help
-from drumline.config import FlagTable, read_flags
+from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG
+from drumline.config import FlagTable
+from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 
 ENDING = ".safetensors"
@@ -21,7 +23,7 @@ OWN_FLAGS: FlagTable = {
     **CHECKPOINT_FLAG,
     "ema": (bool, "", "The average of the weights that the task's EMA hook kept."),
     "force": (bool, "", "Replace FILE and its model card if they exist."),
-    "help": (bool, "", "Show this text."),
+    **HELP_FLAG,
 }
 HELP = """\
 usage: drumline export RUN [--best | --which last|STEP] [--ema] --to FILE [--force]
@@ -34,12 +36,12 @@ s3://bucket/prefix.
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(
-        argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; export takes none"
-    )
-    if shows_help(flags, OWN_FLAGS, HELP):
-        return ExitCode.SUCCESS
-    check_run_flags("export", flags)
+    flags = read_command("export", argv, {"": OWN_FLAGS}, HELP)
+    check_run_is_named("export", flags)
+    name = flags.positional[0]
+    is_stored = is_store_url(name)
+    if not is_stored:
+        find_run(Path(name))
     if "to" not in flags.own:
         raise UsageError(
             "no --to FILE was given",
@@ -61,8 +63,7 @@ def run(argv: Sequence[str]) -> int:
     with interruptible("interrupted"), loading():
         from drumline.training.saved.exported_weights import export_weights
         from drumline.training.saved.saved_run import fetched_run, find_checkpoint
-    name = flags.positional[0]
-    with fetched_run(name, which) if is_store_url(name) else nullcontext(Path(name)) as folder:
+    with fetched_run(name, which) if is_stored else nullcontext(Path(name)) as folder:
         checkpoint = find_checkpoint(folder, which)
         summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drumline.base.errors import ExitCode
-from drumline.cli.evaluate_command import shows_help
+from drumline.cli.command_line import read_command
 from drumline.cli.find_lr_command import SHARED_FLAGS, run_verb
-from drumline.config import FlagTable, read_flags
+from drumline.config import FlagTable
 from drumline.config.schema import Fraction
 
 MARGIN = 0.05
@@ -31,7 +30,5 @@ saved.
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    if shows_help(flags, OWN_FLAGS, USAGE):
-        return ExitCode.SUCCESS
+    flags = read_command("find-batch", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
     return run_verb("find-batch", argv, flags, {"margin": MARGIN})

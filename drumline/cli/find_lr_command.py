@@ -7,22 +7,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.errors import ConfigError, UsageError
 from drumline.base.topology import let_first_rank_report, topology_from
-from drumline.cli.evaluate_command import shows_help
+from drumline.cli.command_line import OUTPUT_FLAGS, read_command
 from drumline.cli.ranks import run_on_ranks
-from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
-from drumline.cli.train_command import settle_before_torch
-from drumline.config import Flags, FlagTable, read_flags
+from drumline.cli.train_command import CONFIG_FLAG, PROCS_FLAG, settle_before_torch
+from drumline.config import Flags, FlagTable
 from drumline.config.schema import Count, Positive
 from drumline.launch.node_plan import Program
 
-SHARED_FLAGS: FlagTable = {
-    "procs": TRAIN_FLAGS["procs"],
-    "config": TRAIN_FLAGS["config"],
-    "json": (bool, "", "Print one JSON object, for scripts."),
-    "help": (bool, "", "Show this text."),
-}
+SHARED_FLAGS: FlagTable = {**PROCS_FLAG, **CONFIG_FLAG, **OUTPUT_FLAGS}
 DEFAULTS = {"low": 1e-6, "high": 10.0, "steps": 100}
 OWN_FLAGS: FlagTable = {
     "low": (Positive, "RATE", f"The rate of the first step [{DEFAULTS['low']:g}]."),
@@ -49,7 +43,7 @@ TASK`. Nothing is saved.
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    flags = read_command("find-lr", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
     low = flags.own.get("low", DEFAULTS["low"])
     high = flags.own.get("high", DEFAULTS["high"])
     if low >= high:
@@ -57,8 +51,6 @@ def run(argv: Sequence[str]) -> int:
             f"--low {low:g} is not below --high {high:g}",
             next_step="give a low rate and a high one",
         )
-    if shows_help(flags, OWN_FLAGS, USAGE):
-        return ExitCode.SUCCESS
     return run_verb("find-lr", argv, flags, DEFAULTS)
 
 

@@ -3,19 +3,18 @@ and prints the result on rank 0."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from drumline.base.terminal import print_message, show, show_lines, show_progress
+from drumline.base.terminal import print_message, show_lines, show_progress
 from drumline.base.text import memory_size
 from drumline.cli.as_rank import RankWork, as_rank
+from drumline.cli.command_line import show_json
 from drumline.config import Layers
 from drumline.config.schema import Config
-from drumline.runs.events import as_json
 from drumline.tools.find.batch_search import BatchSearch, search_batch
 from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
 from drumline.training.job.job import make_manager
@@ -70,7 +69,7 @@ def _find_lr(
             "rate": rate,
             "has_diverged": test.has_diverged,
         }
-        _show_json({**result, "rates": test.rates, "losses": test.losses})
+        show_json({**result, "rates": test.rates, "losses": test.losses})
     elif is_main:
         show_lines([describe_rate(test, rate)])
 
@@ -130,7 +129,7 @@ def _find_batch(
     if not ddp.is_main_process():
         return
     if verb_flags.get("json"):
-        _show_json({"micro_batch_size": search.chosen.size, **asdict(search)})
+        show_json({"micro_batch_size": search.chosen.size, **asdict(search)})
         return
     show_lines([*batch_table(search), *describe_batch(search, margin, ddp.world_size)])
 
@@ -163,10 +162,6 @@ def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Itera
         )
     elif fastest.samples_per_s > FASTER * chosen.samples_per_s:
         yield f"{fastest.size} is faster: {fastest.samples_per_s:,.0f} samples/s"
-
-
-def _show_json(result: Mapping[str, Any]) -> None:
-    show(json.dumps(as_json(dict(result))), is_data=True)
 
 
 def _outputs(ddp: DDPManager) -> tuple[Callable[[str], None], Callable[[str], None]]:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.errors import ConfigError, ExitCode
 from drumline.base.startup import default_procs
 from drumline.base.terminal import print_message, show
 from drumline.base.text import plural
-from drumline.base.topology import topology_from
+from drumline.cli.command_line import check_command, check_no_rank, show_help
 from drumline.cli.launch_cluster import (
     run_as_node,
     submit_to_slurm,
@@ -28,7 +28,6 @@ from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_targ
 from drumline.cli.launch_request import LaunchRequest, launch_folder
 from drumline.config import FlagTable, read_flags
 from drumline.config.fields import is_switch
-from drumline.config.help import render_flags
 from drumline.launch.env_file import EnvFile, read_env_file
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
@@ -79,11 +78,8 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(
         flag_words, OWN_FLAGS, no_settings="a setting of the task goes after its name"
     )
-    if flags.own.get("help"):
-        show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
-        return ExitCode.SUCCESS
-    if problems := [*wrong_flags(flags), *wrong_target(flags, target)]:
-        raise ConfigError(problems, next_step="`drumline launch --help` lists all flags")
+    show_help(flags, GROUPS, USAGE, EXIT_CODES)
+    check_command("launch", [*wrong_flags(flags), *wrong_target(flags, target)])
     assert target is not None
     request = LaunchRequest(flags.own, target, arguments)
     if isinstance(flags.own.get("print"), str):
@@ -139,11 +135,8 @@ def _launch_here(request: LaunchRequest) -> int:
         _print_nodes(node, program, file.other_names if file else [])
         return ExitCode.SUCCESS
     # A Kubernetes operator sets RANK in every pod; --node-rank overrides that.
-    if "node-rank" not in verb_flags and topology_from(os.environ) is not None:
-        raise UsageError(
-            "drumline launch starts ranks itself, but a launcher has started this process as a rank",
-            next_step="run it without torchrun or srun",
-        )
+    if "node-rank" not in verb_flags:
+        check_no_rank("launch")
     if file is not None:
         os.environ.update(file.variables)
     return _with_profile(request, request.run_node(node, program))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S
 from drumline.cli.cloud_file import OF_FILES, Format, wrong_for_file
+from drumline.cli.command_line import HELP_FLAG
 from drumline.cli.launch_request import is_script
 from drumline.config import Flags, FlagTable
 from drumline.config.flags import REPEATED
@@ -62,7 +63,7 @@ ANYWHERE: FlagTable = {
         "Start nothing: show the torchrun line of each node, or the batch file; or write a file for SkyPilot or AWS "
         "ParallelCluster.",
     ),
-    "help": (bool, "", "Show this text."),
+    **HELP_FLAG,
 }
 OF_WATCH: FlagTable = {
     "watch": (

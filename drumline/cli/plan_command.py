@@ -3,19 +3,17 @@ its tables."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from drumline.base.errors import ExitCode
 from drumline.base.startup import interruptible, load_compiler_late, loading
-from drumline.base.terminal import show, show_lines
+from drumline.base.terminal import show_lines
 from drumline.base.text import memory_size, plural
-from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
-from drumline.cli.train_command import settle_before_torch
-from drumline.config import FlagTable, read_flags
-from drumline.config.help import render_flags
+from drumline.cli.command_line import HELP_FLAG, read_command, show_json
+from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
+from drumline.config import FlagTable
 from drumline.config.schema import Count
 from drumline.training.memory.gpu_table import GPUS, gpu_memory
 
@@ -37,9 +35,9 @@ OWN_FLAGS: FlagTable = {
         "N",
         f"For hsdp, which shards the model inside a node [{RANKS_PER_NODE}].",
     ),
-    "config": TRAIN_FLAGS["config"],
+    **CONFIG_FLAG,
     "json": (bool, "", "Print one JSON object, for scripts: sizes are in bytes."),
-    "help": (bool, "", "Show this text."),
+    **HELP_FLAG,
 }
 USAGE = """\
 usage: drumline plan TASK [--world 1,2,4,8] [--gpu h100,a100-40gb] [--section.name value ...]
@@ -52,10 +50,7 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "communication",
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
-    if flags.own.get("help"):
-        show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
-        return ExitCode.SUCCESS
+    flags = read_command("plan", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
     task = flags.positional[0] if flags.positional else None
     layers = settle_before_torch(task, flags)
     assert task is not None
@@ -71,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     per_node = flags.own.get("ranks-per-node", RANKS_PER_NODE)
     plan = plan_memory(config, task_class(config), worlds=worlds, ranks_per_node=per_node)
     if flags.own.get("json"):
-        show(json.dumps(as_document(plan, gpus)), is_data=True)
+        show_json(as_document(plan, gpus))
     else:
         show_lines([*plan_table(plan), *recompute_lines(plan), "", *gpu_rows(plan, gpus)])
     return ExitCode.SUCCESS

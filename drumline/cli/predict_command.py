@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from drumline.base.errors import ExitCode, UsageError
+from drumline.base.errors import UsageError
 from drumline.base.topology import topology_from
-from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, check_run_flags, shows_help
+from drumline.cli.command_line import HELP_FLAG, read_command
+from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, check_run_folder
 from drumline.cli.export_command import check_new
 from drumline.cli.ranks import run_on_ranks
-from drumline.config import FlagTable, read_flags
+from drumline.config import FlagTable
 from drumline.launch.node_plan import Program
 
 ENDINGS = (".jsonl", ".npy")
@@ -22,7 +23,7 @@ OWN_FLAGS: FlagTable = {
     **CHECKPOINT_FLAG,
     **RANK_FLAGS,
     "force": (bool, "", "Replace FILE if it exists."),
-    "help": (bool, "", "Show this text."),
+    **HELP_FLAG,
 }
 HELP = """\
 usage: drumline predict RUN [DATA] [--to FILE] [--which best|last|STEP] [--procs N] [--section.name value ...]
@@ -35,10 +36,10 @@ settings are those of the checkpoint; flags override them. It imports the task's
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(argv, OWN_FLAGS, max_positional=2)
-    if shows_help(flags, OWN_FLAGS, HELP):
-        return ExitCode.SUCCESS
-    check_run_flags("predict", flags)
+    flags = read_command(
+        "predict", argv, {"": OWN_FLAGS}, HELP, max_positional=2, takes_settings=True
+    )
+    check_run_folder("predict", flags)
     if "to" in flags.own:
         to = Path(flags.own["to"])
         if to.suffix not in ENDINGS:

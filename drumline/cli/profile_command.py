@@ -3,7 +3,6 @@ their time goes."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.terminal import print_message, show_lines
 from drumline.base.text import plural
-from drumline.base.topology import own_variables, topology_from
+from drumline.base.topology import own_variables
 from drumline.cli import train_command
+from drumline.cli.command_line import (
+    OUTPUT_FLAGS,
+    check_command,
+    check_no_rank,
+    show_help,
+    show_json,
+)
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
 from drumline.cli.profile_report import profile_of, show_profile
 from drumline.config import PRESETS, Flags, FlagTable, read_flags
 from drumline.config.fields import flag_text
-from drumline.config.help import render_flags
 from drumline.config.schema import MOST_PROFILED, Count
 from drumline.report.profile.advice import advise
 from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
@@ -48,10 +53,9 @@ OWN_FLAGS: FlagTable = {
         "What `drumline doctor --collectives --json` printed, to compare bandwidths with.",
     ),
     "try": (bool, "", "Run the task with each change that is proposed, and report what it brings."),
-    "config": train_command.OWN_FLAGS["config"],
+    **train_command.CONFIG_FLAG,
     "run": (str, "DIR", "The folder of the profile [runs/profile/NAME-TIME]."),
-    "json": (bool, "", "Print one JSON object, for scripts."),
-    "help": (bool, "", "Show this text."),
+    **OUTPUT_FLAGS,
 }
 USAGE = """\
 usage: drumline profile TASK [--procs N] [--steps N] [--try] [--section.name value ...]
@@ -87,9 +91,8 @@ def run(argv: Sequence[str]) -> int:
         no_settings = OF_FOLDER
     read_words = flag_words if of_script else argv
     flags = read_flags(read_words, OWN_FLAGS, max_positional=1, no_settings=no_settings)
-    if flags.own.get("help"):
-        show("\n".join([USAGE, render_flags({"": OWN_FLAGS})]), end="")
-        return ExitCode.SUCCESS
+    show_help(flags, {"": OWN_FLAGS}, USAGE)
+    check_no_rank("profile")
     _check(flags, target, of_script=of_script, of_folder=of_folder)
     network = None
     if "doctor" in flags.own:
@@ -166,12 +169,7 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
     if flags.own.get("try") and (of_script or of_folder):
         problems.append("--try: is for tasks, whose settings can be changed")
-    if topology_from(own_variables()) is not None:
-        problems.append(
-            "drumline profile starts ranks itself, but a launcher has started this process as a rank"
-        )
-    if problems:
-        raise ConfigError(problems, next_step="`drumline profile --help` lists all flags")
+    check_command("profile", problems)
     if of_script and not Path(str(target)).is_file():
         raise UsageError(f"there is no file {target} (looked in {Path.cwd()})")
     if not of_script and not of_folder:
@@ -197,10 +195,7 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
         trials = try_advice(advice, runs, note=print_message)
     if is_json:
         tried = {"trials": [trial.document() for trial in trials]} if tries else {}
-        show(
-            json.dumps({**asdict(result), "advice": [asdict(item) for item in advice], **tried}),
-            is_data=True,
-        )
+        show_json({**asdict(result), "advice": [asdict(item) for item in advice], **tried})
     elif trials:
         show_lines(["", "tried", *(f"  {line}" for line in trial_lines(trials))])
     return ExitCode.SUCCESS

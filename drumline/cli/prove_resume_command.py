@@ -16,14 +16,13 @@ from typing import Any, Literal
 
 from drumline.base.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.base.startup import loading
-from drumline.base.terminal import print_message, show, show_lines
-from drumline.base.topology import topology_from
+from drumline.base.terminal import print_message, show_lines
 from drumline.base.untrusted import make_own_folder
 from drumline.base.user_code import is_class_spec
 from drumline.cli import train_command
+from drumline.cli.command_line import HELP_FLAG, check_command, check_no_rank, read_command
 from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
 from drumline.config.fields import Field
-from drumline.config.help import render_flags
 from drumline.config.schema import Count, Seed
 from drumline.config.task_fields import task_fields
 from drumline.tools.prove.proof_plan import (
@@ -67,15 +66,8 @@ OWN_FLAGS: FlagTable = {
         "DIR",
         "Keep the run folders here [a temporary folder, kept if the proof fails].",
     ),
-    "config": train_command.OWN_FLAGS["config"],
-    "help": (bool, "", "Show this text."),
-}
-# Flags of `drumline train`, and what replaces them here.
-ELSEWHERE = {
-    "procs": "give --world, the number of ranks of each leg",
-    "max-restarts": "a killed leg is resumed by the proof itself",
-    "run": "give --keep DIR to keep the run folders",
-    "fresh": "every proof starts a new run",
+    **train_command.CONFIG_FLAG,
+    **HELP_FLAG,
 }
 USAGE = """\
 usage: drumline prove-resume TASK [--world N[,N...]] [--steps N] [--section.name value ...]
@@ -90,16 +82,10 @@ exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was 
 
 
 def run(argv: Sequence[str]) -> int:
-    accepted = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
-    flags = read_flags(argv, accepted, max_positional=1)
-    if flags.own.get("help"):
-        show("\n".join([USAGE, render_flags({"": OWN_FLAGS}), EXIT_CODES]), end="")
-        return ExitCode.SUCCESS
-    if topology_from(os.environ) is not None:
-        raise UsageError(
-            "prove-resume starts its ranks itself, but a launcher has started this process as a rank",
-            next_step="run it without torchrun or srun",
-        )
+    flags = read_command(
+        "prove-resume", argv, {"": OWN_FLAGS}, USAGE, ends_with=EXIT_CODES, takes_settings=True
+    )
+    check_no_rank("prove-resume")
     options, arguments, changes = _settle(flags)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -150,8 +136,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         moment=None if moment == "any" else moment,
         rank=verb_flags.get("kill-rank"),
     )
-    problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
-    problems += _wrong_command(task, flags)
+    problems = list(_wrong_command(task, flags))
     are_known = not flags.layer.broken & {"world", "steps"}
     if are_known:
         problems += wrong_options(options)
@@ -160,8 +145,8 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     settings = ProofSettings(layers, defaults, options)
     if are_known and (task in PRESETS or not problems):
         problems += settings.problems()
-    if problems or task is None:
-        raise ConfigError(problems, next_step="`drumline prove-resume --help` lists all flags")
+    check_command("prove-resume", problems)
+    assert task is not None
     arguments = settings.arguments(task, config_file=file)
     ranks_flags = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
     ranks_layers = read_layers(

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.terminal import print_message, show, show_lines
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.terminal import print_message, show_lines
 from drumline.checkpoint.mirrored_run import opened_run
-from drumline.config import FlagTable, read_flags
+from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command
+from drumline.config import FlagTable
 from drumline.runs.run_folder import find_run
 from drumline.storage.object_store import is_store_url
 from drumline.watch.run_status import RunStatusReader
@@ -25,32 +26,27 @@ usage: drumline report RUN [RUN ...] [--to FILE]
 Writes one HTML file that needs no network: result, goodput, curves, faults and restarts, a map of slow ranks by time,
 the time of a step, environment and settings. Several runs are shown side by side, with what differs. `drumline train`
 writes RUN/report.html at its end. RUN may be in an object store: s3://bucket/prefix.
-
-  --to FILE   where to write it [RUN/report.html; of several runs, or one in an object store, report.html]
-  --live      serve the page while the run is training, on 127.0.0.1, updated every 5 s, until it ends or Ctrl-C
-  --help      this text
 """
-OWN_FLAGS: FlagTable = {"to": (str, "", ""), "live": (bool, "", ""), "help": (bool, "", "")}
+OWN_FLAGS: FlagTable = {
+    "to": (
+        str,
+        "FILE",
+        "Where to write it [RUN/report.html; of several runs, or one in an object store, report.html].",
+    ),
+    "live": (
+        bool,
+        "",
+        "Serve the page while the run is training, on 127.0.0.1, updated every 5 s, until it ends or Ctrl-C.",
+    ),
+    **HELP_FLAG,
+}
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(
-        argv,
-        OWN_FLAGS,
-        max_positional=len(argv),
-        no_settings="is a setting of a run; report takes none",
-    )
+    flags = read_command("report", argv, {"": OWN_FLAGS}, HELP, max_positional=len(argv))
+    check_run_is_named("report", flags)
     verb_flags = flags.own
     names = flags.positional
-    if verb_flags.get("help"):
-        show(HELP, end="")
-        return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline report --help")
-    if not names:
-        raise UsageError(
-            "no RUN was given", next_step="give a run folder, as in: drumline report runs/digits"
-        )
     is_local = not any(map(is_store_url, names))
     if verb_flags.get("live"):
         if len(names) > 1 or verb_flags.get("to") or not is_local:

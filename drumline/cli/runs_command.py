@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.terminal import show, show_lines
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.terminal import show_lines
 from drumline.base.text import columns, duration, file_size
-from drumline.config import FlagTable, read_flags
+from drumline.cli.command_line import OUTPUT_FLAGS, read_command, show_json
 from drumline.metrics.display import metric_text
 from drumline.report.run_list import ListedRun, list_runs
 
@@ -27,24 +26,13 @@ it was last written. `ended early`: a hook, such as EarlyStopping, ended it befo
   stopped     it ended without one: killed, or interrupted
   own loop    checkpoints of ddp.checkpoint, without events
   corrupt     its settings or events cannot be read; drumline verify reports what is wrong
-
-  --json   for scripts
-  --help   this text
 """
-OWN_FLAGS: FlagTable = {"json": (bool, "", ""), "help": (bool, "", "")}
 HEADINGS = ("run", "task", "state", "step", "result", "size", "changed")
 MAX_METRICS = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(
-        argv, OWN_FLAGS, max_positional=1, no_settings="is a setting of a run; runs takes none"
-    )
-    if flags.own.get("help"):
-        show(HELP, end="")
-        return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline runs --help")
+    flags = read_command("runs", argv, {"": OUTPUT_FLAGS}, HELP)
     folder = Path(flags.positional[0] if flags.positional else "runs")
     if not folder.is_dir():
         raise UsageError(
@@ -52,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
         )
     runs = list_runs(folder)
     if flags.own.get("json"):
-        show(json.dumps([{**asdict(listed), "run": str(listed.run)} for listed in runs], indent=1))
+        show_json(list(map(asdict, runs)), indent=1)
     elif runs:
         show_lines(columns([HEADINGS, *map(_cells, runs)]))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +13,16 @@ from typing import Any, Literal
 from drumline.base.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.base.terminal import print_message, show, show_lines
 from drumline.base.untrusted import replace_text
+from drumline.cli.command_line import (
+    OUTPUT_FLAGS,
+    check_command,
+    check_run_is_named,
+    read_command,
+    show_json,
+)
 from drumline.cli.profile_command import task_words
-from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
-from drumline.cli.train_command import settle_before_torch
-from drumline.config import Flags, FlagTable, read_flags
-from drumline.config.help import render_flags
+from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
+from drumline.config import Flags, FlagTable
 from drumline.config.schema import Count, Fraction, NotNegative, Positive
 from drumline.report.scaling_plot import efficiency_lines, efficiency_svg
 from drumline.runs.profile_files import PROFILE_FOLDER
@@ -40,10 +44,6 @@ from drumline.tools.scale.scale_prediction import predict
 from drumline.tools.scale.scaling_words import check_lines, measurement_lines, prediction_lines
 
 MAX_RANKS = 1 << 20
-OUTPUT: FlagTable = {
-    "json": (bool, "", "Print one JSON object, for scripts."),
-    "help": (bool, "", "Show this text."),
-}
 PREDICT_FLAGS: FlagTable = {
     "nodes": (tuple[Count, ...], "N[,N...]", "For these numbers of nodes [2,4,8]."),
     "gpus-per-node": (Count, "N", "Ranks of each node [as profiled]."),
@@ -70,7 +70,7 @@ PREDICT_FLAGS: FlagTable = {
     "restart-s": (NotNegative, "SECONDS", "From a failure to the next step [120]."),
     "price": (NotNegative, "AMOUNT", "What a node costs an hour, in any currency."),
     "pays-above": (Fraction, "PART", "What an added node must bring, as a part of a node [0.5]."),
-    **OUTPUT,
+    **OUTPUT_FLAGS,
 }
 MEASURE_FLAGS: FlagTable = {
     "world": (
@@ -90,8 +90,8 @@ MEASURE_FLAGS: FlagTable = {
     ),
     "steps": (Count, "N", "Steps that are profiled in each run [10]."),
     "run": (str, "DIR", "The folder of the runs and of the result [runs/scale-TASK]."),
-    "config": TRAIN_FLAGS["config"],
-    **OUTPUT,
+    **CONFIG_FLAG,
+    **OUTPUT_FLAGS,
 }
 CHECK_FLAGS: FlagTable = {
     "network": (
@@ -99,7 +99,7 @@ CHECK_FLAGS: FlagTable = {
         "NAME",
         "The network of the measured runs, as it was given to predict [one that was measured].",
     ),
-    **OUTPUT,
+    **OUTPUT_FLAGS,
 }
 OWN_SETTINGS = {
     "train.steps": "use --steps instead",
@@ -153,22 +153,15 @@ def run(argv: Sequence[str]) -> int:
         what = f"there is no `drumline scale {verb}`; {did_you_mean(verb, verbs)}"
         raise UsageError(what, next_step="read drumline scale --help")
     work, verb_flags, usage = verbs[verb]
-    no_settings = None if verb == "measure" else f"is a setting of a run; scale {verb} takes none"
-    flags = read_flags(
+    flags = read_command(
+        f"scale {verb}",
         arguments,
-        verb_flags,
+        {"": verb_flags},
+        usage,
         max_positional=len(arguments) if verb == "check" else 1,
-        no_settings=no_settings,
+        takes_settings=verb == "measure",
     )
-    if flags.own.get("help"):
-        show("\n".join([usage, render_flags({"": verb_flags})]), end="")
-        return ExitCode.SUCCESS
     return work(flags)
-
-
-def _check_flags(flags: Flags, problems: Sequence[str], verb: str) -> None:
-    if problems := [*flags.layer.problems, *problems]:
-        raise ConfigError(problems, next_step=f"read drumline scale {verb} --help")
 
 
 def _keep(
@@ -179,14 +172,15 @@ def _keep(
     plot = file.with_suffix(".svg")
     replace_text(plot, efficiency_svg(f"{result.task}: efficiency", efficiency_lines(result)))
     if is_json:
-        show(json.dumps({**asdict(result), "file": str(file), "plot": str(plot)}), is_data=True)
+        show_json({**asdict(result), "file": file, "plot": plot})
     else:
         show_lines([*lines, f"written: {file} and {plot.name}"])
     return ExitCode.SUCCESS
 
 
 def _predict(flags: Flags) -> int:
-    _check_flags(flags, [] if flags.positional else ["no RUN or PROFILE was given"], "predict")
+    if not flags.positional:
+        check_command("scale predict", ["no RUN or PROFILE was given"])
     path = Path(flags.positional[0])
     verb_flags = flags.own
     profile = read_profile(path)
@@ -261,8 +255,8 @@ def _measure(flags: Flags) -> int:
     try:
         settle_before_torch(flags.positional[0] if flags.positional else None, flags)
     except ConfigError as error:
-        problems += [problem for problem in error.problems if problem not in flags.layer.problems]
-    _check_flags(flags, problems, "measure")
+        problems += error.problems
+    check_command("scale measure", problems)
     folder = Path(verb_flags.get("run", f"runs/scale-{run_name(flags.positional[0])}"))
     measured_folder = folder / time.strftime("%Y%m%d-%H%M%S")
     runs = SizedRuns(
@@ -279,7 +273,7 @@ def _measure(flags: Flags) -> int:
 
 
 def _check(flags: Flags) -> int:
-    _check_flags(flags, [] if flags.positional else ["no RUN was given"], "check")
+    check_run_is_named("scale check", flags)
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
@@ -289,7 +283,7 @@ def _check(flags: Flags) -> int:
             {**asdict(size), "error": size.error, "is_within": size.is_within}
             for size in checked.sizes
         ]
-        show(json.dumps({**asdict(checked), "sizes": sizes}), is_data=True)
+        show_json({**asdict(checked), "sizes": sizes})
     else:
         show_lines(check_lines(checked))
     return (

@@ -32,22 +32,28 @@ from drumline.config.task_fields import task_fields
 from drumline.launch.node_plan import TASK_RESTARTS, Program
 from drumline.runs.run_folder import default_run
 
-OWN_FLAGS: FlagTable = {
+CONFIG_FLAG: FlagTable = {
     "config": (
         str,
         "FILE",
         "A TOML file of settings; flags override it. A run's own config.toml is such a file.",
-    ),
+    )
+}
+PROCS_FLAG: FlagTable = {
+    "procs": (
+        Count,
+        "N",
+        "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun.",
+    )
+}
+OWN_FLAGS: FlagTable = {
+    **CONFIG_FLAG,
     "run": (
         str,
         "DIR",
         "The run folder [runs/TASK]. The same command again resumes the run in it.",
     ),
-    "procs": (
-        Count,
-        "N",
-        "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun.",
-    ),
+    **PROCS_FLAG,
     "max-restarts": (
         CountOrZero,
         "N",

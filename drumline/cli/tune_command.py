@@ -3,7 +3,6 @@ show."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.terminal import show, show_lines
+from drumline.base.errors import ExitCode, UsageError
+from drumline.base.terminal import show_lines
 from drumline.base.text import join_names
 from drumline.base.untrusted import open_regular
+from drumline.cli.command_line import HELP_FLAG, check_command, read_command, show_json
 from drumline.cli.doctor_command import GROUPS as DOCTOR_GROUPS
 from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
-from drumline.config import FlagTable, read_flags
-from drumline.config.help import render_flags
+from drumline.config import FlagTable
 from drumline.tools.doctor.cluster import DoctorOptions
 from drumline.tools.doctor.doctor_report import finding_lines
 from drumline.tools.doctor.finding import Finding, has_problems
@@ -28,18 +27,13 @@ from drumline.tools.tune.log_report import log_as_json, log_lines
 from drumline.tools.tune.nccl_log import NcclLog
 from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_findings
 
-HOST_FLAGS = DOCTOR_GROUPS["over ssh"]
 GROUPS: Mapping[str, FlagTable] = {
-    "over ssh": HOST_FLAGS,
+    "over ssh": DOCTOR_GROUPS["over ssh"],
     "logs  `drumline tune --log FILE ...`; - reads stdin.": {
         "log": (bool, "", "Read NCCL's debug logs (NCCL_DEBUG=INFO) instead.")
     },
-    "both": {
-        "json": (bool, "", "Print everything as JSON, for scripts."),
-        "help": (bool, "", "Show this text."),
-    },
+    "both": {"json": (bool, "", "Print everything as JSON, for scripts."), **HELP_FLAG},
 }
-OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 USAGE = """\
 usage: drumline tune [flags]
        drumline tune --log FILE ... [--json]
@@ -66,19 +60,12 @@ exit codes: 0 nothing is wrong, 1 a log shows a problem, 2 wrong usage,
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(
-        argv,
-        OWN_FLAGS,
-        max_positional=len(argv),
-        no_settings="is a setting of a run; tune takes none",
+    flags = read_command(
+        "tune", argv, GROUPS, USAGE, ends_with=EXIT_CODES, max_positional=len(argv)
     )
     verb_flags = flags.own
     files = flags.positional
-    if verb_flags.get("help"):
-        show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
-        return ExitCode.SUCCESS
-    if problems := [*flags.layer.problems, *_wrong_flags(verb_flags, files)]:
-        raise ConfigError(problems, next_step="`drumline tune --help` lists the flags")
+    check_command("tune", _wrong_flags(verb_flags, files))
     return _read_logs(files, verb_flags) if verb_flags.get("log") else _tune(verb_flags)
 
 
@@ -122,13 +109,11 @@ def _tune(verb_flags: Mapping[str, Any]) -> int:
     ]
     tuned = tuned_variables(findings, facts)
     if verb_flags.get("json"):
-        show(
-            json.dumps(
-                {
-                    "variables": [asdict(variable) for variable in tuned],
-                    "problems": [problem.as_json() for problem in problems],
-                }
-            )
+        show_json(
+            {
+                "variables": [asdict(variable) for variable in tuned],
+                "problems": [problem.as_json() for problem in problems],
+            }
         )
     else:
         show_lines(_shell_lines(tuned, problems, list(facts)))
@@ -169,7 +154,7 @@ def _read_logs(files: Sequence[str], verb_flags: Mapping[str, Any]) -> int:
             next_step="run the job with NCCL_DEBUG=INFO; NCCL_DEBUG_FILE=nccl.%h.%p.log writes a file for each process",
         )
     if verb_flags.get("json"):
-        show(json.dumps(log_as_json(log)))
+        show_json(log_as_json(log))
     else:
         show_lines(log_lines(log))
     return ExitCode.SOMETHING_WRONG if has_problems(log.findings()) else ExitCode.SUCCESS

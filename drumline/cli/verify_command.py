@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
+from drumline.base.errors import ExitCode
 from drumline.base.terminal import one_line, show, show_progress
 from drumline.base.text import plural
 from drumline.checkpoint.mirrored_run import opened_run
-from drumline.config import FlagTable, read_flags
+from drumline.cli.command_line import OUTPUT_FLAGS, check_run_is_named, read_command, show_json
 from drumline.report.verify.checkpoint_check import Progress
 from drumline.report.verify.run_check import RunReport, verify_run
 from drumline.runs.run_folder import find_run
@@ -34,31 +33,17 @@ Checks run folders, or runs in an object store (s3://bucket/prefix), and changes
 
 Prints a line for each part, then one for each problem, with the file and line, or the epoch, position and sample. A
 run that is still training is checked as far as it is written. Needs no GPU and does not load torch.
-
-  --json   for scripts: parts with their counts, problems and notes
-  --help   this text
-
+"""
+EXIT_CODES = """\
 exit codes: 0 no problems, 1 problems were found, 2 no such run folder
 """
-OWN_FLAGS: FlagTable = {"json": (bool, "", ""), "help": (bool, "", "")}
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(
-        argv,
-        OWN_FLAGS,
-        max_positional=len(argv),
-        no_settings="is a setting of a run; verify takes none",
+    flags = read_command(
+        "verify", argv, {"": OUTPUT_FLAGS}, HELP, ends_with=EXIT_CODES, max_positional=len(argv)
     )
-    if flags.own.get("help"):
-        show(HELP, end="")
-        return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline verify --help")
-    if not flags.positional:
-        raise UsageError(
-            "no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits"
-        )
+    check_run_is_named("verify", flags)
     names = [name if is_store_url(name) else find_run(Path(name)) for name in flags.positional]
     progress = show_progress if sys.stderr.isatty() else lambda text: None
     reports = [
@@ -68,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     progress("")
     is_valid = not any(report.problems for report in reports)
     if flags.own.get("json"):
-        show(json.dumps({"valid": is_valid, "runs": list(map(_as_json, reports))}, indent=1))
+        show_json({"valid": is_valid, "runs": list(map(_as_json, reports))}, indent=1)
     else:
         show("\n\n".join(map(_as_text, reports)))
     return ExitCode.SUCCESS if is_valid else ExitCode.SOMETHING_WRONG

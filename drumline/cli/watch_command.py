@@ -3,7 +3,6 @@ it changes."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -11,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from drumline.base.errors import ConfigError, ExitCode, UsageError
-from drumline.base.terminal import is_read, make_console, one_line, show, show_lines
+from drumline.base.errors import ExitCode
+from drumline.base.terminal import is_read, make_console, one_line, show_lines
 from drumline.base.text import columns
-from drumline.config import FlagTable, read_flags
+from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command, show_json
+from drumline.config import FlagTable
 from drumline.config.schema import Bounds
 from drumline.runs.run_folder import find_run
 from drumline.watch.run_status import FATAL_NOTICES, RunStatus, RunStatusReader
@@ -51,45 +51,32 @@ folder. It only reads and does not affect the job. A row for each rank:
 
 Yellow ranks keep the others waiting, red ones cannot continue by themselves. Below are the watchdog's notices (stall,
 straggler, hang). With many ranks those that need attention are shown, and the rest by host. It exits when the run ends.
-
-  --once      show all ranks once; the exit code says whether all is well
-  --every S   seconds between two updates [1 on a terminal, else 10: then a line each, and ranks that need attention]
-  --json      for scripts: the record and each rank's state in words; without --once one line for each update
-  --help      this text
-
+"""
+EXIT_CODES = """\
 exit codes: 0 all is well, or the run has ended; 1 no job trains there, or, with --once, a rank needs attention or the
             status is old; 2 no such run folder
 """
 OWN_FLAGS: FlagTable = {
-    "once": (bool, "", ""),
-    "every": (Annotated[float, Bounds(low=0.1, high=86_400)], "", ""),
-    "json": (bool, "", ""),
-    "help": (bool, "", ""),
+    "once": (bool, "", "Show all ranks once; the exit code says whether all is well."),
+    "every": (
+        Annotated[float, Bounds(low=0.1, high=86_400)],
+        "S",
+        "Seconds between two updates [1 on a terminal, else 10: then a line each, and ranks that need attention].",
+    ),
+    "json": (
+        bool,
+        "",
+        "For scripts: the record and each rank's state in words; without --once one line for each update.",
+    ),
+    **HELP_FLAG,
 }
 
 
 def run(argv: Sequence[str]) -> int:
-    flags = read_flags(
-        argv,
-        OWN_FLAGS,
-        max_positional=len(argv),
-        no_settings="is a setting of a run; watch takes none",
-    )
+    flags = read_command("watch", argv, {"": OWN_FLAGS}, HELP, ends_with=EXIT_CODES)
+    check_run_is_named("watch", flags)
     verb_flags = flags.own
-    runs = flags.positional
-    if verb_flags.get("help"):
-        show(HELP, end="")
-        return ExitCode.SUCCESS
-    if flags.layer.problems:
-        raise ConfigError(flags.layer.problems, next_step="read drumline watch --help")
-    if len(runs) != 1:
-        what = (
-            "no RUN was given"
-            if not runs
-            else f"{len(runs)} runs were given, but one is watched at a time"
-        )
-        raise UsageError(what, next_step="give a run folder, as in: drumline watch runs/digits")
-    folder = Path(runs[0])
+    folder = Path(flags.positional[0])
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
     reader = RunStatusReader(folder)
@@ -130,7 +117,7 @@ def _follow(reader: RunStatusReader, every_s: float, write: Any) -> int:
 def _write_json(run: RunStatus, **_: Any) -> None:
     rows = [] if run.status is None else [asdict(row) for row in all_rows(run.status)]
     record = {"age_s": round(run.age_s, 1), "message": run.message(), "has_ended": run.has_ended}
-    show(json.dumps({**record, "status": run.status, "rows": rows}))
+    show_json({**record, "status": run.status, "rows": rows})
 
 
 def _write_text(

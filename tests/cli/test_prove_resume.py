@@ -295,18 +295,7 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
             "--kill-rank",
             "5",
         ),
-        *(
-            "--kill-at",
-            "3,2",
-            "--train.epochs",
-            "2",
-            "--optim.lr",
-            "-1",
-            "--procs",
-            "2",
-            "--run",
-            "x",
-        ),
+        *("--kill-at", "3,2", "--train.epochs", "2", "--optim.lr", "-1"),
         cwd=folder,
         **torch_blocked(folder),
     )
@@ -318,9 +307,7 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
         "--kill-in: 'sav' is not one of step, save, evaluation, any; did you mean 'save'?",
         "--train.epochs: use --steps instead",
         "--optim.lr: -1.0 must be above 0",
-        "--procs: give --world, the number of ranks of each leg",
-        "--run: give --keep DIR to keep the run folders",
-        "`drumline prove-resume --help` lists all flags",
+        "read drumline prove-resume --help",
     ):
         assert part in result.stderr, f"{part} is missing in {result.stderr}"
     assert "--kill-at" not in result.stderr, "what depends on a wrong number is not judged"
@@ -398,9 +385,8 @@ def test_wrong_places_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
     }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert (
-        "prove-resume starts its ranks itself, but a launcher has started this process"
-        in refused("digits")
+    assert "prove-resume starts ranks itself, but a launcher has started this process" in refused(
+        "digits"
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from drumline.base.errors import ExitCode
 from drumline.cli import main, tune_command
-from drumline.cli.tune_command import OWN_FLAGS
+from drumline.cli.tune_command import GROUPS
 from tests.unit.tools.doctor.machines import healthy, network
 from tests.unit.tools.tune.test_nccl_log import done, four_ranks, recorded, warn
 
@@ -55,7 +55,7 @@ def test_help_teaches_every_flag_and_fits_a_terminal(
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines())) <= 80
     for word in (
-        *(f"\n  --{name}" for name in OWN_FLAGS),
+        *(f"\n  --{name}" for group in GROUPS.values() for name in group),
         "source cluster.sh",
         "NCCL_DEBUG=INFO",
         "1 a log shows",

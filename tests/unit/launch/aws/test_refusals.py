@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 
 from drumline.base.errors import DrumlineError, UsageError
-from drumline.cli import aws_command
+from drumline.cli import aws_command, main
 from drumline.launch.aws import cluster_plan
 from drumline.launch.aws.account import Account, AwsError, connect
 from drumline.launch.aws.cluster_plan import check_install, make_plan, own_network
@@ -557,7 +557,7 @@ def test_pinned_requirements_are_taken() -> None:
 
 def test_the_verb_has_help_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("plan", "up", "status", "down", "launch"):
-        assert aws_command.run([verb, "--help"]) == 0
+        assert main(["aws", verb, "--help"]) == 0
         assert f"drumline aws {verb}" in capsys.readouterr().out
     assert aws_command.run([]) == 2
     with pytest.raises(UsageError, match=r"there is no `drumline aws dwn`; did you mean 'down'\?"):

@@ -1,0 +1,75 @@
+"""What the command lines of all verbs share: how they are read, their help, and output for
+scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from drumline.base.errors import ConfigError, UsageError
+from drumline.base.terminal import show
+from drumline.base.topology import topology_from
+from drumline.cli import HelpShown
+from drumline.config import Flags, FlagTable, read_flags
+from drumline.config.help import render_flags
+from drumline.runs.events import as_json
+
+HELP_FLAG: FlagTable = {"help": (bool, "", "Show this text.")}
+OUTPUT_FLAGS: FlagTable = {"json": (bool, "", "Print one JSON object, for scripts."), **HELP_FLAG}
+
+
+def read_command(
+    verb: str,
+    argv: Sequence[str],
+    groups: Mapping[str, FlagTable],
+    usage: str,
+    *,
+    ends_with: str = "",
+    max_positional: int = 1,
+    takes_settings: bool = False,
+) -> Flags:
+    """The command line of a verb. Problems in it are raised, unless the verb takes settings of a
+    run: then it checks these too, and raises all problems at once. `ends_with`: of the help."""
+    table = {name: flag for group in groups.values() for name, flag in group.items()}
+    no_settings = None if takes_settings else f"is a setting of a run; {verb} takes none"
+    flags = read_flags(argv, table, max_positional=max_positional, no_settings=no_settings)
+    show_help(flags, groups, usage, ends_with)
+    if not takes_settings:
+        check_command(verb, flags.layer.problems)
+    return flags
+
+
+def show_help(
+    flags: Flags, groups: Mapping[str, FlagTable], usage: str, ends_with: str = ""
+) -> None:
+    """Raises HelpShown, if it was asked for."""
+    if flags.own.get("help"):
+        show("\n".join(filter(None, [usage, render_flags(groups), ends_with])), end="")
+        raise HelpShown
+
+
+def check_command(verb: str, problems: Iterable[str]) -> None:
+    if problems := list(problems):
+        raise ConfigError(problems, next_step=f"read drumline {verb} --help")
+
+
+def check_run_is_named(verb: str, flags: Flags) -> None:
+    if not flags.positional:
+        raise UsageError(
+            "no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits"
+        )
+
+
+def check_no_rank(verb: str) -> None:
+    """For a verb that starts ranks itself."""
+    if topology_from(os.environ) is not None:
+        raise UsageError(
+            f"drumline {verb} starts ranks itself, but a launcher has started this process as a rank",
+            next_step="run it without torchrun or srun",
+        )
+
+
+def show_json(document: Any, *, indent: int | None = None) -> None:
+    show(json.dumps(as_json(document), indent=indent), is_data=True)
