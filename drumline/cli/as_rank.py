@@ -1,16 +1,17 @@
-"""One rank of a verb that does not train: it joins the other ranks, does its work, and reports a
-failure if it was the first to fail."""
+"""How a rank ends, and one rank of a verb that does not train: it joins the other ranks, does its
+work, and reports a failure if it was the first to fail."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 from drumline.base.errors import ExitCode, summary
 from drumline.base.startup import load_compiler_late
 from drumline.base.terminal import print_message
-from drumline.cli.train_rank import exit_now
 from drumline.training.failure_report import report_failure
 from drumline.training.job.job import Progress
 from drumline.training.manager import DDPManager
@@ -33,14 +34,34 @@ def as_rank(prepare: Callable[[], RankWork]) -> int:
         load_compiler_late()
         do_work()
     except KeyboardInterrupt as error:
-        ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp.connection.store is None:  # among several ranks the launcher reports it, once
-            print_message("interrupted")
-        exit_now(ExitCode.INTERRUPTED)
+        exit_interrupted(error, ddp, "interrupted")
     # The user's code may call sys.exit, which is not success.
     except (Exception, SystemExit) as error:
-        ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
-        exit_now(report_failure(error, ddp, Progress(), run=None, environment=os.environ))
+        exit_now(failure_code(error, ddp, Progress(), run=None))
     if not ddp.cleanup():
         exit_now(ExitCode.SUCCESS)
     return ExitCode.SUCCESS
+
+
+def exit_interrupted(error: KeyboardInterrupt, ddp: DDPManager, message: str) -> NoReturn:
+    ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
+    if ddp.connection.store is None:  # among several ranks the launcher reports it, once
+        print_message(message)
+    exit_now(ExitCode.INTERRUPTED)
+
+
+def failure_code(
+    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path | None
+) -> int:
+    """Report the error, and return the exit code."""
+    ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
+    return report_failure(error, ddp, progress, run=run, environment=os.environ)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Without Python's own exit, which would wait for a process group that is broken or cannot be
+    destroyed, and for a tracker that hangs. If a thread comes back from the store of a node that is
+    stopped meanwhile, it would abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

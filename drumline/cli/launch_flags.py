@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -264,6 +264,19 @@ GROUPS: Mapping[str, FlagTable] = {
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 WHERE = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
+FILE = "print"
+# Where the job must run for the flags of a table, and what is wrong elsewhere.
+BELONGS: Sequence[tuple[FlagTable, frozenset[str], str]] = (
+    (OF_KUBERNETES, frozenset({"kubernetes"}), "needs --kubernetes"),
+    (OF_FILES, frozenset({FILE}), "needs --print skypilot or --print parallelcluster"),
+    (OF_SLURM, frozenset({"slurm"}), "needs --slurm"),
+    (OF_CLUSTERS, frozenset({"kubernetes", "slurm", FILE}), "needs --kubernetes or --slurm"),
+    (BY_HAND, frozenset({"node-rank"}), "needs --node-rank"),
+    (OF_NODES, frozenset({*WHERE, FILE}), "is for a job on several nodes"),
+    (OF_HOSTS, frozenset({"hosts", "hostfile"}), "needs --hosts or --hostfile"),
+)
+# Flags that have a meaning in one more place than their table.
+ALSO = {"name": FILE, "nodes": "node-rank"}
 
 
 def wrong_flags(flags: Flags) -> Iterator[str]:
@@ -271,49 +284,31 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
     yield from flags.layer.problems
     verb_flags = flags.own
     where = {name for name in WHERE if name in verb_flags and verb_flags[name] is not False}
-    is_file = isinstance(verb_flags.get("print"), str)
-
-    def misplaced(names: Iterable[str], reason: str) -> Iterator[str]:
-        return (f"--{name}: {reason}" for name in names if name in verb_flags and name not in WHERE)
-
-    if len(where) + is_file > 1:
+    if isinstance(verb_flags.get(FILE), str):
+        where.add(FILE)
+    if len(where) > 1:
         named = [f"--{name}" for name in WHERE if name in where]
-        named += [f"--print {verb_flags['print']}"] if is_file else []
+        named += [f"--print {verb_flags[FILE]}"] if FILE in where else []
         yield f"{' and '.join(named)} exclude each other: each says where the job runs"
-    if "env-file" in where:
-        yield from misplaced(
-            ["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
-        )
+    for table, places, reason in BELONGS:
+        if not places & where:
+            given = [name for name in table if name in verb_flags and name not in WHERE]
+            yield from (f"--{name}: {reason}" for name in given if ALSO.get(name) not in where)
+    if "env-file" in where and "procs" in verb_flags:
+        yield "--procs: NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
     if "kubernetes" in where:
         yield from _wrong_for_kubernetes(verb_flags)
-    else:
-        yield from misplaced(
-            [name for name in OF_KUBERNETES if name != "name" or not is_file], "needs --kubernetes"
-        )
-    if is_file:
+    if FILE in where:
         yield from wrong_for_file(verb_flags)
-    else:
-        yield from misplaced(OF_FILES, "needs --print skypilot or --print parallelcluster")
     if "slurm" in where:
         yield from _wrong_for_slurm(verb_flags)
-    else:
-        yield from misplaced(OF_SLURM, "needs --slurm")
-    if not where & {"slurm", "kubernetes"} and not is_file:
-        of_clusters = [name for name in OF_CLUSTERS if name != "nodes" or "node-rank" not in where]
-        yield from misplaced(of_clusters, "needs --kubernetes or --slurm")
     if "node-rank" in where:
         yield from _wrong_by_hand(verb_flags)
-    else:
-        yield from misplaced(BY_HAND, "needs --node-rank")
     if "srun" in where and verb_flags.get("print"):
         yield "--print: cannot be combined with --srun, which srun runs"
-    if not where and not is_file:
-        yield from misplaced(OF_NODES, "is for a job on several nodes")
-    elif "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags["nnodes"])):
+    if where and "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags["nnodes"])):
         yield wrong
-    if not where & {"hosts", "hostfile"}:
-        yield from misplaced(OF_HOSTS, "needs --hosts or --hostfile")
-    elif "exclude" in verb_flags and not verb_flags.get("sync"):
+    if "exclude" in verb_flags and not verb_flags.get("sync"):
         yield "--exclude: needs --sync"
 
 

@@ -4,18 +4,18 @@ first to fail."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, assert_never
 
-from drumline.base.errors import ExitCode, PreflightError, UsageError, summary
+from drumline.base.errors import ExitCode, PreflightError, UsageError
 from drumline.base.rank_environment import write_rank
 from drumline.base.startup import interrupted, launch_start, load_compiler_late
 from drumline.base.terminal import print_message
 from drumline.base.topology import Topology, topology_from
+from drumline.cli.as_rank import exit_interrupted, exit_now, failure_code
 from drumline.cli.report_command import report_at_end
 from drumline.config import Layers
 from drumline.config.schema import Config
@@ -23,7 +23,6 @@ from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged, Redirected, RunIsOver
 from drumline.training.between_steps.preemption import Preemption
-from drumline.training.failure_report import report_failure
 from drumline.training.job.job import Progress, make_manager
 from drumline.training.job.local_data import with_local_data
 from drumline.training.kept_state import Regrouping
@@ -45,7 +44,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         process.load(layers)
         code = process.train_in_groups()
     except KeyboardInterrupt as error:
-        process.end_interrupted(error)
+        exit_interrupted(error, process.ddp, interrupted(folder, argv))
     except (Exception, SystemExit) as error:  # sys.exit in the user's code is not success
         process.end_failed(error)
     return process.leave(code)
@@ -154,17 +153,8 @@ class TrainingProcess:
             )
         exit_now(ExitCode.SUCCESS)
 
-    def end_interrupted(self, error: KeyboardInterrupt) -> NoReturn:
-        self.ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
-        if self.ddp.connection.store is None:  # among several ranks the launcher reports it, once
-            print_message(interrupted(self.folder, self.argv))
-        exit_now(ExitCode.INTERRUPTED)
-
     def end_failed(self, error: BaseException) -> NoReturn:
-        self.ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
-        exit_code = report_failure(
-            error, self.ddp, self.progress, run=self.folder, environment=os.environ
-        )
+        exit_code = failure_code(error, self.ddp, self.progress, run=self.folder)
         # Among several ranks the launcher does it, once none is restarted.
         if self.topology is None and exit_code == ExitCode.TRAINING_FAILED:
             report_at_end(self.folder)
@@ -223,12 +213,3 @@ def has_finished(folder: Path, *, since: float) -> bool:
         and status.last_event is not None
         and status.last_event["time"] > since
     )
-
-
-def exit_now(code: int) -> NoReturn:
-    """Without Python's own exit, which would wait for a process group that is broken or cannot be
-    destroyed, and for a tracker that hangs. If a thread comes back from the store of a node that is
-    stopped meanwhile, it would abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -64,21 +64,13 @@ def metric_texts(run: RunData) -> dict[str, str]:
     return {name: metric_text(name, value) for name, value in run.metrics.items()}
 
 
-@dataclass(frozen=True)
-class MetricTable:
-    """The latest evaluation of a run: a row for each metric, a column for each evaluation set."""
-
-    sets: list[str]
-    rows: list[ComparedRow]
-
-
-def metric_table(run: RunData) -> MetricTable:
-    """A metric of one of several sets is called `SET/METRIC`."""
+def metrics_by_set(run: RunData) -> dict[str, dict[str, str]]:
+    """The same by evaluation set: a metric of one of several sets is called `SET/METRIC`."""
     by_set: dict[str, dict[str, str]] = {}
     for name, value in metric_texts(run).items():
         evaluation_set, _, metric = name.rpartition("/")
         by_set.setdefault(evaluation_set, {})[metric] = value
-    return MetricTable(list(by_set), compare(list(by_set.values())))
+    return by_set
 
 
 def _speeds(run: RunData) -> dict[str, str]:

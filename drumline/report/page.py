@@ -22,14 +22,7 @@ from drumline.base.terminal import shown
 from drumline.base.text import duration, file_size, plural
 from drumline.base.untrusted import replace_text
 from drumline.metrics.display import number_text
-from drumline.report.comparison import (
-    MetricTable,
-    compare,
-    facts_of,
-    metric_table,
-    metric_texts,
-    run_names,
-)
+from drumline.report.comparison import compare, facts_of, metric_texts, metrics_by_set, run_names
 from drumline.report.curves import (
     SCALING,
     SHARES,
@@ -140,7 +133,7 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
     charts = _charts(runs, names, detail)
     most_metrics = max(1, int(MAX_METRICS * detail))
     metrics = compare([metric_texts(run) for run in runs])
-    table = metric_table(runs[0])
+    by_set = metrics_by_set(runs[0])
     most_differing = int(MAX_SETTINGS * detail)
     settings = [row for row in compare([run.settings for run in runs]) if row.differs]
     environment = [row for row in compare([run.environment for run in runs]) if row.differs]
@@ -152,7 +145,8 @@ def _render(runs: Sequence[RunData], detail: float, refresh_s: float | None) -> 
         rows=compare([facts_of(view.run, view.goodput) for view in views]),
         metrics=metrics[:most_metrics],
         num_more_metrics=max(0, len(metrics) - most_metrics),
-        metric_table=MetricTable(table.sets[:most_metrics], table.rows[:most_metrics]),
+        metric_sets=list(by_set)[:most_metrics],
+        metrics_of_sets=compare(list(by_set.values()))[:most_metrics],
         differing=settings[:most_differing] + environment[:most_differing],
         profile_parts=PART_NAMES,
         made_at=time.time(),

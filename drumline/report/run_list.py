@@ -4,7 +4,6 @@ No torch."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,20 +116,10 @@ def _extent(path: Path) -> tuple[int, float]:
     """The bytes of all files, and the time of the last change. Links are not followed."""
     num_bytes = 0
     changed = 0.0
-    for entry in _files(path):
-        with suppress(OSError):  # a running job deletes old checkpoints
-            status = entry.stat(follow_symlinks=False)
-            num_bytes += status.st_size
-            changed = max(changed, status.st_mtime)
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # a running job deletes old checkpoints
+                status = Path(folder, name).lstat()
+                num_bytes += status.st_size
+                changed = max(changed, status.st_mtime)
     return num_bytes, changed
-
-
-def _files(path: Path) -> Iterator[os.DirEntry[str]]:
-    pending = [path]
-    while pending:
-        with suppress(OSError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
-                else:
-                    yield entry

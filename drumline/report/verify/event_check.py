@@ -3,16 +3,14 @@ that was reached.
 
 Event numbers show a gap, but not a lost end. A lost end shows in what all ranks do together: the
 mean in a `train` or `evaluation` event is summed over all ranks, so if one rank has reported it,
-every other one has reported the previous one. A line of the ledger is gathered from all ranks, so
-each has reported what was due by that step; and rank 0 reports each save before the next begins. A
-kill may come just before an event is written: if a lost event and one that was never written look
-the same, nothing is reported.
+every other one has reported the previous one. Rank 0 reports each save before the next begins,
+which the ledger has recorded. A kill may come just before an event is written: if a lost event and
+one that was never written look the same, nothing is reported.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,14 +26,6 @@ MOST_NAMED = 5
 Ranks = dict[int, RankEvents]
 Group = dict[int, Attempt]
 """One attempt of the job, by rank."""
-
-
-class Key(NamedTuple):
-    """By which attempts of a job are found again in another file."""
-
-    world_size: int | None
-    resumed: int | None
-    """The step that it resumed from."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,9 @@ def check_events(
     readable = {rank: events for rank, events in ranks.items() if events.is_readable}
     if 0 in readable:
         _check_resumes(ranks[0], section, set() if history is None else history.saved_steps)
-        _check_attempts(readable, section, history, is_at_work=is_at_work)
+        _check_attempts(readable, section, is_at_work=is_at_work)
+        if history is not None:
+            _check_against_ledger(ranks[0], section, history)
     count = sum(events.num_events for events in ranks.values())
     attempts = ranks[0].attempts if 0 in ranks else []
     section.counts = {"ranks": len(ranks), "events": count, "attempts": len(attempts)}
@@ -133,132 +125,50 @@ def _check_resumes(events: RankEvents, section: Section, saved: set[int]) -> Non
 # Lost ends of attempts
 
 
-def _check_attempts(
-    ranks: Ranks, section: Section, history: History | None, *, is_at_work: bool
-) -> None:
-    """Compare the ranks with the ledger and then, if that finds nothing, with each other."""
+def _check_against_ledger(events: RankEvents, section: Section, history: History) -> None:
+    """Rank 0 reports each save before the next begins."""
+    saved = max((event.step for attempt in events.attempts for event in attempt.events), default=0)
+    expected = max((step for saves in history.saves for step in saves[:-1]), default=0)
+    if expected > saved:
+        what = f"the events stop at step {saved:,}, but the ledger has a later save after step {expected:,}"
+        section.problem(events.where, what)
+
+
+def _check_attempts(ranks: Ranks, section: Section, *, is_at_work: bool) -> None:
+    """Compare the ranks with each other."""
     groups = [{0: attempt} for attempt in _started(ranks[0])]
     for rank in sorted(ranks.keys() - {0}):
-        groups_with_rank = [group for group in groups if _has_rank(group[0], rank)]
+        groups_with_rank = [group for group in groups if (group[0].world_size or 0) > rank]
         attempts = _started(ranks[rank])
-        keys_of_groups = [_key(group[0]) for group in groups_with_rank]
-        for left, right in _pairs(keys_of_groups, list(map(_key, attempts))):
-            groups_with_rank[left][rank] = attempts[right]
-    reported = set() if history is None else _check_against_ledger(ranks, groups, section, history)
-    if not is_at_work:
-        _check_counts(ranks, section)
+        pairs = list(zip(groups_with_rank, attempts, strict=False))
+        if len(attempts) == len(groups_with_rank):
+            # A kill may come before a rank reports its start: these are then different attempts.
+            if all(_agree(group[0], attempt) for group, attempt in pairs):
+                for group, attempt in pairs:
+                    group[rank] = attempt
+            continue
+        num_trained = sum(group[0].last_of("train") is not None for group in groups_with_rank)
+        if len(attempts) < num_trained and not is_at_work:
+            what = f"has {plural(len(attempts), 'attempt')} of it, but rank 0 has {num_trained} that took steps"
+            section.problem(ranks[rank].where, what)
     # While a job is running, files that are read later are ahead.
     for group in groups[: len(groups) - is_at_work]:
-        for rank in group:
-            what = _lacks(rank, group)
-            if what is not None and id(group[rank]) not in reported:
-                _report(ranks[rank], group[rank], section, what)
+        for rank, attempt in group.items():
+            if lacking := _lacks(rank, group):
+                line = attempt.events[-1].line
+                section.problem(f"{ranks[rank].where}, line {line}", lacking)
 
 
 def _started(events: RankEvents) -> list[Attempt]:
     return [attempt for attempt in events.attempts if attempt.world_size is not None]
 
 
-def _has_rank(attempt: Attempt, rank: int) -> bool:
-    return (attempt.world_size or 0) > rank
-
-
-def _key(attempt: Attempt) -> Key:
-    return Key(attempt.world_size, attempt.resumed)
-
-
-def _pairs(left: list[Key], right: list[Key]) -> list[tuple[int, int]]:
-    """The positions of matching entries: in order if both sides have the same number and all agree;
-    otherwise those whose key is unique on both sides."""
-    if len(left) == len(right) and all(map(_agree, left, right)):
-        return [(place, place) for place in range(len(left))]
-    num_left = Counter(left)
-    num_right = Counter(right)
-    place_of = {key: place for place, key in enumerate(right)}
-    return [
-        (place, place_of[key])
-        for place, key in enumerate(left)
-        if num_left[key] == num_right[key] == 1
-    ]
-
-
-def _agree(left: Key, right: Key) -> bool:
+def _agree(left: Attempt, right: Attempt) -> bool:
     """Whether world size and step agree; an attempt that was killed early, or lost its end, has no
     step."""
     if left.world_size != right.world_size:
         return False
     return left.resumed == right.resumed or None in (left.resumed, right.resumed)
-
-
-def _check_against_ledger(
-    ranks: Ranks, groups: list[Group], section: Section, history: History
-) -> set[int]:
-    """Returns the ids of the attempts that were reported."""
-    reported = set()
-    num_saved = sum(map(bool, history.saves))
-    if num_saved > len(ranks[0].attempts):
-        attempts = plural(len(ranks[0].attempts), "attempt")
-        starts_with_saves = f"{plural(num_saved, 'start')} with saves"
-        section.problem(ranks[0].where, f"has {attempts}, but the ledger has {starts_with_saves}")
-    starts = [Key(start.world_size, start.step or None) for start in history.starts]
-    for start, number in _pairs(starts, [_key(group[0]) for group in groups]):
-        saves = history.saves[start]
-        group = groups[number]
-        for rank, attempt in group.items():
-            if saves and _falls_short(rank, group, saves):
-                what = f"{_stop(attempt)}, but the ledger reaches step {saves[-1]:,}"
-                _report(ranks[rank], attempt, section, what)
-                reported.add(id(attempt))
-    return reported
-
-
-def _falls_short(rank: int, group: Group, saves: list[int]) -> bool:
-    attempt = group[rank]
-    if rank == 0 and len(saves) > 1 and saves[-2] > max(attempt.steps_of("checkpoint"), default=-1):
-        return True
-    due = _due(group, saves[-1])
-    return due is not None and due > max(attempt.steps_of("train"), default=0)
-
-
-def _due(group: Group, step: int) -> int | None:
-    """The last step up to this one at which all ranks have logged; None: unknown."""
-    totals = {attempt.total_steps for attempt in group.values()} - {None}
-    if step in totals:
-        return step
-    for attempt in group.values():
-        logged = [logged for logged in attempt.steps_of("train") if logged not in totals]
-        begin = attempt.resumed or 0
-        if len(logged) > 1:
-            every = logged[-1] - logged[-2]
-        elif logged and begin == 0:
-            every = logged[0]
-        else:
-            every = 0
-        if every > 0:
-            due = step // every * every
-            return due if due > begin else None
-    return None
-
-
-def _check_counts(all_events: Ranks, section: Section) -> None:
-    """An attempt that logged on one rank has started on all of them."""
-    for rank in sorted(all_events.keys() - {0}):
-        of_rank = _started(all_events[rank])
-        of_rank_0 = [attempt for attempt in _started(all_events[0]) if _has_rank(attempt, rank)]
-        num_trained = sum(map(_has_trained, of_rank))
-        num_trained_on_0 = sum(map(_has_trained, of_rank_0))
-        if len(of_rank) < num_trained_on_0:
-            attempts = f"{plural(len(of_rank), 'attempt')} of it"
-            what = f"has {attempts}, but rank 0 has {num_trained_on_0} that took steps"
-            section.problem(all_events[rank].where, what)
-        if len(of_rank_0) < num_trained:
-            attempts = f"{plural(len(of_rank_0), 'attempt')} with rank {rank}"
-            what = f"has {attempts}, but rank {rank} has {num_trained} that took steps"
-            section.problem(all_events[0].where, what)
-
-
-def _has_trained(attempt: Attempt) -> bool:
-    return attempt.last_of("train") is not None
 
 
 def _lacks(rank: int, group: Group) -> str | None:
@@ -277,7 +187,9 @@ def _lacks(rank: int, group: Group) -> str | None:
     if needed:
         step, kind = needed[-1]
         if needed[-1] not in shared[rank] and step >= last_steps[rank]:
-            return f"{_stop(group[rank])}, but rank {ahead} has the {kind} event of step {step:,}"
+            # The last line may be a checkpoint event, which is written some steps after its own step.
+            last = max(event.step for event in group[rank].events)
+            return f"the events stop at step {last:,}, but rank {ahead} has the {kind} event of step {step:,}"
     if group[rank].last_of("end", "error") is not None:
         return None
     return _lacks_end(rank, group)
@@ -309,12 +221,3 @@ def _lacks_end(rank: int, group: Group) -> str | None:
         if peer == 0 or is_saved:
             return f"the end is missing, which rank {peer} reported"
     return None
-
-
-def _stop(attempt: Attempt) -> str:
-    # The last line may be a checkpoint event, which is written some steps after its own step.
-    return f"the events stop at step {max(event.step for event in attempt.events):,}"
-
-
-def _report(events: RankEvents, attempt: Attempt, section: Section, what: str) -> None:
-    section.problem(f"{events.where}, line {attempt.events[-1].line}", what)

@@ -53,12 +53,6 @@ class Attempt:
         resume = self.last_of("resume", "regrouped")
         return None if resume is None else resume.step
 
-    @property
-    def total_steps(self) -> int | None:
-        start = self.last_of("start")
-        total = None if start is None else start.fields.get("total_steps")
-        return total if type(total) is int else None
-
 
 @dataclass
 class RankEvents:
@@ -106,18 +100,16 @@ def _add(events: RankEvents, line: Line, unread: Line | None, section: Section) 
     elif unread is not None:
         section.problem(f"{events.where}, line {unread.number}", UNREADABLE)
     missing = number - expected - (unread is not None)  # the unreadable line has been reported
-    if begins and number > 0:
-        section.problem(where, f"the first {plural(number, 'event')} are missing above it")
+    if not begins and number == expected - 1:
+        section.problem(where, f"event {number} occurs twice")
     elif not begins and missing > 0:
         what = (
             f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"
         )
         section.problem(where, what)
-    elif not begins and number == expected - 1:
-        section.problem(where, f"event {number} occurs twice")
-    elif not begins and number < expected:
+    elif number > 0 and (begins or number < expected):
         section.problem(
-            where, f"the first {plural(number, 'event')} of an attempt are missing above it"
+            where, f"the first {plural(number, 'event')} of an attempt missing above it"
         )
         begins = True
     if begins:

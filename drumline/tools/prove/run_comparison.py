@@ -117,8 +117,6 @@ class RunDifference:
     """The sample, tensor or metric."""
     unsaved: tuple[str, ...] = ()
     """Buffers with persistent=False that also differ, or differed before."""
-    of_a_stream: bool = False
-    """Whether it is a stream, whose samples have no index."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +187,11 @@ def weight_distance(reference: Path, resumed: Path) -> float:
 def _differences(reference: RunTrace, attempt: RunTrace) -> Iterator[RunDifference]:
     for number, expected, actual in _states(reference, attempt):
         if number > attempt.from_step:
-            step = reference.steps[number]
-            of_a_stream = any(sample.number is None for sample in step.samples.values())
-            of_step = _samples(step, attempt.steps[number], is_complete=attempt.is_complete(number))
-            yield from (replace(difference, of_a_stream=of_a_stream) for difference in of_step)
+            yield from _samples(
+                reference.steps[number],
+                attempt.steps[number],
+                is_complete=attempt.is_complete(number),
+            )
             when = f"after step {number}"
         else:
             when = (
@@ -329,6 +328,7 @@ class DifferenceCause:
 
 
 GENERATORS = "the global generators of torch, numpy or random"
+SAME_LENGTH = "let len(dataset) be the same at every start, and a stream end at the same sample"
 REMEMBERS = "without kills it gives the same bits twice, so it keeps something in memory that a new process lacks"
 
 
@@ -343,7 +343,7 @@ def not_repeatable(difference: RunDifference) -> DifferenceCause:
     if difference.kind == "order":
         return DifferenceCause(
             "the dataset is not the same twice: the order of samples follows from its length, the seed and the epoch",
-            "let len(dataset) be the same at every start",
+            SAME_LENGTH,
         )
     if difference.step == 0:
         return DifferenceCause(
@@ -368,17 +368,13 @@ def lost_in_the_kill(difference: RunDifference, *, worlds: tuple[int, int]) -> D
     if difference.kind == "order":
         return DifferenceCause(
             "the dataset changed between the legs: the order of samples depends on its length, the seed and the epoch",
-            "let a stream end at the same sample each time it is read"
-            if difference.of_a_stream
-            else "let len(dataset) be the same at every start",
+            SAME_LENGTH,
         )
     if difference.kind in ("sample", "batch"):
         return DifferenceCause(
             f"state outside the checkpoint, in the dataset: {REMEMBERS}",
-            "let the stream's state_dict() and load_state_dict() hold everything that decides the next sample; one "
-            "without them is read from its beginning, and must give the same each time"
-            if difference.of_a_stream
-            else "let a sample depend on its index and the seeded generators alone, not on earlier samples",
+            "let a sample depend on its index and the seeded generators alone, not on earlier samples; a stream's "
+            "state_dict() and load_state_dict() must hold everything that decides the next sample",
         )
     used = ", used in evaluation" if difference.kind == "evaluation" else ""
     if worlds[0] != worlds[1]:

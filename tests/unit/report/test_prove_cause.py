@@ -12,10 +12,8 @@ from drumline.tools.prove.run_comparison import (
 )
 
 
-def found(
-    kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = (), of_a_stream: bool = False
-) -> RunDifference:
-    return RunDifference(kind, step, "it differs", "the thing", unsaved, of_a_stream)
+def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = ()) -> RunDifference:
+    return RunDifference(kind, step, "it differs", "the thing", unsaved)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +57,10 @@ def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str
         (found("sample"), (2, 2), "state outside the checkpoint, in the dataset", "index"),
         (found("sample"), (2, 3), "state outside the checkpoint, in the dataset", "index"),
         (
-            found("sample", of_a_stream=True),
+            found("sample"),
             (2, 2),
             "state outside the checkpoint, in the dataset",
-            "state_dict() and load_state_dict() hold everything that decides the next sample",
+            "state_dict() and load_state_dict() must hold everything that decides the next sample",
         ),
         (
             found("sample", unsaved=("mask",)),
@@ -71,7 +69,7 @@ def test_not_the_same_twice(difference: RunDifference, what: str, next_step: str
             "index",
         ),
         (found("order"), (2, 2), "the dataset changed between the legs", "len(dataset)"),
-        (found("order", of_a_stream=True), (2, 2), "the dataset changed", "end at the same sample"),
+        (found("order"), (2, 2), "the dataset changed", "end at the same sample"),
         (
             found("evaluation"),
             (2, 2),

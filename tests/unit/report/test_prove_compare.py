@@ -209,7 +209,6 @@ def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
     )
     assert found is not None
     assert found.sentence == "the sample at position 1 of epoch 1 differs at step 1"
-    assert found.of_a_stream
 
 
 def test_a_run_without_a_trace_is_an_error(tmp_path: Path) -> None:
