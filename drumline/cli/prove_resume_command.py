@@ -192,7 +192,11 @@ def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
 @contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
     """The folder of the runs. A temporary one is removed after a usage error or an interrupt."""
-    folder = _temporary_folder() if keep is None else _new_folder(Path(keep))
+    folder = (
+        Path(tempfile.mkdtemp(prefix="drumline-prove-"))
+        if keep is None
+        else _new_folder(Path(keep))
+    )
     try:
         yield folder
     except (UsageError, KeyboardInterrupt, SystemExit) as error:
@@ -205,19 +209,14 @@ def _folder(keep: str | None) -> Iterator[Path]:
         raise
 
 
-def _temporary_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="drumline-prove-"))
-
-
 def _new_folder(folder: Path) -> Path:
     try:
         make_own_folder(folder, follow_links=True)
         is_empty = not any(folder.iterdir())
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        verb = "written" if folder.is_dir() else "made"
         raise UsageError(
-            f"the folder {folder} cannot be {verb}: {error.strerror}",
+            f"the folder {folder} cannot be made or written: {error.strerror}",
             next_step="choose another with --keep DIR",
         ) from error
     if not is_empty:

@@ -362,7 +362,7 @@ def test_a_folder_that_cannot_be_written_is_reported(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write anywhere
     with pytest.raises(
-        UsageError, match=r"the folder .* cannot be written: Permission denied"
+        UsageError, match=r"the folder .* cannot be made or written: Permission denied"
     ) as error:
         prove_resume_command.run(["digits", "--keep", str(tmp_path)])
     assert "choose another with --keep DIR" in str(error.value)
@@ -373,7 +373,7 @@ def test_wrong_places_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "no TASK was given" in refused()
     full = refused("digits", "--keep", ".")
     assert "the folder . is not empty\n  try: choose another with --keep DIR" in full
-    assert "the folder tasks.py/x cannot be made: Not a directory" in refused(
+    assert "the folder tasks.py/x cannot be made or written: Not a directory" in refused(
         "digits", "--keep", "tasks.py/x"
     )
     launched = {

@@ -3,6 +3,8 @@ its processes."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,7 +17,12 @@ from textwrap import dedent
 from typing import Self
 
 from drumline.base.errors import DrumlineError, ExitCode
-from drumline.base.processes import descendants, ending_with_parent, read_stat, send_signal
+from drumline.base.processes import (
+    Termination,
+    ending_with_parent,
+    processes_with_variable,
+    send_signal,
+)
 from drumline.base.terminal import one_line
 from drumline.base.text import named_ranks
 from drumline.runs.catalog import folder_name
@@ -28,6 +35,8 @@ MOST_WAIT_S = 1.0
 END_S = 60.0
 GRACE_S = 10.0
 LAST_LINES = 12
+JOB_VARIABLE = "DRUMLINE_PROOF"
+"""By its value all processes of a job are found."""
 
 
 class RunFailedError(DrumlineError):
@@ -44,11 +53,18 @@ class Leg:
     folder: Path
     log: Path
     world_size: int
+    hosts: Sequence[tuple[str, int]] = ()
+    """Where it runs, over ssh, and on how many ranks of each; they share its folder. Empty: here."""
 
     @property
     def command(self) -> list[str]:
-        ranks = ["--run", str(self.folder), "--procs", str(self.world_size), "--max-restarts", "0"]
-        return [sys.executable, "-m", "drumline", "train", *self.arguments, *ranks]
+        words = ["train", "--procs", str(self.world_size)]
+        if self.hosts:
+            hosts = ",".join(f"{name}:{count}" for name, count in self.hosts)
+            words = ["launch", "--no-standby", "--hosts", hosts]
+        folder = ["--run", str(self.folder)]
+        restarts = ["--max-restarts", "0"]
+        return [sys.executable, "-m", "drumline", *words, *restarts, *self.arguments, *folder]
 
 
 def run_to_the_end(leg: Leg) -> None:
@@ -90,13 +106,12 @@ def failed(leg: Leg, code: int) -> RunFailedError:
     return error
 
 
-def describe(kill: Kill, leg: Leg, last_step: int) -> str:
+def describe(kill: Kill, last_step: int) -> str:
     """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that was
     done."""
-    saved = RunFolder(leg.folder).checkpoints / folder_name(kill.step)
     where = {
         "step": f"after step {last_step}",
-        "save": f"{'at the end of' if saved.exists() else 'during'} the save of step {kill.step}",
+        "save": f"during the save of step {kill.step}",
         "evaluation": f"during the evaluation after step {kill.step}",
     }[kill.moment]
     return f"killed with -9 {where} ({named_ranks(kill.ranks)})"
@@ -160,9 +175,12 @@ def _changed_at(path: Path) -> int | None:
 
 
 class JobProcesses:
-    """A running command and its descendants; none outlives the context."""
+    """A running command and what it has started; if it is killed or still runs, none of that
+    outlives the context."""
 
     def __init__(self, command: Sequence[str], *, log: Path) -> None:
+        self._variable = f"{JOB_VARIABLE}={secrets.token_hex(8)}"
+        self._is_killed = False
         with log.open("wb") as file:
             # A new session: Ctrl-C reaches only this process, which then ends the job.
             self._root = subprocess.Popen(
@@ -171,9 +189,8 @@ class JobProcesses:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **dict([self._variable.split("=")])},
             )
-        self._known: dict[int, int] = {}
-        """The start time of each pid, since pids are reused."""
 
     def __enter__(self) -> Self:
         return self
@@ -192,24 +209,17 @@ class JobProcesses:
     def kill(self, pids: Sequence[int]) -> None:
         """End some of its processes with SIGKILL. Their children run until the end of the
         context."""
-        self._note_descendants()
+        self._is_killed = True
         send_signal(pids, signal.SIGKILL)
 
     def __exit__(self, *_: object) -> None:
-        """End the remaining processes; first with SIGTERM, on which torchrun's agent ends its
-        ranks."""
+        """While it runs, torchrun's agent ends its ranks; a job that ended by itself is left to
+        finish."""
         if self._root.poll() is None:
-            self._note_descendants()
-            self._root.terminate()
-            if self.wait(GRACE_S) is None:
-                self._note_descendants()
-                self._root.kill()
-                self._root.wait()
-        for pid, start_ticks in self._known.items():
-            if (stat := read_stat(pid)) is not None and stat.start_ticks == start_ticks:
-                send_signal([pid], signal.SIGKILL)
+            Termination(self._remaining, GRACE_S).wait()
+        elif self._is_killed:
+            Termination(self._remaining, 0.0).wait()
 
-    def _note_descendants(self) -> None:
-        for pid in descendants(self._root.pid):
-            if (stat := read_stat(pid)) is not None:
-                self._known[pid] = stat.start_ticks
+    def _remaining(self) -> list[int]:
+        self._root.poll()  # reaps it
+        return processes_with_variable(self._variable)

@@ -189,7 +189,7 @@ class Proof:
             where = f" from step {trace.from_step}" if number > 1 else ""
             end = "to the end"
             if kill is not None and is_in_time:
-                end = describe(kill, leg, max(trace.steps, default=trace.from_step))
+                end = describe(kill, max(trace.steps, default=trace.from_step))
             ranks = plural(world, "rank") + (f" in mode {mode}" if mode else "")
             self.show(f"leg {number}: {ranks}{where}, {end}")
             if differs:

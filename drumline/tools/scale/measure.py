@@ -4,7 +4,6 @@ and how much faster the larger ones are. No torch.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,28 +47,6 @@ def wrong_worlds(options: MeasureOptions) -> Iterator[str]:
             yield f"--world: {plural(ranks, 'rank')} cannot be split evenly over {plural(count, 'host')}"
 
 
-@dataclass(frozen=True)
-class HostsLeg(Leg):
-    """A run on several hosts, over ssh; they share its folder."""
-
-    hosts: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def command(self) -> list[str]:
-        hosts = ",".join(f"{name}:{count}" for name, count in self.hosts)
-        flags = ["--hosts", hosts, "--max-restarts", "0", "--no-standby"]
-        return [
-            sys.executable,
-            "-m",
-            "drumline",
-            "launch",
-            *flags,
-            *self.arguments,
-            "--run",
-            str(self.folder),
-        ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class SizedRuns:
     """How to run the job for some steps on so many ranks."""
@@ -89,15 +66,9 @@ class SizedRuns:
             self.arguments(changed if batch is None else {**changed, "train.batch_size": batch})
         )
         run = self.folder / f"{name}-{ranks}"
-        hosts = tuple(self.options.hosts_of(ranks))
         what = f"the run on {plural(ranks, 'rank')}"
         log = self.folder / f"{name}-{ranks}.log"
-        leg = (
-            HostsLeg(what, arguments, run, log, ranks, hosts)
-            if hosts
-            else Leg(what, arguments, run, log, ranks)
-        )
-        run_to_the_end(leg)
+        run_to_the_end(Leg(what, arguments, run, log, ranks, self.options.hosts_of(ranks)))
         return read_profile(run), run
 
 

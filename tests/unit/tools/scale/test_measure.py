@@ -11,7 +11,8 @@ import pytest
 
 from drumline.report.scaling_plot import efficiency_lines, efficiency_svg
 from drumline.runs.profile_result import ProfileResult
-from drumline.tools.scale.measure import HostsLeg, MeasureOptions, SizedRuns, measure
+from drumline.tools.prove.killed_run import Leg
+from drumline.tools.scale.measure import MeasureOptions, SizedRuns, measure
 from drumline.tools.scale.scaling_words import measurement_lines
 from tests.unit.tools.scale.jobs_to_scale import make_profile
 
@@ -105,15 +106,15 @@ def test_hosts_get_even_parts() -> None:
         [("a", 1), ("b", 1)],
         [("a", 2), ("b", 2)],
     ]
-    leg = HostsLeg(
+    leg = Leg(
         "run", ("digits", "--train.steps=4"), Path("runs/x"), Path("x.log"), 4, (("a", 2), ("b", 2))
     )
     words = [
+        "--no-standby",
         "--hosts",
         "a:2,b:2",
         "--max-restarts",
         "0",
-        "--no-standby",
         "digits",
         "--train.steps=4",
         "--run",
