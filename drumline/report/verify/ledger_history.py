@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from drumline.base import typed_json
 from drumline.base.text import span
 from drumline.report.verify.section import Section
 from drumline.runs.events import read_json_lines
@@ -137,17 +138,11 @@ def _entry(line: int, record: dict[str, Any], history: History) -> LedgerStart |
 
 def _lost(record: dict[str, Any]) -> tuple[LostSteps, ...]:
     lost = record.get("lost", [])
-    if not isinstance(lost, list) or not all(map(_is_lost, lost)):
-        raise ValueError(f"damaged: lost is {lost!r}")
-    return tuple(LostSteps(*entry) for entry in lost)
-
-
-def _is_lost(entry: Any) -> bool:
-    """Whether it is a rank, and its first and last step."""
-    if not isinstance(entry, list) or [type(number) for number in entry] != [int] * 3:
-        return False
-    _, first, last = entry
-    return bool(0 <= first <= last)
+    try:
+        entries = typed_json.from_json(list[tuple[int, int, int]], lost)
+    except (TypeError, ValueError):
+        raise ValueError(f"damaged: lost is {lost!r}") from None
+    return tuple(LostSteps(*entry) for entry in entries)
 
 
 def _numbers(record: dict[str, Any], *names: str, least: int | None = 0) -> list[int]:

@@ -1,8 +1,7 @@
 """Replays the sample ledger: every sample exactly once an epoch, over all restarts and world sizes.
 
-If the samples of all ranks form one global batch after another, one piece covers all these steps,
-and they are not checked one by one. Otherwise each rank has a piece for each step, so that the
-fault can be located.
+The ranks advance alike in all steps of a block, so one piece covers these, and they are not checked
+one by one.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from drumline.report.verify.ledger_history import (
 from drumline.report.verify.section import Section
 from drumline.runs.ledger_entries import LedgerEntry
 
-MAX_IRREGULAR_PIECES = 100_000
-"""After this many irregular steps the rest is treated as regular: enough faults are known."""
 NAMED_FAULTS = 5
 NAMED_SAMPLES = 5
 
@@ -43,9 +40,7 @@ class EpochPiece:
     high: int
     first: int
     stride: int
-    is_regular: bool
-    """Whether the samples of all ranks form the global batch of every step."""
-    runs: tuple[tuple[int, LedgerEntry], ...]
+    runs: tuple[LedgerEntry, ...]
     """By rank."""
     start: LedgerStart
     line: int
@@ -67,7 +62,9 @@ class EpochPiece:
         last = self.step_at(high - 1)
         steps = range(first, min(last, first + 2) + 1)  # three consecutive steps include every rank
         moved = [
-            (rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps
+            (rank, run.slice(step - self.first, 1))
+            for rank, run in enumerate(self.runs)
+            for step in steps
         ]
         ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
         named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
@@ -94,14 +91,10 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         section.problem(FILE, f"cannot be read: {error.strerror}")
         section.summary = "cannot be read"
         return None
-    for steps in history.ranges:
-        for first, runs in _blocks(steps):
-            # A valid run has no such step, and no piece includes it.
-            if not any(run.high > run.low for run in runs):
-                section.problem(f"{FILE}, line {steps.line}", f"step {first:,} had no samples")
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
-    pieces = list(pieces_of(history.ranges))
+    pieces = [piece for steps in history.ranges for piece in _pieces(steps)]
     for piece in pieces:
+        _check_batch(piece, section)
         epochs[piece.epoch].append(piece)
     for epoch in sorted(epochs):
         _check_epoch(epoch, epochs[epoch], section, is_last=epoch == max(epochs))
@@ -117,23 +110,14 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
 # Pieces
 
 
-def pieces_of(ranges: list[StepRange]) -> Iterator[EpochPiece]:
-    """All pieces in the order of their steps."""
-    num_irregular = 0
-    for steps in ranges:
-        for first, runs in _blocks(steps):
-            if _makes_up_batches(runs) or num_irregular > MAX_IRREGULAR_PIECES:
-                low = min((run.low for run in runs if run.high > run.low), default=runs[0].low)
-                high = low + runs[0].stride * runs[0].steps
-                covered = runs[0].epoch, low, high, first, runs[0].stride
-                yield EpochPiece(*covered, True, tuple(enumerate(runs)), steps.start, steps.line)
-                continue
-            for number in range(runs[0].steps):
-                for rank, run in enumerate(run.slice(number, 1) for run in runs):
-                    if run.high > run.low:
-                        num_irregular += 1
-                        covered = run.epoch, run.low, run.high, first + number, run.high - run.low
-                        yield EpochPiece(*covered, False, ((rank, run),), steps.start, steps.line)
+def _pieces(steps: StepRange) -> Iterator[EpochPiece]:
+    """In the order of their steps."""
+    for first, runs in _blocks(steps):
+        epoch = runs[0].epoch
+        stride = runs[0].stride
+        low = min((run.low for run in runs if run.high > run.low), default=runs[0].low)
+        high = low + stride * runs[0].steps
+        yield EpochPiece(epoch, low, high, first, stride, tuple(runs), steps.start, steps.line)
 
 
 def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
@@ -150,14 +134,20 @@ def _blocks(steps: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
         first += count
 
 
-def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
-    """Whether the entries form global batches. All advance in the same way, so it is enough to
-    check the first step."""
-    if len({(run.epoch, run.stride) for run in runs}) > 1:
-        return False
-    batch_parts = sorted((run.low, run.high) for run in runs if run.high > run.low)
+def _check_batch(piece: EpochPiece, section: Section) -> None:
+    """The ranks' samples must form the global batch of every step: it is enough to check the
+    first."""
+    batch_parts = sorted((run.low, run.high) for run in piece.runs if run.high > run.low)
     fits = all(left[1] == right[0] for left, right in pairwise(batch_parts))
-    return bool(batch_parts) and fits and batch_parts[-1][1] - batch_parts[0][0] == runs[0].stride
+    size = batch_parts[-1][1] - batch_parts[0][0] if batch_parts else 0
+    is_alike = len({(run.epoch, run.stride) for run in piece.runs}) == 1
+    if not (is_alike and fits and size == piece.stride):
+        had = "; ".join(
+            f"rank {rank} had {run.high - run.low:,} from position {run.low:,} of epoch {run.epoch + 1}"
+            for rank, run in list(enumerate(piece.runs))[:NAMED_FAULTS]
+        )
+        what = f"step {piece.first:,}: the ranks' samples are not one global batch: {had}"
+        section.problem(piece.where, what)
 
 
 # An epoch
@@ -261,12 +251,6 @@ def _named_samples(epoch: int, fault: CoverageFault, start: LedgerStart) -> str:
 def _check_steps(epoch: int, pieces: list[EpochPiece], section: Section) -> None:
     """Each position was covered once; check that each step had its own global batch, in the right
     order."""
-    for piece in pieces:
-        if not piece.is_regular:
-            section.problem(
-                piece.where, f"step {piece.first:,}: the ranks' samples are not one global batch"
-            )
-            return
     for before, piece in pairwise(pieces):
         if piece.low != before.high:
             began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"

@@ -158,14 +158,12 @@ def test_a_line_that_is_lost_or_doubled_is_found(
         assert job.check(tmp_path).problems
 
 
-def test_a_sample_that_came_twice_is_named(tmp_path: Path) -> None:
+def test_a_sample_that_two_ranks_had_is_named(tmp_path: Path) -> None:
     job = two_epochs()
     stretches(job)[0]["ranks"][0][0][2] += 1  # rank 0 has one more in steps 1 and 2
-    sample = permute(np.array([4, 12]), length=37, seed=3, epoch=0).tolist()
-    heading = "ledger.jsonl: epoch 1: position"
     assert job.texts(tmp_path) == [
-        f"{heading} 4 (sample {sample[0]}) covered twice: in step 1 on rank 0, and in step 1 on rank 1",
-        f"{heading} 12 (sample {sample[1]}) covered twice: in step 2 on rank 0, and in step 2 on rank 1",
+        "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch: "
+        "rank 0 had 5 from position 0 of epoch 1; rank 1 had 4 from position 4 of epoch 1"
     ]
 
 
@@ -193,11 +191,11 @@ def test_steps_recorded_twice_are_named(tmp_path: Path) -> None:
 
 def test_many_faults_are_summed_up(tmp_path: Path) -> None:
     job = Job(4000, 8)
-    job.attempt(2, 500, save_every=500)
-    stretches(job)[0]["ranks"][1][0][1] += 1
-    texts = job.texts(tmp_path)
+    job.attempt(2, 500, save_every=1)
+    del job.lines[2::2]
+    texts = [text for text in job.texts(tmp_path) if "missing" in text]
     assert len(texts) == 6
-    assert "epoch 1: 495 more positions missing, the last at 3,996: " in texts[-1]
+    assert "epoch 1: 1,952 more positions missing, the last at 3,983: " in texts[-1]
 
 
 def test_whole_epochs_that_are_lost_are_named(tmp_path: Path) -> None:
@@ -224,9 +222,8 @@ def test_shares_of_another_step_are_named(tmp_path: Path) -> None:
     left = stretches(job)[0]["ranks"][0]
     right = stretches(job)[1]["ranks"][0]
     left[:], right[:] = list(right), list(left)
-    assert "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch" in job.texts(
-        tmp_path
-    )
+    text = "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch"
+    assert any(found.startswith(text) for found in job.texts(tmp_path))
 
 
 def test_a_batch_of_another_size_is_named(tmp_path: Path) -> None:
@@ -239,7 +236,8 @@ def test_a_step_without_samples_is_named(tmp_path: Path) -> None:
     job = Job(4, 4)
     job.attempt(1, 2)
     job.lines[1]["ranks"][0][0][2] = 0
-    assert "ledger.jsonl, line 2: step 1 had no samples" in job.texts(tmp_path)
+    text = "ledger.jsonl, line 2: step 1: the ranks' samples are not one global batch"
+    assert any(found.startswith(text) for found in job.texts(tmp_path))
 
 
 def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
@@ -417,5 +415,5 @@ def test_samples_that_were_lost_with_a_node_are_counted(tmp_path: Path) -> None:
         ", each exactly once but for 8 samples lost with a node; 10 steps in 2 starts"
         in part.summary
     )
-    job.lines[3]["lost"] = [[1, 4, 3]]
-    assert job.texts(tmp_path)[0] == "ledger.jsonl, line 4: damaged: lost is [[1, 4, 3]]"
+    job.lines[3]["lost"] = [[1, 4]]
+    assert job.texts(tmp_path)[0] == "ledger.jsonl, line 4: damaged: lost is [[1, 4]]"
