@@ -277,6 +277,39 @@ BELONGS: Sequence[tuple[FlagTable, frozenset[str], str]] = (
 )
 # Flags that have a meaning in one more place than their table.
 ALSO = {"name": FILE, "nodes": "node-rank"}
+NEEDS = {
+    "exclude": "sync",
+    "on-hang": "watch",
+    "hang-after": "watch",
+    "profile-to": "profile",
+    "profile-only": "profile",
+}
+NOT_FOR: Mapping[str, Sequence[str]] = {
+    "kubernetes": (
+        "grace",
+        "join-timeout",
+        "last-call",
+        "lost-after",
+        "keep-going",
+        "watch",
+        "profile",
+        "print",
+    ),
+    "slurm": ("keep-going", "profile"),
+    "srun": ("keep-going", "print"),
+    "env-file": ("keep-going",),
+    "node-rank": ("keep-going",),
+    "print": ("profile",),
+}
+# Flags for scripts, and what a task has instead.
+OF_SCRIPTS = {
+    "watch": "--watch.on_hang",
+    "on-hang": "--watch.on_hang",
+    "hang-after": "--watch.hang_s",
+    "profile": "--log.profile FIRST:LAST",
+    "profile-to": "--log.profile FIRST:LAST",
+    "profile-only": "--log.profile FIRST:LAST",
+}
 
 
 def wrong_flags(flags: Flags) -> Iterator[str]:
@@ -304,12 +337,16 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield from _wrong_for_slurm(verb_flags)
     if "node-rank" in where:
         yield from _wrong_by_hand(verb_flags)
-    if "srun" in where and verb_flags.get("print"):
-        yield "--print: cannot be combined with --srun, which srun runs"
     if where and "nnodes" in verb_flags and (wrong := wrong_counts(verb_flags["nnodes"])):
         yield wrong
-    if "exclude" in verb_flags and not verb_flags.get("sync"):
-        yield "--exclude: needs --sync"
+    for name, needed in NEEDS.items():
+        if name in verb_flags and not verb_flags.get(needed):
+            yield f"--{name}: needs --{needed}"
+    for launcher, names in NOT_FOR.items():
+        if verb_flags.get(launcher, False) is not False:
+            yield from (
+                f"--{name}: is not for --{launcher}" for name in names if verb_flags.get(name)
+            )
 
 
 def _wrong_by_hand(verb_flags: Mapping[str, Any]) -> Iterator[str]:
@@ -336,12 +373,6 @@ def _wrong_for_slurm(verb_flags: Mapping[str, Any]) -> Iterator[str]:
 def _wrong_for_kubernetes(verb_flags: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in verb_flags:
         yield "--image: is missing; a pod needs a container image that contains the code"
-    if "grace" in verb_flags:
-        yield "--grace: is not for --kubernetes; set the pod's terminationGracePeriodSeconds"
-    timeouts = ("join-timeout", "last-call", "lost-after")
-    yield from (f"--{name}: is not for --kubernetes" for name in timeouts if name in verb_flags)
-    if verb_flags.get("print"):
-        yield "--print: is not needed, --kubernetes starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in verb_flags):
         if wrong := wrong_object_name(f"--{name}", verb_flags[name]):
             yield wrong
@@ -354,48 +385,17 @@ def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
         if not flags.layer.problems:  # an unknown flag may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"
         return
-    yield from _wrong_watch(verb_flags, target)
-    yield from _wrong_keep_going(verb_flags, target)
-    yield from _wrong_profile(verb_flags, target)
+    if not is_script(target):
+        for name, setting in OF_SCRIPTS.items():
+            if name in verb_flags:
+                yield f"--{name}: is for scripts; give {setting} after the name of the task"
+    elif verb_flags.get("keep-going"):
+        yield "--keep-going: is for tasks, which resume; a script may start from the beginning"
+    steps = verb_flags.get("profile")
+    if steps is not None and profiled_steps(steps) is None:
+        yield f"--profile: {steps!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
+    if verb_flags.get("print") is True and verb_flags.get("watch") and not verb_flags.get("slurm"):
+        yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
     starts_here = not verb_flags.get("kubernetes") and not verb_flags.get("print")
     if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"
-
-
-def _wrong_keep_going(verb_flags: Mapping[str, Any], target: str) -> Iterator[str]:
-    if not verb_flags.get("keep-going"):
-        return
-    if is_script(target):
-        yield "--keep-going: is for tasks, which resume; a script may start from the beginning"
-    for name in ("slurm", "srun", "kubernetes", "env-file", "node-rank"):
-        if name in verb_flags and verb_flags[name] is not False:
-            yield f"--keep-going: is not for --{name}; it is for this machine, --hosts and --hostfile"
-
-
-def _wrong_watch(verb_flags: Mapping[str, Any], target: str) -> Iterator[str]:
-    named = [name for name in OF_WATCH if name in verb_flags]
-    if not is_script(target):
-        settings = {"watch": "on_hang", "on-hang": "on_hang", "hang-after": "hang_s"}
-        for name in named:
-            yield f"--{name}: is for scripts; a task is always watched, give --watch.{settings[name]} after its name"
-    elif not verb_flags.get("watch"):
-        yield from (f"--{name}: needs --watch" for name in named if name != "watch")
-    elif verb_flags.get("kubernetes"):
-        yield "--watch: is not for --kubernetes"
-    elif verb_flags.get("print") is True and not verb_flags.get("slurm"):
-        yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"
-
-
-def _wrong_profile(verb_flags: Mapping[str, Any], target: str) -> Iterator[str]:
-    named = [name for name in OF_PROFILE if name in verb_flags]
-    if not named:
-        return
-    if not is_script(target):
-        yield f"--{named[0]}: is for scripts; give --log.profile FIRST:LAST after the name of the task"
-    elif "profile" not in verb_flags:
-        yield from (f"--{name}: needs --profile" for name in named)
-    elif profiled_steps(verb_flags["profile"]) is None:
-        steps = verb_flags["profile"]
-        yield f"--profile: {steps!r} is not FIRST:LAST, as in 10:20, with FIRST at least {FIRST_PROFILED}"
-    for launcher in (name for name in ("kubernetes", "slurm", "print") if verb_flags.get(name)):
-        yield f"--profile: is not for --{launcher}"

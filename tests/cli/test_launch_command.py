@@ -451,7 +451,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             [
                 "3 problems",
                 "--image: is missing",
-                "--print: is not needed",
+                "--print: is not for --kubernetes",
                 "--name: 'A_B' is not a Kubernetes name",
             ],
         ),
@@ -461,8 +461,8 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (
             ["--watch", "--hang-after", "9", "digits"],
             [
-                "--watch: is for scripts; a task is always watched, give --watch.on_hang after its name",
-                "--hang-after: is for scripts; a task is always watched, give --watch.hang_s after its name",
+                "--watch: is for scripts; give --watch.on_hang after the name of the task",
+                "--hang-after: is for scripts; give --watch.hang_s after the name of the task",
             ],
         ),
         (["--on-hang", "stop", "--print", "x.py"], ["--on-hang: needs --watch"]),

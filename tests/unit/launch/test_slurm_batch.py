@@ -207,7 +207,7 @@ def test_print_shows_the_file_and_submits_nothing(
             ["--kubernetes", "--image", "i", "--last-call", "3", "digits"],
             "--last-call: is not for --kubernetes",
         ),
-        (["--srun", "--print", "digits"], "--print: cannot be combined with --srun"),
+        (["--srun", "--print", "digits"], "--print: is not for --srun"),
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
     ],
 )
