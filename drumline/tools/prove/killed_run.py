@@ -3,7 +3,6 @@ its processes."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from drumline.base.processes import (
 )
 from drumline.base.terminal import one_line
 from drumline.base.text import named_ranks
+from drumline.base.topology import own_variables
 from drumline.runs.catalog import folder_name
 from drumline.runs.events import Tail
 from drumline.runs.run_folder import RunFolder
@@ -189,7 +189,7 @@ class JobProcesses:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **dict([self._variable.split("=")])},
+                env={**own_variables(), **dict([self._variable.split("=")])},
             )
 
     def __enter__(self) -> Self:
