@@ -20,7 +20,7 @@ from benchmarks.ranks import start_ranks
 from benchmarks.report import publish
 from benchmarks.work import fast_arithmetic
 from drumline.config.schema import WatchConfig
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 TABLES = ("step", "images", "resnet", "gpt", "save", "cpu", "elastic", "loading")
 
@@ -63,7 +63,7 @@ def measure_here(options: Options) -> None:
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # A paused run makes no progress while the others run.
     watch = WatchConfig(sidecar="on", on_hang="report", hang_s=500.0)
-    with DDPManager(
+    with RunManager(
         seed=0, device=options.device, watch=watch, run=options.folder / "watch"
     ) as ddp:
         fast_arithmetic()

@@ -32,7 +32,7 @@ from benchmarks.stopping import resume, stop
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.rank.group import collective_counter
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.watch.heartbeat import (
     BACKWARD,
     DATA,
@@ -69,7 +69,7 @@ def steps(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> Non
         heartbeat.mark(DATA)
 
 
-def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
+def time_heartbeats(ddp: RunManager, path: Path, rounds: int) -> None:
     heartbeat = HeartbeatWriter(path)
     num_collectives = collective_counter()
     times: dict[str, list[float]] = {"a mark": [], "a step's heartbeats": []}
@@ -86,7 +86,7 @@ def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
         print_goal("a step's heartbeats", times["a step's heartbeats"], GOAL_US, "us")
 
 
-def count_marks(ddp: DDPManager, path: Path) -> None:
+def count_marks(ddp: RunManager, path: Path) -> None:
     """Those of real steps, by their record."""
     ddp.connection.heartbeat = HeartbeatWriter(path)
     taken = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
@@ -107,7 +107,7 @@ def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
     shared = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder,
-        DDPManager(seed=0, device=device, run=folder, watch=WatchConfig(sidecar="on")) as ddp,
+        RunManager(seed=0, device=device, run=folder, watch=WatchConfig(sidecar="on")) as ddp,
     ):
         if pairs:
             compare_steps(ddp, pairs, steps)
@@ -127,7 +127,7 @@ class NoHeartbeat:
     def count_collectives(self, number: int) -> None: ...
 
 
-def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
+def compare_steps(ddp: RunManager, pairs: int, steps: int) -> None:
     watched = ddp.connection.heartbeat
     ways = {
         "on": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),

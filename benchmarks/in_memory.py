@@ -21,7 +21,7 @@ from drumline.config.schema import (
     TrainConfig,
 )
 from drumline.data.draws import Draws
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks import load_task
 
 SAMPLES = 1024
@@ -87,7 +87,7 @@ class InMemoryTask(load_task("synthetic")):  # type: ignore[misc]
         return None
 
 
-def plain_work(config: Config, ddp: DDPManager) -> Work:
+def plain_work(config: Config, ddp: RunManager) -> Work:
     """The same for a loop by hand: an index is shuffled, each rank takes its part."""
     data = InMemoryTask(config).train_data()
     return Work(
@@ -95,7 +95,7 @@ def plain_work(config: Config, ddp: DDPManager) -> Work:
     )
 
 
-def _shuffled(data: InMemory, batch_size: int, ddp: DDPManager) -> Callable[[], Iterator[Batch]]:
+def _shuffled(data: InMemory, batch_size: int, ddp: RunManager) -> Callable[[], Iterator[Batch]]:
     def epoch() -> Iterator[Batch]:
         order = torch.randperm(len(data))[ddp.rank :: ddp.world_size]
         for chosen in order.split(batch_size // ddp.world_size):

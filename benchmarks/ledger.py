@@ -27,7 +27,7 @@ from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, Sharding, plan_epoch
 from drumline.training.between_steps.ledger_file import LedgerFile
 from drumline.training.job.job import Progress
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4
@@ -51,7 +51,7 @@ def time_adds(ledger: Ledger) -> float:
     return seconds
 
 
-def time_save(ddp: DDPManager, rounds: int) -> float:
+def time_save(ddp: RunManager, rounds: int) -> float:
     """Seconds to write down one stretch of steps, and to wait until it is on the device."""
     plan = next(
         plan_epoch(Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1))
@@ -75,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks [10]")
     rounds = parser.parse_args().rounds
-    with DDPManager(device="cpu", seed=0) as ddp:
+    with RunManager(device="cpu", seed=0) as ddp:
         steps = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
         time_steps(steps, STEPS_PER_BLOCK)  # warm-up
         ledger = Ledger()

@@ -33,7 +33,7 @@ from drumline.rank.rendezvous.rank_facts import rank_facts  # noqa: E402
 from drumline.rank.rendezvous.rank_rendezvous import join_rendezvous  # noqa: E402
 from drumline.rank.rendezvous.rank_store import open_store  # noqa: E402
 from drumline.training.job.job import flat, make_manager  # noqa: E402
-from drumline.training.manager import DDPManager  # noqa: E402
+from drumline.training.manager import RunManager  # noqa: E402
 from drumline.training.models import GPT  # noqa: E402
 from drumline.training.tasks.built_in import load_task  # noqa: E402
 
@@ -41,7 +41,7 @@ CONFIG = Config(data=DataConfig(name="digits"), model=ModelConfig(widths=(16, 32
 GOAL_MS = 300
 
 
-def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
+def parts_of(ddp: RunManager) -> dict[str, Callable[[], object]]:
     """What is done before the first step, by name."""
     seed_shared(0)  # since `wrap` each rank draws numbers of its own
     task = load_task("digits")(CONFIG)
@@ -84,7 +84,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
     }
 
 
-def slowest_ms(work: Callable[[], object], ddp: DDPManager) -> float:
+def slowest_ms(work: Callable[[], object], ddp: RunManager) -> float:
     ddp.barrier()
     begun = time.perf_counter()
     work()

@@ -23,7 +23,7 @@ from torch.nn import functional
 from benchmarks.ranks import start_ranks
 from drumline.parallel.replicas import ReplicaComparison, replica_tensors
 from drumline.rank.tensor_hash import combine, hash_tensors
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.models import GPT
 
 DEFAULT_EVERY = 100
@@ -42,7 +42,7 @@ def seconds(work: Callable[[], None], device: torch.device) -> float:
 
 def run_rank(size: float, rounds: int) -> None:
     layers = max(1, round(size * 1e6 / (12 * WIDTH**2)))
-    with DDPManager(seed=0) as ddp:
+    with RunManager(seed=0) as ddp:
         model = ddp.wrap(GPT(vocab_size=256, context=CONTEXT, layers=layers, heads=8, width=WIDTH))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         comparison = ReplicaComparison(model, optimizer, host=ddp.host, device=ddp.device)

@@ -27,7 +27,7 @@ from drumline.config.schema import WatchConfig
 from drumline.data import workers
 from drumline.data.dataset import BatchMaker, BatchRequest
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from tests.ranks import run_ranks
 
 REQUESTS = [BatchRequest(0, low, low + 2, shuffled=False) for low in range(0, 8, 2)]
@@ -79,7 +79,7 @@ def fork_after_broadcasts(rounds: int, press: bool) -> int:
     warnings.simplefilter(
         "ignore", DeprecationWarning
     )  # Python 3.12: of forks in a process with threads
-    unwatched = DDPManager(watch=WatchConfig(sidecar="off"), device="cpu", same_code=False)
+    unwatched = RunManager(watch=WatchConfig(sidecar="off"), device="cpu", same_code=False)
     with unwatched, interpreter_lock_taken() if press else nullcontext():
         for _ in range(rounds):
             dist.broadcast(torch.ones(8), src=0)

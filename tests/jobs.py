@@ -25,7 +25,7 @@ from drumline.config.schema import (
 )
 from drumline.runs import catalog
 from drumline.training.job.job import Progress, make_manager
-from drumline.training.run import train
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Loss, Task
 from tests.ranks import run_ranks
@@ -194,7 +194,7 @@ def train_here(
     ddp.setup()
     load_compiler_late()
     try:
-        train(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress)
+        TrainingRun(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress).train()
     finally:
         ddp.cleanup()
     return progress

@@ -21,13 +21,13 @@ from benchmarks.report import Goal, Row, Table, described
 from benchmarks.ways.by_hand import steps_by_hand
 from benchmarks.ways.ours import whole_run
 from drumline.config.schema import Config
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 RANKS = "1,2"
 GOAL = 1.02
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     works = TINY_WORK if options.tiny else WORK
     rounds = options.rounds_or(4)
     pairs = {name: _pair(name, config, options, ddp, rounds) for name, config in works.items()}
@@ -40,7 +40,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     )
 
 
-def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: int) -> list[Taken]:
+def _pair(name: str, config: Config, options: Options, ddp: RunManager, rounds: int) -> list[Taken]:
     """Collective: blocks of both in turn; the first of each is for warming up."""
     hand, drumline = (Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours"))
     by_hand = steps_by_hand(plain_work(config, ddp))
@@ -76,7 +76,7 @@ def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: 
     return [hand, drumline]
 
 
-def ranks_text(ddp: DDPManager) -> str:
+def ranks_text(ddp: RunManager) -> str:
     return f"{ddp.world_size} rank{'s' if ddp.world_size > 1 else ''}"
 
 

@@ -13,13 +13,13 @@ from benchmarks.report import Table
 from benchmarks.tables.cpu import pairs_table, ranks_text
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import Config
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 RANKS = "2,4"
 STEPS = 4
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     rounds = options.rounds_or(20)
     pairs = {}
     for name, config in (TINY_WORK if options.tiny else WORK).items():
@@ -40,7 +40,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     )
 
 
-def _steps(ddp: DDPManager, config: Config) -> Callable[[AfterStep], None]:
+def _steps(ddp: RunManager, config: Config) -> Callable[[AfterStep], None]:
     def run(after_step: AfterStep) -> None:
         for samples in engine_steps(ddp, config, InMemoryTask(config)):
             after_step(samples)

@@ -35,7 +35,7 @@ from drumline.config.schema import (
 )
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks import load_task
 
 GPT2 = ModelConfig(name="gpt", layers=12, heads=12, width=768, context=1024)
@@ -74,7 +74,7 @@ class Windows:
             yield (inputs.pin_memory(), targets.pin_memory()) if self._pinned else (inputs, targets)
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     folder = options.folder
     size = 4 if options.tiny else options.micro_batch
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
@@ -127,7 +127,7 @@ def write_tokens(folder: Path, *, windows: int, config: Config, tiny: bool) -> N
     return tokens
 
 
-def _ours(ddp: DDPManager, config: Config, folder: Path, samples: int) -> Way:
+def _ours(ddp: RunManager, config: Config, folder: Path, samples: int) -> Way:
     name = f"ours, {str(config.train.step).replace('_', ' ')}, everything on"
     return whole_run(name, ddp, config, load_task("text"), folder, samples=samples)
 

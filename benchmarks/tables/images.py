@@ -28,7 +28,7 @@ from benchmarks.ways.ours import steps_of, whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Work
 from drumline.config.schema import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks import load_task
 
 GOAL_IMAGES = 95_000
@@ -65,7 +65,7 @@ class Samples(Dataset[tuple[Tensor, int]]):
         return (image.float() - self.mean) / self.std, int(self.labels[index])
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     folder = options.folder
     count, size = (160, 16) if options.tiny else (50_000, 512)
     images, labels = write_cifar10(folder / "data", count)
@@ -115,7 +115,7 @@ def kept(make_loader: Callable[[], Loader]) -> Callable[[], Loader]:
     return loader
 
 
-def _ours(ddp: DDPManager, config: Config, folder: Path, count: int, *, warm_up: int) -> list[Way]:
+def _ours(ddp: RunManager, config: Config, folder: Path, count: int, *, warm_up: int) -> list[Way]:
     kind = "compiled_graph" if ddp.device.type == "cuda" else "eager"
     config = steps_of(config, kind)
     task = load_task("cifar10")

@@ -25,7 +25,7 @@ from benchmarks.photos import PhotoBytes, Photos
 from benchmarks.report import Goal, Row, Table, ratio
 from drumline.data.dataset import BatchMaker, BatchRequest, TwoPartDataset, gather_rows
 from drumline.data.workers import BatchProducer, LoadingOptions
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 GOAL_BYTES = 2.0
 GOAL_SHARED = 1.0
@@ -59,7 +59,7 @@ class Rows(TwoPartDataset):
         return rows
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     size, crop, batch_size = (40, 32, 4) if options.tiny else (256, 224, 128)
     workers = 1 if options.tiny else options.workers or 2
     length = batch_size * 100

@@ -28,7 +28,7 @@ from benchmarks.ways.ours import whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Endless, Work
 from drumline.config.schema import Config, DataConfig, OptimConfig, TrainConfig
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss, Task
 
 GOAL_IMAGES = 6_000
@@ -38,7 +38,7 @@ CARD = "the card alone, compiled"
 BYTES = "ours, uint8 samples and on_device"
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     if not options.tiny:
         _compile_for_one_shape()
     size, crop, batch_size = (40, 32, 4) if options.tiny else (256, 224, 256)

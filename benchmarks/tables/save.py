@@ -36,7 +36,7 @@ from benchmarks.report import Goal, Row, Table, described, figure, ratio
 from benchmarks.tables.gpt import Windows, gpt_config, write_tokens
 from benchmarks.ways.ours import whole_run
 from benchmarks.work import Work, plain_optimizer
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks import load_task
 
 GOAL_MS = 25.0
@@ -77,7 +77,7 @@ class Saving:
         self.way.run(mark_and_continue)
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     folder = options.folder
     size, every = (TINY_SIZE, TINY_EVERY) if options.tiny else (SIZE, EVERY)
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)

@@ -22,7 +22,7 @@ from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Endless, Work
 from drumline.config.schema import Config, ModelConfig, OptimConfig, TrainConfig
 from drumline.data.draws import Draws
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks import ImageClassification
 from drumline.watch.heartbeat import Phase
 
@@ -50,7 +50,7 @@ class Images:
         return self.images[chosen], self.labels[chosen]
 
 
-def make(options: Options, ddp: DDPManager) -> Table:
+def make(options: Options, ddp: RunManager) -> Table:
     size = 8 if options.tiny else 64
     config = _config(size, (4,) if options.tiny else (16, 32, 64), ddp.device)
     images = Images(size * NUM_BATCHES)
@@ -95,7 +95,7 @@ def _on_device(images: Images, size: int, device: torch.device) -> list[Batch]:
     ]
 
 
-def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch]) -> Way:
+def _ours(ddp: RunManager, config: Config, images: Images, batches: list[Batch]) -> Way:
     class Task(ImageClassification):
         def train_data(self) -> Any:
             return images

@@ -23,8 +23,8 @@ from drumline.rank.determinism import seed_shared
 from drumline.runs.events import Reporter
 from drumline.training.job.job import Job, Progress, build_job
 from drumline.training.loop import Loop
-from drumline.training.manager import DDPManager
-from drumline.training.run import train
+from drumline.training.manager import RunManager
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunContext, RunRequest
 from drumline.training.steps.choice import make_step
 from drumline.training.tasks.base import Task
@@ -35,7 +35,7 @@ QUIET_S = 120.0
 
 
 def engine_steps(
-    ddp: DDPManager, config: Config, task: Task, batches: list[Batch] | None = None
+    ddp: RunManager, config: Config, task: Task, batches: list[Batch] | None = None
 ) -> Iterator[int]:
     """The training loop as `drumline train` runs it, one step at a time, without a run folder.
     `batches`: to be taken instead of what the loader makes; they are on the device already."""
@@ -65,7 +65,7 @@ def _steps_of(job: Job, batches: list[Batch]) -> Iterator[Step]:
 
 def whole_run(
     name: str,
-    ddp: DDPManager,
+    ddp: RunManager,
     config: Config,
     task: type[Task],
     folder: Path,
@@ -88,7 +88,7 @@ def whole_run(
     def go(after_step: AfterStep) -> None:
         seed_shared(config.train.seed)
         progress = _Followed(after_step, samples)
-        train(RunRequest(name, config, run, False, ()), task, ddp, progress)
+        TrainingRun(RunRequest(name, config, run, False, ()), task, ddp, progress).train()
 
     return Way(
         name,
@@ -120,7 +120,7 @@ class _Followed(Progress):
             self._after_step((value.position or self._samples) - before.position)
 
 
-def _rest(ddp: DDPManager, run: Path) -> None:
+def _rest(ddp: RunManager, run: Path) -> None:
     """Wait until no checkpoint is being written. The heartbeat must not show a step that has begun:
     it would be reported as a stall."""
     ddp.connection.heartbeat.mark(Phase.START)
@@ -131,7 +131,7 @@ def _rest(ddp: DDPManager, run: Path) -> None:
     _with_sidecar(ddp, stop)
 
 
-def _with_sidecar(ddp: DDPManager, act: Callable[[int], None]) -> None:
+def _with_sidecar(ddp: RunManager, act: Callable[[int], None]) -> None:
     """Only our own rows have a sidecar."""
     if (
         ddp.connection.watch_folder is not None

@@ -14,12 +14,12 @@ from drumline.base.startup import load_compiler_late
 from drumline.base.terminal import print_message
 from drumline.training.failure_report import report_failure
 from drumline.training.job.job import Progress
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.watch.failure_kind import failure_kind
 
 
 class RankWork(NamedTuple):
-    ddp: DDPManager
+    ddp: RunManager
     """Not set up yet."""
     do: Callable[[], None]
     """What follows once all ranks have joined."""
@@ -27,7 +27,7 @@ class RankWork(NamedTuple):
 
 def as_rank(prepare: Callable[[], RankWork]) -> int:
     """Prepare the work, join the other ranks, and do the work; returns the exit code."""
-    ddp = DDPManager()
+    ddp = RunManager()
     try:
         ddp, do_work = prepare()
         ddp.setup()

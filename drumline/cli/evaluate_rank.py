@@ -17,14 +17,14 @@ from drumline.cli.command_line import show_json
 from drumline.config.flags import Flags
 from drumline.metrics.display import metric_text, metrics_of
 from drumline.training.job.job import make_manager
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.saved.saved_run import SavedRun, evaluate_run, open_run
 
 
 def run_rank(flags: Flags) -> int:
     """Evaluate as one rank of a group, or alone; returns the exit code."""
 
-    def work(saved: SavedRun, ddp: DDPManager) -> None:
+    def work(saved: SavedRun, ddp: RunManager) -> None:
         result = evaluate_run(saved, ddp, flags.own.get("data"))
         if ddp.is_main_process() and flags.own.get("json"):
             show_json(result)
@@ -34,7 +34,7 @@ def run_rank(flags: Flags) -> int:
     return with_saved_run(flags, work)
 
 
-def with_saved_run(flags: Flags, work: Callable[[SavedRun, DDPManager], None]) -> int:
+def with_saved_run(flags: Flags, work: Callable[[SavedRun, RunManager], None]) -> int:
     """Open the checkpoint that the flags name, join the other ranks, and do the work; returns the
     exit code."""
 

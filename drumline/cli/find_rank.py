@@ -20,7 +20,7 @@ from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, meas
 from drumline.training.job.job import make_manager
 from drumline.training.job.local_data import with_local_data
 from drumline.training.job.mode_choice import settle_mode
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import load_task, resolve_task
 
@@ -49,7 +49,7 @@ def run_rank(verb: str, task: str, layers: Layers, verb_flags: Mapping[str, Any]
 
 
 def _find_lr(
-    config: Config, task_class: type[Task], ddp: DDPManager, verb_flags: Mapping[str, Any]
+    config: Config, task_class: type[Task], ddp: RunManager, verb_flags: Mapping[str, Any]
 ) -> None:
     options = RangeOptions(verb_flags["low"], verb_flags["high"], verb_flags["steps"])
     is_main = ddp.is_main_process()
@@ -110,7 +110,7 @@ def describe_rate(test: RangeTest, rate: float) -> str:
 
 
 def _find_batch(
-    config: Config, task_class: type[Task], ddp: DDPManager, verb_flags: Mapping[str, Any]
+    config: Config, task_class: type[Task], ddp: RunManager, verb_flags: Mapping[str, Any]
 ) -> None:
     margin = verb_flags["margin"]
     progress, note = _outputs(ddp)
@@ -164,7 +164,7 @@ def describe_batch(search: BatchSearch, margin: float, world_size: int) -> Itera
         yield f"{fastest.size} is faster: {fastest.samples_per_s:,.0f} samples/s"
 
 
-def _outputs(ddp: DDPManager) -> tuple[Callable[[str], None], Callable[[str], None]]:
+def _outputs(ddp: RunManager) -> tuple[Callable[[str], None], Callable[[str], None]]:
     """Where progress is shown, and notes are printed: on rank 0, progress only on a terminal."""
     if not ddp.is_main_process():
         return _ignore, _ignore

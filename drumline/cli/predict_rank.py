@@ -12,7 +12,7 @@ from drumline.base.text import plural
 from drumline.base.untrusted import replacing
 from drumline.cli.evaluate_rank import with_saved_run
 from drumline.config.flags import Flags
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.saved.prediction import as_array, as_lines_of_json, predict_run, write_array
 from drumline.training.saved.saved_run import SavedRun
 
@@ -23,7 +23,7 @@ def run_rank(flags: Flags) -> int:
     to = Path(flags.own["to"]) if "to" in flags.own else None
     is_array = to is not None and to.suffix == ".npy"
 
-    def work(saved: SavedRun, ddp: DDPManager) -> None:
+    def work(saved: SavedRun, ddp: RunManager) -> None:
         parts = predict_run(saved, ddp, data, encode=as_array if is_array else as_lines_of_json)
         if not ddp.is_main_process():
             for _ in parts:

@@ -26,9 +26,9 @@ from drumline.training.between_steps.preemption import Preemption
 from drumline.training.job.job import Progress, make_manager
 from drumline.training.job.local_data import with_local_data
 from drumline.training.kept_state import Regrouping
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.output import StartClock, start_clock
-from drumline.training.run import train
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.built_in import load_task, resolve_task
@@ -65,7 +65,7 @@ class TrainingProcess:
         self.folder = folder
         self.fresh = fresh
         self.argv = argv
-        self.ddp = DDPManager()
+        self.ddp = RunManager()
         self.progress = Progress()
         self.topology = topology_from(os.environ)
         self.preemption = Preemption()
@@ -81,7 +81,7 @@ class TrainingProcess:
         self.regrouping = None if live is None else Regrouping(live)
 
     def train_in_groups(self) -> ExitCode:
-        """Until the run ends; the next group of nodes is a second call of `train`."""
+        """Until the run ends; the next group of nodes is another run of the same phases."""
         while True:
             self.ddp = make_manager(self.config, self.task, run=self.folder)
             try:
@@ -114,7 +114,7 @@ class TrainingProcess:
         is_continued = self.regrouping is not None and self.regrouping.is_continued
         starts_over = self.fresh and not is_continued
         request = RunRequest(self.task, self.config, self.folder, starts_over, tuple(self.argv))
-        return train(
+        run = TrainingRun(
             request,
             self.task_class,
             self.ddp,
@@ -123,6 +123,7 @@ class TrainingProcess:
             self.clock,
             self.regrouping,
         )
+        return run.train()
 
     def _continues_after(self, change: BaseException, regrouping: Regrouping) -> bool:
         has_state = regrouping.kept_state is not None

@@ -80,29 +80,19 @@ def wrap_model(
     model: nn.Module,
     *,
     device: torch.device,
-    applied: bool = False,
-    channels_last: bool = False,
-    reduces_gradients: bool = True,
     sync_batchnorm: bool = False,
-    find_unused_parameters: bool = False,
     broadcast_buffers: bool = True,
-    bucket_cap_mb: float = 25.0,
-    gradient_as_bucket_view: bool = True,
-    static_graph: bool = False,
     comm: str = "none",
     group: dist.ProcessGroup | None = None,
+    **ddp_options: Any,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` if there
-    is no group or if other code reduces the gradients (`reduces_gradients=False`). `applied`: the
-    result is called with a function of the model, and its arguments (`Applied`, inside DDP if
-    needed). `comm`: in which type gradients are sent. `group`: the ranks that reduce them, if not
-    all."""
+    """Collective: move the model to its device and wrap it in DDP, or in `SingleProcess` if there
+    is no group. `comm`: in which type gradients are sent. `group`: the ranks that reduce them, if
+    not all. `ddp_options`: DDP's own."""
     hook = rounding_hook(comm)
     model = model.to(device)
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not dist.is_initialized() or not reduces_gradients:
-        return Applied(model) if applied else SingleProcess(model)
+    if not dist.is_initialized():
+        return SingleProcess(model)
     if sync_batchnorm and device.type != "cuda":
         raise UsageError(
             "dist.sync_batchnorm needs GPUs: torch's SyncBatchNorm refuses CPU tensors",
@@ -111,19 +101,22 @@ def wrap_model(
     if sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
+        name = type(unwrap_model(model)).__name__
+        raise UsageError(f"{name} has no parameter that can be trained")
     # DDP warns about weights with a dimension of size 1, which are harmless.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
+    options: dict[str, Any] = {
+        _BUFFER_OPTION: broadcast_buffers,
+        # Not torch's default, with which the first bucket is smaller.
+        "bucket_cap_mb": 25.0,
+        "gradient_as_bucket_view": True,
+        **ddp_options,
+    }
     wrapped = DistributedDataParallel(
-        Applied(model) if applied else model,
+        model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        find_unused_parameters=find_unused_parameters,
-        **options,
         process_group=group,
-        bucket_cap_mb=bucket_cap_mb,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        static_graph=static_graph,
+        **options,
     )
     if hook is not None and dist.get_world_size() > 1:
         wrapped.register_comm_hook(None, hook)

@@ -39,7 +39,7 @@ from drumline.runs.catalog import explain_os_error
 from drumline.runs.run_folder import RunFolder
 from drumline.training.between_steps.evaluation import evaluate
 from drumline.training.job.job import Job, Progress
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.output import screen
 from drumline.training.steps.capture_checks import user_line
 from drumline.training.steps.eager import TrainStep
@@ -54,7 +54,7 @@ OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drum
 
 def report_failure(
     error: BaseException,
-    ddp: DDPManager,
+    ddp: RunManager,
     progress: Progress,
     *,
     run: Path | None,
@@ -226,7 +226,7 @@ def _leave_out(report: traceback.TracebackException) -> int:
 
 
 def out_of_memory(
-    error: torch.OutOfMemoryError, ddp: DDPManager, config: Config, job: Job | None
+    error: torch.OutOfMemoryError, ddp: RunManager, config: Config, job: Job | None
 ) -> TrainingError:
     """The same error, with the setting that makes the model, a step or an evaluation need less
     memory. `job`: None while it is built."""

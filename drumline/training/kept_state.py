@@ -34,7 +34,7 @@ from drumline.runs import catalog
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import group_state
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.replica_state import OUTER_FILE
 from drumline.training.resume import use_own_settings
 from drumline.training.run_context import RunContext
@@ -207,7 +207,7 @@ def _copy_to_host(context: RunContext) -> Snapshot:
     return Snapshot(copies, json.loads(json.dumps(documents)))
 
 
-def compare_group(kept_state: KeptState | None, ddp: DDPManager, *, is_sharded: bool) -> GroupState:
+def compare_group(kept_state: KeptState | None, ddp: RunManager, *, is_sharded: bool) -> GroupState:
     """Collective: how far the ranks of this group are. `is_sharded`: the ranks of a node hold one
     model."""
     this_rank = None

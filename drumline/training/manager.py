@@ -1,4 +1,5 @@
-"""DDPManager: what a rank needs around a training loop, for a user's own loop and for our engine.
+"""DDPManager: what a rank needs around a training loop: it takes its device, joins the others, wraps
+the model, loads data, and leaves cleanly, however the loop ends.
 
     with DDPManager() as ddp:
         model = ddp.wrap(Net())
@@ -6,21 +7,28 @@
             ...
 
 Started by torchrun, srun or `drumline train --procs N`, it joins the group; started alone, the same
-script runs as one process.
+script runs as one process. Our engine has a RunManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, Self, TypedDict, Unpack, cast, overload
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.base.errors import UsageError, log
+from drumline.base.errors import ExitCode, Place, UsageError, log, summary
+from drumline.base.terminal import paragraph
+from drumline.base.topology import Topology, topology_from
 from drumline.checkpoint.own_loop import Checkpoint
 from drumline.checkpoint.store import WritingRank
+from drumline.config.resolve import check_section
+from drumline.config.schema import WatchConfig
 from drumline.data.dataset import fingerprint, is_stream
 from drumline.data.delivery import make_resident
 from drumline.data.evaluation_loader import (
@@ -33,18 +41,244 @@ from drumline.data.sharding import Sharding
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
 from drumline.parallel.sharded_model import ShardingPlan, shard_model
-from drumline.parallel.wrap import small_batch_warning, unwrap_model, wrap_model
+from drumline.parallel.wrap import (
+    Applied,
+    explain_unused,
+    small_batch_warning,
+    unwrap_model,
+    wrap_model,
+)
 from drumline.rank import determinism, group
 from drumline.rank.collectives import all_sum, check_same, check_same_weights
-from drumline.training.rank_lifecycle import RankLifecycle
+from drumline.rank.compile_cache import use_private_cache
+from drumline.rank.failure import Failure
+from drumline.rank.group import choose_backend, choose_device
+from drumline.rank.rendezvous.live_nodes import LiveNodes
+from drumline.rank.rendezvous.rank_facts import rank_facts
+from drumline.rank.rendezvous.rank_rendezvous import NodeService, Rendezvous
+from drumline.rank.watched.job_connection import JobConnection
+from drumline.rank.watched.progress_monitor import AFTER_PATIENCE_S
 from drumline.watch.heartbeat import LoopHeartbeats, Phase
 
 
-class DDPManager(RankLifecycle):
+class BackwardPasses:
+    """Counts the backward passes that reach one parameter."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def count(self, _: Tensor) -> None:
+        self.number += 1
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """Those that every `DDPManager.loader` takes."""
+
+    workers: int
+    pin_memory: bool
+    persistent_workers: bool
+    prefetch_factor: int
+    collate: Callable[[list[Any]], Any] | None
+    resident: bool
+    compare: bool
+
+
+SPLITTING = ("accumulate", "micro_batch_size", "shards")
+
+
+class DDPManager:
     """One rank of a job: joins the group, takes its device, seeds, wraps the model, loads data, and
     leaves cleanly."""
 
-    _sharding: Sharding | None = None
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        start_timeout_s: float = 180.0,
+        train_timeout_s: float = 600.0,
+        seed: int = 0,
+        deterministic: bool = False,
+        threads: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        same_code: bool = True,
+        watch: WatchConfig | None = None,
+        run: str | Path | None = None,
+    ) -> None:
+        """`deterministic`: use only kernels that give the same bits each time. `threads`: the number
+        of CPU threads of this rank. `settings`: your own settings, such as `vars(args)`, which
+        `setup()` compares across ranks. `same_code`: whether it compares your modules too. `watch`:
+        what to do about a rank that blocks the others; `run`: the folder for its diagnoses.
+        `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more
+        than `watch.hang_s`."""
+        self._watch = watch or WatchConfig()
+        check_section("watch", self._watch)
+        least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
+        self._start_timeout_s = start_timeout_s
+        self._train_timeout_s = max(train_timeout_s, least_s)
+        self._wanted_device = device
+        self._wanted_backend = backend
+        self._seed = seed
+        self._deterministic = deterministic
+        self._threads = threads
+        self._settings = settings or {}
+        self._same_code = same_code
+        self._run = None if run is None else Path(run)
+        self._topology = Topology()
+        self._device: torch.device | None = None
+        self._connection = JobConnection()
+        self._checkpoints: list[Checkpoint] = []
+        self._sharding: Sharding | None = None
+        self._wrapped: nn.Module | None = None
+        self._trained: nn.Parameter | None = None
+        """One parameter of it that is trained."""
+        self._passes = BackwardPasses()
+        self._pid = os.getpid()
+
+    def setup(self) -> bool:
+        """Collective: take this rank's device, join the other ranks, seed. False: this process runs
+        alone."""
+        return self._set_up(topology_from(os.environ), None)
+
+    def _set_up(self, topology: Topology | None, live: LiveNodes | None) -> bool:
+        if self._device is not None:
+            raise UsageError(
+                "DDPManager.setup() was called twice", next_step="call cleanup() in between"
+            )
+        self._pid = os.getpid()
+        use_private_cache()  # under another launcher, or none
+        self._topology = self._connection.topology = topology or Topology()
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        if self._deterministic:
+            os.environ.setdefault(*determinism.CUBLAS_WORKSPACE)
+            determinism.use_deterministic_kernels()
+        self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
+        with self._connection.node_watch(
+            self._watch, run=self._run, environment=os.environ, live=live
+        ) as node:
+            if topology is not None:
+                self._connection.rendezvous = self._join(topology, node, live)
+            if node is not None:
+                self._connection.start_watchdog(node, self._watch, sign=self._versions)
+        determinism.seed_shared(self._seed)
+        return topology is not None
+
+    def cleanup(self, *, broken: bool = False) -> bool:
+        """Destroy the group; `broken`: a rank has failed, so do not wait for it. False: the group
+        was not destroyed in time, which is logged; the exit of this process, which may then block,
+        gets the same time limit."""
+        if os.getpid() != self._pid:  # a child process; the rank itself continues
+            return True
+        failed_save = self._finish_saves(logs=broken)
+        if not broken:
+            self._connection.heartbeat.mark(Phase.LEAVING)
+        self._connection.stop_monitor()
+        if not (in_time := group.leave_group(broken=broken)):
+            log.warning(
+                f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Try: release CUDA "
+                "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
+            )
+            group.limit_exit(group.LEAVE_S, failed=broken)
+        if not broken:
+            self._connection.heartbeat.mark(Phase.LEFT)
+        self._connection.close()
+        self._device = self._wrapped = self._trained = None
+        if failed_save is not None:
+            raise failed_save
+        return in_time
+
+    def __enter__(self) -> Self:
+        self.setup()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if os.getpid() != self._pid:
+            return
+        first = None
+        failed_save = self._finish_saves() if error is None else None
+        error = failed_save if error is None else error
+        if error is not None and (unused := explain_unused(error)):
+            error.add_note(unused)
+        # To the watchdog, before any call that may block.
+        if isinstance(error, SystemExit) and not error.code:
+            self._connection.heartbeat.mark(Phase.LEFT)
+        elif error is not None:
+            self._connection.note_failure(error)
+        if isinstance(error, Exception):
+            failure = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
+            first = self._connection.claim_failure(error, failure, environment=os.environ)
+            error.add_note(f"[{self.place()}]")
+        self.cleanup(broken=error is not None)
+        if first is not None:
+            raise SystemExit(
+                paragraph(f"{self.place()} stopped because {first.sentence}").rstrip()
+            ) from None  # Python prints it
+        if failed_save is not None:
+            raise failed_save
+
+    def _finish_saves(self, *, logs: bool = False) -> Exception | None:
+        """Wait for checkpoints that are being written; returns the error of one that could not be,
+        unless it `logs`."""
+        checkpoints, self._checkpoints = self._checkpoints, []
+        try:
+            for checkpoint in checkpoints:
+                checkpoint.close(failed=logs)
+        except Exception as error:
+            return error
+        return None
+
+    @property
+    def rank(self) -> int:
+        return self._topology.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._topology.world_size
+
+    @property
+    def local_world_size(self) -> int:
+        return self._topology.local_world_size
+
+    @property
+    def host(self) -> str:
+        return self._topology.host
+
+    @property
+    def device(self) -> torch.device:
+        if self._device is None:
+            raise UsageError(
+                "DDPManager is not set up yet",
+                next_step="use `with DDPManager() as ddp:` or call setup()",
+            )
+        return self._device
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of the process group; None on one process."""
+        return str(dist.get_backend()) if dist.is_initialized() else None
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether the launcher has started this job before."""
+        return self._topology.is_restart
+
+    def is_main_process(self) -> bool:
+        """True on rank 0 only: for printing, and for writing what should be written once."""
+        return self.rank == 0
+
+    def get_local_rank(self) -> int:
+        """This rank's number on its own host, which is also the number of its GPU."""
+        return self._topology.local_rank
+
+    def place(self, step: int | None = None) -> Place:
+        """This rank, its host and the step, for messages."""
+        return Place(host=self.host, rank=self.rank, step=step)
+
+    def barrier(self) -> None:
+        """Collective: wait until every rank has called it."""
+        if dist.is_initialized():
+            dist.barrier(device_ids=[self.device.index] if dist.get_backend() == "nccl" else None)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Collective: the sum of a tensor on this rank's device over all ranks, in place."""
@@ -61,31 +295,19 @@ class DDPManager(RankLifecycle):
         example) may be initialized differently on each rank; DDP gives all of them rank 0's
         weights.
         """
+        self._compare_weights(model)
+        wrapped = wrap_model(model, device=self.device, **ddp_options)
+        return self._begin_training(wrapped, counts_passes=True)
+
+    def _compare_weights(self, model: nn.Module) -> None:
+        """Collective: of the first model; later ones may differ."""
         if self._wrapped is None:
             check_same_weights(model, host=self.host, device=self.device)
-        wrapped = wrap_model(model, device=self.device, **ddp_options)
-        # The engine marks the phases of its steps.
-        is_own_loop = not ddp_options.get("applied", False)
-        return self._begin_training(wrapped, counts_passes=is_own_loop)
-
-    def shard(
-        self,
-        model: nn.Module,
-        plan: ShardingPlan,
-        *,
-        prepare: Callable[[Iterable[tuple[str, nn.Module]]], None] | None = None,
-    ) -> nn.Module:
-        """Collective, for the engine: move this rank's shards of the model to its device.
-        `prepare`: as for `shard_model`."""
-        if self._wrapped is None and prepare is None:
-            check_same_weights(model, host=self.host, device=self.device)
-        sharded = shard_model(model, plan, self.device, prepare=prepare)
-        return self._begin_training(sharded, counts_passes=False)
 
     def _begin_training(self, wrapped: nn.Module, *, counts_passes: bool) -> nn.Module:
         self._wrapped = wrapped
         self._observe_progress(wrapped, counts_passes=counts_passes)
-        self.connection.mark_compilations()
+        self._connection.mark_compilations()
         determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
         return wrapped
@@ -118,13 +340,7 @@ class DDPManager(RankLifecycle):
         accumulate: int = 1,
         micro_batch_size: int | None = None,
         shards: int | None = None,
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        resident: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-        compare: bool = True,
+        **options: Unpack[LoaderKeywords],
     ) -> Loader: ...
 
     @overload
@@ -134,13 +350,7 @@ class DDPManager(RankLifecycle):
         *,
         batch_size: int,
         train: Literal[False],
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        resident: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-        compare: bool = True,
+        **options: Unpack[LoaderKeywords],
     ) -> EvaluationLoader: ...
 
     def loader(
@@ -149,16 +359,9 @@ class DDPManager(RankLifecycle):
         *,
         batch_size: int,
         train: bool = True,
-        accumulate: int = 1,
-        micro_batch_size: int | None = None,
-        shards: int | None = None,
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
         resident: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
+        **options: Any,
     ) -> Loader | EvaluationLoader:
         """Collective: a loader for this rank's part of a dataset, on its device; each sample once
         an epoch over all.
@@ -170,7 +373,8 @@ class DDPManager(RankLifecycle):
         `optimizer.step()` when `loader.is_last_micro_batch` is true. `train=False`: in order, in
         batches of `batch_size`, round-robin over the ranks; sum what you measure with `ddp.sum`.
         `resident`: keep all samples in the memory of the GPU. `compare`: compare the length and a
-        few samples across ranks, which must have the same dataset.
+        few samples across ranks, which must have the same dataset. `workers`, `pin_memory`,
+        `persistent_workers`, `prefetch_factor` and `collate` are those of torch's DataLoader.
         """
         if compare and self.world_size > 1:
             check_same(
@@ -180,44 +384,32 @@ class DDPManager(RankLifecycle):
                 next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
             )
         if resident:
-            dataset, workers = make_resident(
-                dataset, self.device, workers=workers, warns=self.rank == 0
+            dataset, options["workers"] = make_resident(
+                dataset, self.device, workers=options.get("workers", 0), warns=self.rank == 0
             )
-        options = LoadingOptions(
-            workers=workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            prefetch_factor=prefetch_factor,
-            collate=collate,
-        )
+        splitting = {name: options.pop(name) for name in SPLITTING if name in options}
         sharding = Sharding(
-            batch_size=batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            accumulate=accumulate,
-            micro_batch_size=micro_batch_size,
-            shards=shards,
+            batch_size=batch_size, rank=self.rank, world_size=self.world_size, **splitting
         )
+        made = self._make_loader(dataset, sharding, LoadingOptions(**options), train=train)
+        phase = Phase.USER if train else Phase.EVALUATION
+        made.observer = LoopHeartbeats(
+            self._connection.heartbeat, phase, group.collective_counter()
+        )
+        return made
+
+    def _make_loader(
+        self, dataset: Any, sharding: Sharding, options: LoadingOptions, *, train: bool
+    ) -> Loader | EvaluationLoader:
         streams = is_stream(dataset)
+        settings: dict[str, Any] = {"sharding": sharding, "device": self.device, "options": options}
         if not train:
-            evaluate: Callable[..., EvaluationLoader] = (
-                StreamEvaluationLoader if streams else IndexedEvaluationLoader
-            )
-            evaluation = evaluate(dataset, sharding=sharding, device=self.device, options=options)
-            evaluation.observer = LoopHeartbeats(
-                self.connection.heartbeat, Phase.EVALUATION, group.collective_counter()
-            )
-            return evaluation
+            evaluation = StreamEvaluationLoader if streams else IndexedEvaluationLoader
+            return evaluation(dataset, **settings)
         self._sharding = sharding
         self._warn_about_small_batches()
-        make: Callable[..., Loader] = StreamLoader if streams else IndexedLoader
-        loader = make(
-            dataset, sharding=sharding, device=self.device, seed=self._seed, options=options
-        )
-        loader.observer = LoopHeartbeats(
-            self.connection.heartbeat, Phase.USER, group.collective_counter()
-        )
-        return loader
+        training = StreamLoader if streams else IndexedLoader
+        return training(dataset, seed=self._seed, **settings)
 
     def checkpoint(
         self, folder: str | Path, /, *, keep_last: int = 2, **objects: Any
@@ -251,9 +443,9 @@ class DDPManager(RankLifecycle):
 
     @contextmanager
     def _in_save(self) -> Iterator[None]:
-        self.connection.heartbeat.mark(Phase.SAVE)
+        self._connection.heartbeat.mark(Phase.SAVE)
         yield
-        self.connection.heartbeat.mark(Phase.USER)
+        self._connection.heartbeat.mark(Phase.USER)
 
     def _warn_about_small_batches(self) -> None:
         """Warn when both the model and the batch size are known; either may come first."""
@@ -268,3 +460,102 @@ class DDPManager(RankLifecycle):
         if warning and (self.world_size > 1 or in_shards):
             log.warning(warning)
             self._sharding = None
+
+    def _join(
+        self, topology: Topology, node: NodeService | None, live: LiveNodes | None
+    ) -> Rendezvous:
+        device = self.device
+        backend = choose_backend(self._wanted_backend, device=device)
+        options = {
+            "number of ranks": topology.world_size,
+            "seed": self._seed,
+            "start timeout": self._start_timeout_s,
+            "train timeout": self._train_timeout_s,
+            "choice of deterministic kernels": self._deterministic,
+            "choice of a sidecar": self._watch.sidecar,
+        }
+        facts = rank_facts(
+            os.environ,
+            backend=backend,
+            device=device,
+            options=options,
+            settings=self._settings,
+            same_code=self._same_code,
+        )
+        return group.join_group(
+            topology,
+            backend=backend,
+            device=device,
+            start_timeout_s=self._start_timeout_s,
+            train_timeout_s=self._train_timeout_s,
+            facts=facts,
+            environment=os.environ,
+            service=node,
+            live=live,
+        )
+
+    def _observe_progress(self, model: nn.Module, *, counts_passes: bool) -> None:
+        """From here on `_versions` shows the progress of this model. `counts_passes`: of a user's
+        own loop."""
+        self._trained = next(
+            (parameter for parameter in model.parameters() if parameter.requires_grad), None
+        )
+        if counts_passes and self._trained is not None:
+            self._trained.register_post_accumulate_grad_hook(self._passes.count)  # type: ignore[no-untyped-call]
+
+    def _versions(self) -> Hashable:
+        """What a backward pass and an optimizer step change, for the thread of the progress
+        monitor. That thread must not read a `.grad`: autograd replaces it without the GIL, and the
+        gradient would be freed twice (tests/gradient_race.py)."""
+        return None if self._trained is None else (self._trained._version, self._passes.number)
+
+
+class RunManager(DDPManager):
+    """The manager of a rank that our engine trains or evaluates on."""
+
+    @property
+    def connection(self) -> JobConnection:
+        """The store, the heartbeat and the report of a failure."""
+        return self._connection
+
+    @property
+    def train_timeout_s(self) -> float:
+        """How long one collective may take."""
+        return self._train_timeout_s
+
+    def setup(self, live: LiveNodes | None = None) -> bool:
+        """Collective. `live`: the nodes, where those that are left continue without a lost one."""
+        return super().setup() if live is None else self._set_up(live.topology(), live)
+
+    def wrap_applied(
+        self,
+        model: nn.Module,
+        *,
+        channels_last: bool,
+        reduces_gradients: bool = True,
+        **ddp_options: Any,
+    ) -> nn.Module:
+        """Collective: move the model to its device, and wrap it so that it is called with a function
+        of the model, and its arguments. `reduces_gradients`: in DDP, if there is a group."""
+        self._compare_weights(model)
+        model = model.to(self.device)
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        wrapped: nn.Module = Applied(model)
+        if reduces_gradients and dist.is_initialized():
+            wrapped = wrap_model(wrapped, device=self.device, **ddp_options)
+        return self._begin_training(wrapped, counts_passes=False)
+
+    def shard(
+        self,
+        model: nn.Module,
+        plan: ShardingPlan,
+        *,
+        prepare: Callable[[Iterable[tuple[str, nn.Module]]], None] | None = None,
+    ) -> nn.Module:
+        """Collective: move this rank's shards of the model to its device. `prepare`: as for
+        `shard_model`."""
+        if prepare is None:
+            self._compare_weights(model)
+        sharded = shard_model(model, plan, self.device, prepare=prepare)
+        return self._begin_training(sharded, counts_passes=False)

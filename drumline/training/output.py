@@ -33,7 +33,7 @@ from drumline.metrics.trackers.wandb import WeightsAndBiases
 from drumline.runs.events import EventLog, Reporter, Sink, Tail
 from drumline.runs.run_folder import RunFolder
 from drumline.training.job.job import Progress, flat, steps_of_settings
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.run_context import RunContext
 from drumline.watch.sidecar.sidecar_reporter import NOTICES
 
@@ -73,7 +73,7 @@ def screen() -> TextIO:
 
 @contextmanager
 def open_reporter(
-    config: Config, folder: RunFolder, ddp: DDPManager, progress: Progress
+    config: Config, folder: RunFolder, ddp: RunManager, progress: Progress
 ) -> Iterator[Reporter]:
     """A reporter for one run on one rank. Warnings of the package's logger become events, and so
     does an error that leaves the block."""

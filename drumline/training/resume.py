@@ -46,7 +46,7 @@ from drumline.training.between_steps.capture import COMM_FILE, DATA_FILE
 from drumline.training.between_steps.task_hooks import HOOKS_FILE, TaskHooks
 from drumline.training.job.job import Job, Progress
 from drumline.training.job.optimizer import optimizer_class
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.replica_state import REPLICAS_FILE, restore_replica
 from drumline.training.run_context import (
     RunContext,
@@ -66,7 +66,7 @@ _FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
 _STOPPED = {"reason": str, "unit": str, "length": int}
 
 
-def begin_launch(folder: RunFolder, ddp: DDPManager) -> dict[str, Any] | None:
+def begin_launch(folder: RunFolder, ddp: RunManager) -> dict[str, Any] | None:
     """Collective: at a restart that would fail again all ranks raise the same error. Rank 0 gets
     the failure that ended the previous start, for `report_recovery`."""
     past: Any = look_back(folder, is_restart=ddp.is_restart) if ddp.is_main_process() else None
@@ -208,7 +208,7 @@ class FoundCheckpoint:
     """If no checkpoint is finite: a non-finite tensor of this one."""
 
 
-def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
+def find_newest(ddp: RunManager, root: Path) -> FoundCheckpoint | None:
     """Collective: the checkpoint to resume from; None: the run starts."""
     answer: Any = None
     if ddp.is_main_process():
@@ -407,7 +407,7 @@ def use_own_settings(job: Job, group_state: list[list[str]] | None) -> None:
 
 def _restore_comm(
     comm: PowerSGD,
-    ddp: DDPManager,
+    ddp: RunManager,
     documents: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None,
 ) -> None:

@@ -63,7 +63,7 @@ from drumline.training.kept_state import (
     restore_kept,
 )
 from drumline.training.loop import Loop, between_steps
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.output import (
     StartClock,
     WatchNotices,
@@ -93,40 +93,6 @@ from drumline.training.tasks.other_libraries import uncalled_methods
 from drumline.watch.heartbeat import Phase
 
 
-def train(
-    request: RunRequest,
-    task_class: type[Task],
-    ddp: DDPManager,
-    progress: Progress,
-    preemption: Preemption | None = None,
-    clock: StartClock | None = None,
-    regrouping: Regrouping | None = None,
-) -> ExitCode:
-    """Collective: train to the last step, or until the run is preempted. The caller can read
-    `progress` meanwhile; `clock` has run since the command. `regrouping`: raise NodesChanged when a
-    node is lost, or joins; the next call continues from what this rank then kept."""
-    run = TrainingRun(
-        request,
-        task_class,
-        ddp,
-        progress,
-        preemption or Preemption(),
-        clock or StartClock(),
-        regrouping,
-    )
-    with run.resources, _failure_in_heartbeat(ddp):
-        run.open_folder()
-        run.find_start()
-        run.build()
-        run.restore()
-        run.record_start()
-        run.open_saver()
-        with explain_refused_kernels(), explain_out_of_memory(run.config, ddp, run.job), run.saver:
-            run.warm_up_model()
-            run.run_loop(run.build_loop())
-        return run.report_result()
-
-
 @dataclass(frozen=True)
 class Start:
     """Where a run begins: at a checkpoint, at what the nodes kept in memory, or at step 0."""
@@ -152,7 +118,7 @@ class Start:
 
 
 class TrainingRun:
-    """The phases of a run on this rank, in the order in which `train` calls them, and what they
+    """A run on this rank: its phases, in the order in which `train` calls them, and what they
     share: each phase sets what later ones read. The next group of nodes is another TrainingRun."""
 
     reporter: Reporter
@@ -173,22 +139,43 @@ class TrainingRun:
         self,
         request: RunRequest,
         task_class: type[Task],
-        ddp: DDPManager,
+        ddp: RunManager,
         progress: Progress,
-        preemption: Preemption,
-        clock: StartClock,
-        regrouping: Regrouping | None,
+        preemption: Preemption | None = None,
+        clock: StartClock | None = None,
+        regrouping: Regrouping | None = None,
     ) -> None:
+        """The caller can read `progress` meanwhile; `clock` has run since the command.
+        `regrouping`: raise NodesChanged when a node is lost, or joins; the next run continues from
+        what this rank then kept."""
         self.request = request
         self.config = request.config
         self.folder = RunFolder(request.run)
         self.task_class = task_class
         self.ddp = ddp
         self.progress = progress
-        self.preemption = preemption
-        self.clock = clock
+        self.preemption = preemption or Preemption()
+        self.clock = clock or StartClock()
         self.regrouping = regrouping
         self.resources = ExitStack()
+
+    def train(self) -> ExitCode:
+        """Collective: to the last step, or until the run is preempted."""
+        with self.resources, _failure_in_heartbeat(self.ddp):
+            self.open_folder()
+            self.find_start()
+            self.build()
+            self.restore()
+            self.record_start()
+            self.open_saver()
+            with (
+                explain_refused_kernels(),
+                explain_out_of_memory(self.config, self.ddp, self.job),
+                self.saver,
+            ):
+                self.warm_up_model()
+                self.run_loop(self.build_loop())
+            return self.report_result()
 
     @property
     def is_continued(self) -> bool:
@@ -534,7 +521,7 @@ def _write_settings(context: RunContext, history: list[Any]) -> None:
 
 
 @contextmanager
-def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
+def _failure_in_heartbeat(ddp: RunManager) -> Iterator[None]:
     """Mark a failure in the heartbeat before anything is closed, since closing may block."""
     try:
         yield
@@ -559,7 +546,7 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
 
 @contextmanager
 def explain_out_of_memory(
-    config: Config, ddp: DDPManager, job: Job | None = None
+    config: Config, ddp: RunManager, job: Job | None = None
 ) -> Iterator[None]:
     """Name the setting that needs less memory. `job`: None while it is built."""
     try:

@@ -20,7 +20,7 @@ from drumline.base.errors import UsageError
 from drumline.launch.node.local import run_node
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.rank.compile_cache import INDUCTOR_CACHE, TRITON_CACHE, use_private_cache
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.built_in import load_task
 from tests.attacks.test_run_folder_owner import by_user
 
@@ -56,7 +56,7 @@ def test_torchs_own_folder_belongs_to_whoever_makes_it_first(
 
 def test_a_rank_under_any_launcher_has_a_private_one(other_user: int, temporary: Path) -> None:
     by_user(other_user, 'mkdir "$1"', default_cache_dir())
-    with DDPManager():
+    with RunManager():
         folder = Path(cache_dir())
     assert folder == temporary / private_name()
     entry = folder.lstat()
@@ -126,7 +126,7 @@ def test_a_folder_of_another_user_is_refused_before_a_rank_starts(
     by_user(other_user, 'mkdir "$1"', folder)
     monkeypatch.setenv(variable, str(folder))
     starts = (
-        DDPManager().setup,
+        RunManager().setup,
         lambda: run_node(NodePlan(num_procs=1), Program(("script.py",)), Supervision()),
     )
     for start in starts:

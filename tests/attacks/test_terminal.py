@@ -250,9 +250,9 @@ def failure_of_another_rank_in_a_loop_of_the_users(
 ) -> str:
     from drumline.base.errors import Place
     from drumline.rank.failure import Failure
-    from drumline.training.manager import DDPManager
+    from drumline.training.manager import RunManager
 
-    ddp = DDPManager()
+    ddp = RunManager()
     error = ValueError("x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

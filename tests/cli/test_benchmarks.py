@@ -28,7 +28,7 @@ from benchmarks.resnet50 import ResNet50
 from benchmarks.stopping import _guard
 from drumline.config.schema import WatchConfig
 from drumline.data.dataset import BatchMaker, BatchRequest
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -59,7 +59,7 @@ SOAK = (
 @pytest.mark.parametrize("name", ["cpu", *SOAK])
 def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = options(tmp_path, name)
-    with DDPManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
+    with RunManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
         table = importlib.import_module(f"benchmarks.tables.{name}").make(asked, ddp)
     publish(table, asked.out)
     if _guard.cache_info().currsize:  # it would end with this process

@@ -24,8 +24,8 @@ from drumline.config.schema import (
 from drumline.data.loader import Step
 from drumline.training.job.job import Progress, build_job
 from drumline.training.loop import Loop
-from drumline.training.manager import DDPManager
-from drumline.training.run import train
+from drumline.training.manager import RunManager
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.steps.choice import make_step
 from drumline.training.tasks.built_in import load_task
@@ -74,10 +74,10 @@ def train_one(
 
         Loop.take_step = die  # type: ignore[method-assign]
     task = load_task(name)
-    ddp = DDPManager(seed=0, backend=config.dist.backend, deterministic=config.train.deterministic)
+    ddp = RunManager(seed=0, backend=config.dist.backend, deterministic=config.train.deterministic)
     ddp.setup()
     try:
-        train(RunRequest(name, config, run, False, (name,)), task, ddp, Progress())
+        TrainingRun(RunRequest(name, config, run, False, (name,)), task, ddp, Progress()).train()
         return ddp.backend
     finally:
         ddp.cleanup()
@@ -102,7 +102,7 @@ def elastic_steps_without_waiting(name: str, precision: str) -> int:
     """Takes steps while torch raises at any synchronisation with the device; the first may wait, to
     set things up."""
     config = make(name, precision=precision, exact="elastic", shards=4, steps=100)
-    with DDPManager(deterministic=True) as ddp:
+    with RunManager(deterministic=True) as ddp:
         job = build_job(config, load_task(name)(config), ddp)
         take_step = make_step(job, config)
         steps = job.loader.steps()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from drumline.config.schema import Config, DataConfig, TrainConfig
 from drumline.tools.find.batch_search import search_batch
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss, Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -35,7 +35,7 @@ class Hungry(Task):
 def test_what_fits_is_found_and_the_gpu_is_left_as_it_was() -> None:
     free = torch.cuda.mem_get_info()[0]
     config = Config(data=DataConfig(samples=4096), train=TrainConfig(steps=1, batch_size=4096))
-    ddp = DDPManager()
+    ddp = RunManager()
     ddp.setup()
     try:
         found = search_batch(config, Hungry, ddp, margin=0.5)

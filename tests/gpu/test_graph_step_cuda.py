@@ -32,7 +32,7 @@ from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress, build_job, leave_default_stream, make_manager
-from drumline.training.run import train
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.steps import graph
 from drumline.training.steps.choice import make_step
@@ -74,7 +74,9 @@ def train_here(
     ddp = make_manager(config)
     ddp.setup()
     try:
-        train(RunRequest("task", config, run, False, ("task",)), task, ddp, Progress())
+        TrainingRun(
+            RunRequest("task", config, run, False, ("task",)), task, ddp, Progress()
+        ).train()
     finally:
         ddp.cleanup()
 

@@ -24,8 +24,8 @@ from drumline.config.schema import (
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress, build_job
-from drumline.training.manager import DDPManager
-from drumline.training.run import train
+from drumline.training.manager import RunManager
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks import ImageClassification
@@ -48,7 +48,7 @@ def digits(precision: str, *, steps: int = 12, backend: str = "auto", **settings
 
 def train_on_gpu(config: Config, run: Path, stop_at: int | None = None) -> str | None:
     torch.use_deterministic_algorithms(True)
-    ddp = DDPManager(seed=config.train.seed, backend=config.dist.backend)
+    ddp = RunManager(seed=config.train.seed, backend=config.dist.backend)
     ddp.setup()
     try:
         if stop_at is not None:
@@ -56,12 +56,12 @@ def train_on_gpu(config: Config, run: Path, stop_at: int | None = None) -> str |
                 step for step in catalog.list_steps(run / "checkpoints") if step > stop_at
             ]:
                 store.remove(run / "checkpoints" / catalog.folder_name(later))
-        train(
+        TrainingRun(
             RunRequest("digits", config, run, False, ("digits",)),
             ImageClassification,
             ddp,
             Progress(),
-        )
+        ).train()
         return ddp.backend
     finally:
         ddp.cleanup()
@@ -107,7 +107,7 @@ def test_precisions_agree_on_the_loss(tmp_path: Path) -> None:
 def steps_without_waiting(precision: str) -> int:
     """Takes steps while torch raises at any synchronisation with the device."""
     config = digits(precision, steps=100)
-    with DDPManager() as ddp:
+    with RunManager() as ddp:
         job = build_job(config, ImageClassification(config), ddp)
         train_step = TrainStep(job, clip_norm=1.0)
         taken = 0
@@ -132,7 +132,7 @@ def normalise(share: list[int]) -> list[float]:
     gloo."""
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = "0"
-    with DDPManager(backend="gloo") as ddp:
+    with RunManager(backend="gloo") as ddp:
         model = ddp.wrap(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), sync_batchnorm=True)
         rows = torch.arange(12.0).reshape(6, 2)
         mine = rows[: share[0]] if rank == 0 else rows[share[0] :]
@@ -155,11 +155,11 @@ def test_a_gpu_run_continues_on_the_cpu(tmp_path: Path) -> None:
 
 def train_on_cpu(config: Config, run: Path) -> int:
     progress = Progress()
-    with DDPManager(device="cpu") as ddp:
-        train(
+    with RunManager(device="cpu") as ddp:
+        TrainingRun(
             RunRequest("digits", config, run, False, ("digits",)),
             ImageClassification,
             ddp,
             progress,
-        )
+        ).train()
     return progress.step

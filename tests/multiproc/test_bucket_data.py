@@ -16,7 +16,7 @@ pytest.importorskip("boto3", reason="pip install 'drumline[dev]' brings it")
 from torch.utils.data import Dataset, TensorDataset
 
 from drumline.config.schema import Config
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.saved.saved_run import evaluate_run, open_run
 from tests.jobs import Classify, make_config, train_here
 from tests.ranks import RanksFailed, run_ranks
@@ -49,7 +49,7 @@ def train_with_own_cache(url: str, config: Config, run: Path) -> int:
 
 def evaluate_from_bucket(url: str, run: Path) -> int:
     os.environ.update(environment(url))
-    with DDPManager(device="cpu") as ddp:
+    with RunManager(device="cpu") as ddp:
         return int(evaluate_run(open_run(run, "last", task=FromFolder), ddp)["samples"])
 
 

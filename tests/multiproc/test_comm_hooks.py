@@ -18,7 +18,7 @@ from drumline.checkpoint.optimizer_state import decode_state
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.parallel.comm_hook import average_errors
 from drumline.runs.events import read_events
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss
 from tests.jobs import (
     NO_SIDECAR,
@@ -203,7 +203,7 @@ def refusals(run: Path) -> list[str]:
     with pytest.raises(UsageError) as caught:
         train_here(config_of(compressed(), steps=2), Scalar, run)
     found.append(str(caught.value))
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         ddp.wrap(nn.Linear(3, 3), comm="fp16")
         with pytest.raises(UsageError) as caught:
             ddp.wrap(nn.Linear(3, 3), comm="powersgd")

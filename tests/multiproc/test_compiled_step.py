@@ -20,7 +20,7 @@ from drumline.config.schema import Config, DistConfig, OptimConfig
 from drumline.rank.watched import job_connection
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress, make_manager
-from drumline.training.run import train
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Loss
 from drumline.training.tasks.hook import Hook, Run
@@ -132,7 +132,9 @@ def train_unevenly(config: Config, run: Path) -> None:
     )
     ddp.setup()
     try:
-        train(RunRequest("test", config, run, False, ("test",)), Uneven, ddp, Progress())
+        TrainingRun(
+            RunRequest("test", config, run, False, ("test",)), Uneven, ddp, Progress()
+        ).train()
     finally:
         ddp.cleanup()
 

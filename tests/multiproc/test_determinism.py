@@ -14,8 +14,8 @@ from drumline.base.errors import TrainingError
 from drumline.config.schema import Config
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress
-from drumline.training.manager import DDPManager
-from drumline.training.run import train
+from drumline.training.manager import RunManager
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Loss
 from tests.jobs import Classify, make_config, train_here
@@ -31,17 +31,19 @@ class Scattering(Classify):
 
 
 def train_deterministically(config: Config, run: Path) -> dict[str, Any]:
-    ddp = DDPManager(deterministic=True, threads=1)
+    ddp = RunManager(deterministic=True, threads=1)
     ddp.setup()
     try:
-        train(RunRequest("test", config, run, False, ("test",)), Scattering, ddp, Progress())
+        TrainingRun(
+            RunRequest("test", config, run, False, ("test",)), Scattering, ddp, Progress()
+        ).train()
     finally:
         ddp.cleanup()
     raise AssertionError("torch was to refuse this")
 
 
 def settings_of_torch() -> tuple[bool, bool, int]:
-    with DDPManager(deterministic=True, threads=1):
+    with RunManager(deterministic=True, threads=1):
         return (
             torch.are_deterministic_algorithms_enabled(),
             torch.utils.deterministic.fill_uninitialized_memory,

@@ -32,7 +32,7 @@ from drumline.tools.doctor.ranks.run_collectives import (
     local_collectives,
     measured,
 )
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from tests.ranks import RanksFailed, run_ranks
 
 HOST = socket.gethostname()
@@ -70,7 +70,7 @@ class WrongOnRank1(Collectives):
         raise RuntimeError("this backend does not support reduce_scatter")
 
 
-class NotWrapped(DDPManager):
+class NotWrapped(RunManager):
     """As in a script that forgets DDP."""
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
@@ -78,7 +78,7 @@ class NotWrapped(DDPManager):
 
 
 def examined(
-    ddp: DDPManager, exchange: type[Collectives] = Collectives
+    ddp: RunManager, exchange: type[Collectives] = Collectives
 ) -> list[tuple[str, str, str]]:
     lines: list[str] = []
     report = RankReport(ddp, write=lines.append)
@@ -91,7 +91,7 @@ def examined(
 
 
 def wrong_value() -> Any:
-    return examined(DDPManager(backend="gloo", device="cpu"), WrongOnRank1)
+    return examined(RunManager(backend="gloo", device="cpu"), WrongOnRank1)
 
 
 def not_wrapped() -> Any:
@@ -125,11 +125,11 @@ def test_gradients_that_are_not_averaged_and_weights_apart_are_seen() -> None:
 
 def never_met() -> Any:
     os.environ["WORLD_SIZE"] = "2"
-    alone = examined(DDPManager(backend="gloo", device="cpu", start_timeout_s=0.5))
-    no_gpu = examined(DDPManager(device="cuda"))
+    alone = examined(RunManager(backend="gloo", device="cpu", start_timeout_s=0.5))
+    no_gpu = examined(RunManager(device="cuda"))
     for name in ("RANK", "WORLD_SIZE"):
         del os.environ[name]
-    return alone, no_gpu, examined(DDPManager(backend="gloo", device="cpu"))
+    return alone, no_gpu, examined(RunManager(backend="gloo", device="cpu"))
 
 
 def test_a_rank_that_never_joined_is_reported_and_so_is_a_missing_launcher() -> None:
@@ -171,7 +171,7 @@ def frozen(folder: Path) -> None:
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
 
     doctor_rank.LINGER_S = 0.0
-    ddp = DDPManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
+    ddp = RunManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
     report = RankReport(ddp, write=write)
     check_rank(
         report, PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up), FreezesInTheLargeSum

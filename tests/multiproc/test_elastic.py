@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from drumline.config.schema import Config, DistConfig, OptimConfig
 from drumline.training.job import job
 from drumline.training.job.job import build_job
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.steps.choice import make_step
 from drumline.training.tasks.base import Loss, Task
 from tests.faults import Fault, die_at
@@ -201,7 +201,7 @@ def masks_of_two_steps() -> list[str]:
             masks.append(str(torch.rand(8).tolist()))
             return super().loss(model, batch)
 
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         masked = build_job(config, Masked(config), ddp)
         take_step = make_step(masked, config)
         for step in masked.loader.steps():

@@ -21,7 +21,7 @@ from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimCo
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.job.job import build_job
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Loss
 from tests.jobs import (
@@ -51,7 +51,7 @@ def events(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
 def count_reductions(accumulate: int) -> list[tuple[int, int]]:
     """Per step: micro-batches, and buckets that were reduced."""
     config = make_config(accumulate=accumulate, samples=32)
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         job = build_job(config, Classify(config), ddp)
         reduced = 0
 

@@ -21,7 +21,7 @@ from drumline.config.schema import Config, OptimConfig
 from drumline.tools.find.batch_search import BatchSearch, search_batch
 from drumline.tools.find.range_test import RangeOptions, RangeTest, measure_range
 from drumline.training.job.job import make_manager
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Loss, Task
 from tests.jobs import Classify, Normalised, WeighTokens, make_config
 from tests.ranks import run_ranks
@@ -31,7 +31,7 @@ OPTIONS = RangeOptions(1e-4, 1e3, 60)
 PLAIN = OptimConfig(lr=0.1, weight_decay=0.0, momentum=0.0, warmup_steps=5)
 
 
-def manager(config: Config) -> DDPManager:
+def manager(config: Config) -> RunManager:
     ddp = make_manager(
         replace(config, dist=replace(config.dist, train_timeout_s=30, same_code=False))
     )

@@ -21,7 +21,6 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from drumline import DDPManager
 from drumline.base.errors import ExitCode
 from drumline.config.schema import Config, WatchConfig
 from drumline.data.loader import IndexedLoader
@@ -29,7 +28,8 @@ from drumline.rank.group import collective_counter
 from drumline.rank.watched.progress_monitor import ProgressMonitor, num_collectives
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress, make_manager
-from drumline.training.run import train
+from drumline.training.manager import RunManager
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Loss
 from drumline.watch.heartbeat import Heartbeat, HeartbeatWriter, Phase, read_heartbeat
@@ -86,7 +86,7 @@ class Onlooker:
 
 
 @contextmanager
-def watched(ddp: DDPManager, folder: Path) -> Iterator[Onlooker]:
+def watched(ddp: RunManager, folder: Path) -> Iterator[Onlooker]:
     """The rank's beats go to a file, and someone looks at it."""
     path = folder / f"rank-{ddp.rank:05d}.heartbeat"
     ddp.connection.heartbeat = HeartbeatWriter(path, rank=ddp.rank)
@@ -151,7 +151,9 @@ def train_watched(config: Config, run: Path) -> dict[str, Any]:
     optimizer_hook = register_optimizer_step_pre_hook(lambda *_: look("optimizer"))
     with watched(ddp, run.parent) as onlooker:
         # The first comparison of data reads samples too: before the first step.
-        code = train(RunRequest("test", config, run, False, ("test",)), LookAround, ddp, Progress())
+        code = TrainingRun(
+            RunRequest("test", config, run, False, ("test",)), LookAround, ddp, Progress()
+        ).train()
         onlooker.look("after the loop")
         collectives = onlooker.ask()[4]
         begun = collective_counter()()
@@ -227,9 +229,9 @@ def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]
     ddp.setup()
     with watched(ddp, run.parent) as onlooker:
         with pytest.raises(ValueError, match="no such label"):
-            train(
+            TrainingRun(
                 RunRequest("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress()
-            )
+            ).train()
         ddp.cleanup()
         return onlooker.ask(), [sorted(onlooker.phases(place)) for place in ("loss", "close")]
 
@@ -251,7 +253,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def own_loop(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
-    with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder) as onlooker:
+    with RunManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder) as onlooker:
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(LookedAt(10, "data"), batch_size=4, accumulate=2)
         evaluation = ddp.loader(LookedAt(5, "evaluation data"), batch_size=2, train=False)
@@ -294,7 +296,7 @@ def test_a_users_own_loop_has_the_heartbeats_of_its_loaders(tmp_path: Path) -> N
 
 def loop_without_our_loader(folder: Path) -> list[Heartbeat]:
     """torch's own DataLoader; the group and the model are ours."""
-    with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
+    with RunManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
         path = folder / f"rank-{ddp.rank:05d}.heartbeat"
         # As where there is a sidecar.
         count = ProgressMonitor(ddp.connection.heartbeat, sign=ddp._versions, every_s=0.02)
@@ -344,7 +346,7 @@ def test_the_last_heartbeat_of_a_users_loop(
     tmp_path: Path, error: BaseException, phase: Phase, failure: str
 ) -> None:
     def leave() -> None:
-        with DDPManager() as ddp:
+        with RunManager() as ddp:
             ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
             raise error
 
@@ -358,7 +360,7 @@ def test_the_last_heartbeat_of_a_users_loop(
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_the_exit_of_a_forked_child_is_not_its_ranks(tmp_path: Path) -> None:
     def fork_in_the_loop() -> None:
-        with DDPManager() as ddp:
+        with RunManager() as ddp:
             ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat")
             if (child := os.fork()) == 0:
                 sys.exit(0)
@@ -376,7 +378,7 @@ def test_the_exit_of_a_forked_child_is_not_its_ranks(tmp_path: Path) -> None:
 
 
 def test_processes_that_load_data_leave_the_record_of_their_rank_alone(tmp_path: Path) -> None:
-    with DDPManager() as ddp:
+    with RunManager() as ddp:
         ddp.connection.heartbeat = HeartbeatWriter(tmp_path / "heartbeat", rank=5)
         loader = ddp.loader(Points(12), batch_size=2, workers=2)
         assert len(list(loader)) == 6

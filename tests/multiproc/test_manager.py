@@ -18,6 +18,7 @@ from drumline import DDPManager, WatchConfig
 from drumline.base.errors import ConfigError, PreflightError, UsageError
 from drumline.parallel.scripts import script_runner
 from drumline.rank import group
+from drumline.training.manager import RunManager
 from tests.jobs import NO_SIDECAR, Points
 from tests.ranks import RanksFailed, run_ranks
 
@@ -40,9 +41,7 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
     assert not dist.is_initialized()
 
 
-def test_few_public_names_are_for_the_engine_and_not_for_scripts() -> None:
-    """docs/architecture.md says of these that a script that uses them may break."""
-    for_the_engine = {"connection", "train_timeout_s", "shard"}
+def test_every_public_name_is_for_scripts() -> None:
     assert {name for name in dir(DDPManager()) if not name.startswith("_")} == {
         *(
             "setup",
@@ -55,7 +54,6 @@ def test_few_public_names_are_for_the_engine_and_not_for_scripts() -> None:
         ),
         *("host", "device", "backend", "is_restart", "place", "barrier", "sum"),
         *("wrap", "unwrap", "no_sync", "loader", "checkpoint"),
-        *for_the_engine,
     }
 
 
@@ -69,16 +67,16 @@ def test_a_type_checker_knows_what_a_loader_is() -> None:
 
 
 def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
-    assert DDPManager(watch=WatchConfig(hang_s=900)).train_timeout_s == 990
-    assert DDPManager(train_timeout_s=3600).train_timeout_s == 3600
-    assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off")).train_timeout_s == 5
+    assert RunManager(watch=WatchConfig(hang_s=900)).train_timeout_s == 990
+    assert RunManager(train_timeout_s=3600).train_timeout_s == 3600
+    assert RunManager(train_timeout_s=5, watch=WatchConfig(sidecar="off")).train_timeout_s == 5
 
 
 @pytest.mark.parametrize("sidecar", ["off", "auto", "on"])
 def test_nothing_is_made_for_a_watchdog_that_is_not_wanted(
     sidecar: Literal["off", "auto", "on"],
 ) -> None:
-    with DDPManager().connection.node_watch(
+    with RunManager().connection.node_watch(
         WatchConfig(sidecar=sidecar), run=None, environment={}
     ) as node:
         assert (node is not None) == (sidecar == "on"), "auto: there is a single rank"

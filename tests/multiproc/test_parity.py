@@ -20,8 +20,8 @@ from drumline.data.draws import permute
 from drumline.rank.determinism import seed_shared
 from drumline.runs.events import read_events
 from drumline.training.job.job import Progress
-from drumline.training.manager import DDPManager
-from drumline.training.run import train
+from drumline.training.manager import RunManager
+from drumline.training.run import TrainingRun
 from drumline.training.run_context import RunRequest
 from drumline.training.tasks.base import Task
 from tests.jobs import (
@@ -76,17 +76,17 @@ ACCUMULATE = (1, 4)
 
 def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> None:
     """One run after the other in the same group."""
-    with DDPManager(start_timeout_s=60, train_timeout_s=30, watch=NO_SIDECAR) as ddp:
+    with RunManager(start_timeout_s=60, train_timeout_s=30, watch=NO_SIDECAR) as ddp:
         for task, accumulate in product(tasks, ACCUMULATE):
             config = make_config(accumulate=accumulate, optim=OPTIM)
             seed_shared(config.train.seed)
             run = root / task.__name__ / str(accumulate)
-            train(
+            TrainingRun(
                 RunRequest(f"accumulate {accumulate}", config, run, False, ()),
                 task,
                 ddp,
                 Progress(),
-            )
+            ).train()
 
 
 @pytest.mark.parametrize("world_size", [3, pytest.param(4, marks=pytest.mark.soak)])
@@ -108,7 +108,7 @@ def test_any_world_trains_like_one_process_on_the_full_batch(
 
 def hand_written_ddp(config: Config, epochs: int, batch_size: int) -> dict[str, np.ndarray]:
     """What people write: DDP, the mean loss of the local batch, an optimizer."""
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         task = Normalised(config)
         model = DistributedDataParallel(task.model())
         data = task.train_data()

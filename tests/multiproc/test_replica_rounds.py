@@ -24,7 +24,7 @@ from drumline.parallel.delta_sum import DeltaSum
 from drumline.parallel.outer_sync import OuterSync
 from drumline.runs import catalog
 from drumline.runs.events import read_events
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook
 from drumline.training.tasks.ready_hooks import EMA
@@ -82,7 +82,7 @@ def saved(run: Path, step: int) -> store.Snapshot:
 
 def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) -> list[Tensor]:
     """The weights that all ranks share at the end; torch's own SGD is the outer optimizer."""
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         task = Seeded(config)
         loader = ddp.loader(task.train_data(), batch_size=config.train.batch_size)
         model = task.model()
@@ -325,7 +325,7 @@ def test_a_difference_is_found_in_the_next_round(tmp_path: Path) -> None:
 
 def summed(wire: str) -> tuple[float, list[float]]:
     """How far the sum of many small vectors is off, relative to it; and the last sum."""
-    with DDPManager(watch=NO_SIDECAR):
+    with RunManager(watch=NO_SIDECAR):
         values = torch.full((700,), 1e-3)
         values[::100] = 1.0  # so coarse a scale that the others are rounded to 0
         group = dist.group.WORLD

@@ -19,7 +19,7 @@ from drumline.parallel.wrap import LiveBuffers
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training.loop import Loop
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from tests.jobs import NO_SIDECAR, Normalised, make_config, newest, train_here
 from tests.ranks import run_ranks
 
@@ -33,7 +33,7 @@ def flip(tensor: Tensor, *, byte: int = 0, bit: int = 3) -> None:
 class Replica:
     """A small model under DDP that has been trained for two steps."""
 
-    def __init__(self, ddp: DDPManager, **options: Any) -> None:
+    def __init__(self, ddp: RunManager, **options: Any) -> None:
         self.ddp = ddp
         self.model = ddp.wrap(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
@@ -64,7 +64,7 @@ class Replica:
 def flip_everywhere_in_turn() -> dict[str, list[str]]:
     """The last rank's bits flip; what is said before, with the damage, and after it was undone."""
     said = {}
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp)
         for number, name in enumerate(WHERE):
             before = replica.check(10 * number)
@@ -111,7 +111,7 @@ def differ_otherwise() -> list[str]:
     """Two ranks with damage of their own; then a rank that lacks a tensor; then buffers that need
     not agree."""
     said = []
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp)
         if ddp.rank in (1, 2):
             flip(replica.tensors()["0.bias" if ddp.rank == 1 else "2.weight"])
@@ -159,7 +159,7 @@ class Heard(logging.Handler):
 
 def repair(damaged: int) -> tuple[bool, bool, list[str]]:
     """Whether the damage was undone, whether training continues from there, and the warnings."""
-    with DDPManager(watch=NO_SIDECAR) as ddp:
+    with RunManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp, on_difference="broadcast")
         heard = Heard()
         replica.comparison.check(2)

@@ -1,7 +1,7 @@
 """What connects a rank with its job besides the process group: the store, the sidecar, and the
 report of a failure.
 
-DDPManager has one, for the engine; to a user's script it may change with any version.
+Our engine has it as `connection` of its RunManager.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from drumline.tools.doctor.finding import Fault, Finding
 from drumline.tools.find.range_test import endless
 from drumline.training.job.job import build_job
 from drumline.training.job.local_data import with_local_data
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.run import explain_out_of_memory
 from drumline.training.steps.warm_up import dry_run, trains_with_ddp, without_gradient
 from drumline.training.tasks.base import Task
@@ -50,7 +50,7 @@ class ParameterUse:
 
 
 def measure_use(
-    config: Config, task_class: type[Task], ddp: DDPManager, *, most: int
+    config: Config, task_class: type[Task], ddp: RunManager, *, most: int
 ) -> ParameterUse:
     """Run this many micro-batches through loss and backward pass, in training mode. The weights
     stay as they are. Random numbers continue from batch to batch, as in a run: a model may leave

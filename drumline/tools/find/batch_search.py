@@ -23,7 +23,7 @@ from drumline.parallel.wrap import has_batchnorm
 from drumline.rank.collectives import gather_json
 from drumline.training.job.job import Job, build_job
 from drumline.training.job.learning_rates import LearningRates
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.steps.eager import TrainStep
 from drumline.training.tasks.base import Task
 from drumline.watch.failure_kind import FailureKind, failure_kind
@@ -82,7 +82,7 @@ class BatchSearch:
 def search_batch(
     config: Config,
     task_class: type[Task],
-    ddp: DDPManager,
+    ddp: RunManager,
     *,
     margin: float,
     on_trial: Callable[[Trial], None] = lambda trial: None,

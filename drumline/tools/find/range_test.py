@@ -19,7 +19,7 @@ from drumline.rank.determinism import explain_refused_kernels
 from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import Job, build_job, check_streams
 from drumline.training.job.learning_rates import LearningRates
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.run import explain_out_of_memory
 from drumline.training.steps.choice import make_step
 from drumline.training.steps.warm_up import warm_up
@@ -103,7 +103,7 @@ class RangeTest:
 def measure_range(
     config: Config,
     task_class: type[Task],
-    ddp: DDPManager,
+    ddp: RunManager,
     options: RangeOptions,
     *,
     note: Callable[[str], None],

@@ -14,7 +14,7 @@ from drumline.checkpoint.mirrored_run import MirroredRun
 from drumline.rank.collectives import broadcast_json
 from drumline.runs.run_folder import RunFolder
 from drumline.storage.object_store import open_store
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.run_context import RunContext, RunRequest
 from drumline.watch.heartbeat import Phase
 
@@ -44,7 +44,7 @@ def refuse_used_mirror(request: RunRequest) -> None:
         )
 
 
-def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: DDPManager) -> list[Message]:
+def restore_from_mirror(request: RunRequest, folder: RunFolder, ddp: RunManager) -> list[Message]:
     """Collective: if the run folder has no checkpoint, rank 0 fetches the newest one of the mirror.
     Returns what to report, on rank 0."""
     if not ddp.is_main_process():

@@ -37,7 +37,7 @@ from drumline.rank.sealed_store import SealedStore
 from drumline.rank.stop_vote import StopVote
 from drumline.runs.run_folder import write_whole
 from drumline.training.job.job import Progress
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.output import screen
 from drumline.training.run_context import RunContext
 from drumline.training.spot_notice import make_probe
@@ -115,7 +115,7 @@ class Preemption:
         self._pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
-    def join(self, ddp: DDPManager, progress: Progress, *, may_leave: bool = False) -> None:
+    def join(self, ddp: RunManager, progress: Progress, *, may_leave: bool = False) -> None:
         """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all
         nodes are asked to stop, the others continue."""
         is_own = bool(self.cause) and self.cause.get("rank") == self._place.get("rank")
@@ -382,7 +382,7 @@ class SignalPipe:
 
 @contextmanager
 def watching_for_notice(
-    notice: str | None, ddp: DDPManager, preemption: Preemption
+    notice: str | None, ddp: RunManager, preemption: Preemption
 ) -> Iterator[None]:
     """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a
     thread: the steps do not wait for it, and its errors do not end them. A user's function is

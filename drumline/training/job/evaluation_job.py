@@ -20,7 +20,7 @@ from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import gains_from_channels_last, unwrap_model
 from drumline.rank.collectives import check_same
 from drumline.training.job.task_metrics import make_metrics
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Metric, Task
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
@@ -30,7 +30,7 @@ class EvaluationJob:
     """What evaluations, and hooks around them, work on."""
 
     task: Task
-    ddp: DDPManager
+    ddp: RunManager
     model: nn.Module
     """The task's own model, on the device."""
     autocast: AbstractContextManager[object]
@@ -69,7 +69,7 @@ class EvaluationJob:
 def build_evaluation_job(
     config: Config,
     task: Task,
-    ddp: DDPManager,
+    ddp: RunManager,
     sets: Mapping[str, Any],
     *,
     has_metrics: bool = True,
@@ -82,7 +82,7 @@ def build_evaluation_job(
     loaders = make_eval_loaders(config, task, ddp, sets)
     model = task.model()
     channels_last = is_channels_last(config.train, model, ddp.device)
-    wrapped = ddp.wrap(model, applied=True, channels_last=channels_last, reduces_gradients=False)
+    wrapped = ddp.wrap_applied(model, channels_last=channels_last, reduces_gradients=False)
     return EvaluationJob(
         task=task,
         ddp=ddp,
@@ -109,7 +109,7 @@ def evaluation_facts(sets: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_same_data(ddp: DDPManager, facts: Mapping[str, Any]) -> None:
+def check_same_data(ddp: RunManager, facts: Mapping[str, Any]) -> None:
     """Collective. The rendezvous has compared versions, settings and code."""
     check_same(
         facts,
@@ -132,7 +132,7 @@ def loading_options(config: Config, task: Task) -> dict[str, Any]:
 
 
 def make_eval_loaders(
-    config: Config, task: Task, ddp: DDPManager, sets: Mapping[str, Any]
+    config: Config, task: Task, ddp: RunManager, sets: Mapping[str, Any]
 ) -> dict[str, EvaluationLoader]:
     """Of sets that `check_same_data` has compared."""
     options: dict[str, Any] = {

@@ -26,7 +26,7 @@ from drumline.rank.collectives import broadcast_tensors
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError
 from drumline.runs.run_folder import RunFolder
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.saved.saved_run import find_checkpoint
 
 SINGLE_FILE = "model.safetensors"
@@ -66,7 +66,7 @@ class Fit:
 
 
 def load_initial_weights(
-    settings: ModelConfig, model: nn.Module, ddp: DDPManager, report: Callable[..., None]
+    settings: ModelConfig, model: nn.Module, ddp: RunManager, report: Callable[..., None]
 ) -> None:
     """Collective: put the weights that `model.init` names into a new model, and report what they
     are. An error on rank 0, before anything is changed, if they do not fit."""

@@ -8,6 +8,7 @@ wrapped; the optimizer is built from the parameters on the device.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +37,7 @@ from drumline.parallel.sharded_model import ShardedModel
 from drumline.parallel.wrap import LiveBuffers, has_batchnorm, unwrap_model
 from drumline.rank.collectives import check_same, gather_json
 from drumline.rank.determinism import platform_facts
+from drumline.rank.group import NO_REGISTRATION
 from drumline.training.job.evaluation_job import (
     EvaluationJob,
     check_same_data,
@@ -55,7 +57,7 @@ from drumline.training.job.optimizer import (
     make_optimizer,
 )
 from drumline.training.job.task_metrics import make_metrics
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.steps.finite_steps import FiniteSteps
 from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase
@@ -147,21 +149,23 @@ class Job(EvaluationJob):
         super().close()
 
 
-def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
-    """This rank's DDPManager, from the settings. `task`: the user's name for it. `run`: its
+def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> RunManager:
+    """This rank's manager, from the settings. `task`: the user's name for it. `run`: its
     folder."""
     is_elastic = config.train.exact == "elastic"
     by_default = (
         config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
     )
-    return DDPManager(
+    if by_default or config.train.step in CAPTURING:
+        # Ranks capture CUDA graphs independently, not all in the same step.
+        os.environ.setdefault(*NO_REGISTRATION)
+    return RunManager(
         device=config.dist.device,
         backend=config.dist.backend,
         start_timeout_s=config.dist.start_timeout_s,
         train_timeout_s=config.dist.train_timeout_s,
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
-        captures=by_default or config.train.step in CAPTURING,
         threads=config.dist.threads or (1 if is_elastic else None),
         settings=compared_settings(config, task),
         same_code=config.dist.same_code,
@@ -246,7 +250,7 @@ def choose_step(
 def build_job(
     config: Config,
     task: Task,
-    ddp: DDPManager,
+    ddp: RunManager,
     batch: GlobalBatch | None = None,
     *,
     step: str | None = None,
@@ -342,7 +346,7 @@ def leave_default_stream(device: torch.device) -> None:
 
 
 def _make_loader(
-    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, data: Any
+    config: Config, task: Task, ddp: RunManager, batch: GlobalBatch, data: Any
 ) -> AnyLoader:
     made = ddp.loader(
         data,
@@ -359,7 +363,7 @@ def _make_loader(
 
 
 def _warn_about_data(
-    config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int
+    config: Config, ddp: RunManager, loader: AnyLoader, model: nn.Module, batch_size: int
 ) -> None:
     num_samples = loader.num_samples
     if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):

@@ -15,15 +15,15 @@ from drumline.config.schema import Config
 from drumline.data.bucket_copy import BucketCopy
 from drumline.rank.failure import wait_for_ranks
 from drumline.storage.object_store import is_store_url
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.watch.heartbeat import Phase
 
 CACHE = Path(".cache", "drumline", "data")
 # Of each group: a rank that joins a later one has not called it as often.
-_CALLS: WeakKeyDictionary[DDPManager, Iterator[int]] = WeakKeyDictionary()
+_CALLS: WeakKeyDictionary[RunManager, Iterator[int]] = WeakKeyDictionary()
 
 
-def with_local_data(config: Config, ddp: DDPManager) -> Config:
+def with_local_data(config: Config, ddp: RunManager) -> Config:
     """Collective: the settings, with `data.dir` as the path of the copy where it is a URL."""
     url = config.data.dir
     if url is None or not is_store_url(url):

@@ -14,7 +14,7 @@ from drumline.base.text import memory_size, plural
 from drumline.checkpoint.state import keeping_rng
 from drumline.config.schema import Config
 from drumline.rank.collectives import broadcast_json, gather_json
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.memory.memory_plan import plan_memory
 from drumline.training.tasks.base import Task
 
@@ -22,7 +22,7 @@ from drumline.training.tasks.base import Task
 def settle_mode(
     config: Config,
     task_class: type[Task],
-    ddp: DDPManager,
+    ddp: RunManager,
     note: Callable[[str], None] = lambda message: None,
 ) -> Config:
     """Collective: the same settings with a mode in place of `auto`. Rank 0 makes the plan; `note`
@@ -50,7 +50,7 @@ def settle_mode(
     return replace(config, dist=replace(config.dist, mode=mode))
 
 
-def _smallest_memory(ddp: DDPManager) -> int:
+def _smallest_memory(ddp: RunManager) -> int:
     """Collective: what the rank with the least has on its GPU, which ranks of one host may
     share."""
     this_gpu = [
@@ -64,7 +64,7 @@ def _smallest_memory(ddp: DDPManager) -> int:
 
 
 def _choose(
-    config: Config, task_class: type[Task], ddp: DDPManager, memory: int
+    config: Config, task_class: type[Task], ddp: RunManager, memory: int
 ) -> tuple[str | None, str]:
     """The mode and its reason; None and the reason why there is no plan."""
     try:

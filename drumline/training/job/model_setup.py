@@ -16,12 +16,12 @@ from drumline.parallel.outer_sync import ReplicaGroups, make_replica_groups
 from drumline.parallel.recompute import recompute_blocks
 from drumline.parallel.sharded_model import ShardingPlan
 from drumline.training.job.evaluation_job import is_channels_last
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.steps.compiled_blocks import compile_blocks
 from drumline.training.tasks.base import Task
 
 
-def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
+def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
     """How the model is sharded; None: it is not, as on one process."""
     dist = config.dist
     world_size = ddp.world_size
@@ -64,7 +64,7 @@ def plan_sharding(config: Config, ddp: DDPManager) -> ShardingPlan | None:
 def set_up_model(
     config: Config,
     task: Task,
-    ddp: DDPManager,
+    ddp: RunManager,
     plan: ShardingPlan | None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> tuple[nn.Module, ReplicaGroups | None]:
@@ -93,7 +93,7 @@ def set_up_model(
     return ddp.shard(model, plan, prepare=prepare), None
 
 
-def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> ReplicaGroups | None:
+def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> ReplicaGroups | None:
     """Collective: the replicas of `--dist.sync`; None: all ranks reduce their gradients in every
     step."""
     if not sync_interval(dist.sync) or (rendezvous := ddp.connection.rendezvous) is None:
@@ -120,13 +120,12 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> Replica
 
 
 def _wrap(
-    config: Config, model: nn.Module, ddp: DDPManager, groups: ReplicaGroups | None
+    config: Config, model: nn.Module, ddp: RunManager, groups: ReplicaGroups | None
 ) -> nn.Module:
     dist = config.dist
     is_alone = groups is not None and groups.within is None
-    return ddp.wrap(
+    return ddp.wrap_applied(
         model,
-        applied=True,
         channels_last=is_channels_last(config.train, model, ddp.device),
         reduces_gradients=config.train.exact != "elastic" and not is_alone,
         group=None if groups is None else groups.within,

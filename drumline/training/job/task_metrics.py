@@ -15,14 +15,14 @@ from drumline.checkpoint.optimizer_state import decode_state, encode_state
 from drumline.checkpoint.rank_states import gather_states
 from drumline.metrics.meters import check_names
 from drumline.rank.collectives import broadcast_json
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Metric, Task
 
 NEEDED = ("update", "compute", "reset", "metric_state", "merge_state")
 INSTEAD = "write a merge_state for it, give it as sums with Loss(metrics=...), or train on one rank"
 
 
-def make_metrics(task: Task, ddp: DDPManager) -> dict[str, Metric]:
+def make_metrics(task: Task, ddp: RunManager) -> dict[str, Metric]:
     """Those of the task, on the device. What could not be merged on several ranks is refused
     there."""
     metrics = {name: _without_groups(metric) for name, metric in task.metrics().items()}
@@ -123,7 +123,7 @@ def update_metrics(metrics: Mapping[str, Metric], outputs: Any) -> None:
 
 
 def compute_metrics(
-    metrics: Mapping[str, Metric], ddp: DDPManager, *, is_updated: bool
+    metrics: Mapping[str, Metric], ddp: RunManager, *, is_updated: bool
 ) -> dict[str, Any]:
     """Collective: the values by name, the same on every rank. `is_updated`: this rank has had a
     batch; rank 0 has."""

@@ -25,7 +25,7 @@ from drumline.rank.collectives import check_same, gather_json, gather_on_main
 from drumline.runs.events import as_json
 from drumline.training.job.evaluation_job import EvaluationJob, build_evaluation_job
 from drumline.training.job.local_data import with_local_data
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.saved.saved_run import SavedRun, evaluation_data, restore_for_evaluation
 from drumline.training.tasks.base import Task, evaluation_mode
 from drumline.watch.heartbeat import Phase
@@ -35,7 +35,7 @@ Encoder = Callable[[Any, int], bytes]
 
 
 def predict_run(
-    saved: SavedRun, ddp: DDPManager, data: str | None, *, encode: Encoder
+    saved: SavedRun, ddp: RunManager, data: str | None, *, encode: Encoder
 ) -> Iterator[bytes]:
     """Collective: the encoded predictions of every batch, in order, on rank 0; the others get none.
     With the weights that the run evaluates with (of EMA, for example). `data`: as for

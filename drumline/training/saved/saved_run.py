@@ -39,7 +39,7 @@ from drumline.training.job.evaluation_job import (
     evaluation_sets,
 )
 from drumline.training.job.local_data import with_local_data
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.resume import check_contents
 from drumline.training.saved.exported_weights import average_in, weights_in
 from drumline.training.tasks.base import Task
@@ -221,7 +221,7 @@ def evaluation_data(task: Task, data: str | None) -> dict[str, Any]:
     return evaluation_sets(type(task)(replace(config, data=replace(config.data, dir=data))))
 
 
-def evaluate_run(saved: SavedRun, ddp: DDPManager, data: str | None = None) -> dict[str, Any]:
+def evaluate_run(saved: SavedRun, ddp: RunManager, data: str | None = None) -> dict[str, Any]:
     """Collective: evaluate the checkpoint as the run itself does it. `data`: as for
     `evaluation_data`."""
     task = saved.task(with_local_data(saved.config, ddp))

@@ -24,7 +24,7 @@ from drumline.rank.collectives import all_sum, broadcast_json
 from drumline.runs.run_folder import write_whole
 from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.steps.compilation import compile_before
 from drumline.training.steps.compiled_blocks import compiled
 from drumline.training.steps.eager import AnyStep, TrainStep, loss_function
@@ -182,7 +182,7 @@ class TrialFile(AbstractContextManager["TrialFile"]):
     need more memory than there is, so a restart does not try them. Rank 0 reads and writes the
     file."""
 
-    def __init__(self, path: Path, ddp: DDPManager) -> None:
+    def __init__(self, path: Path, ddp: RunManager) -> None:
         """Collective."""
         self._path = path if ddp.is_main_process() else None
         recorded = []

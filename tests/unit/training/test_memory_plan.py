@@ -21,7 +21,7 @@ from drumline.cli.plan_command import recompute_lines
 from drumline.config.schema import Config, DistConfig, OptimConfig, TrainConfig
 from drumline.parallel.outer_sync import ReplicaGroups, make_sync
 from drumline.training.job.mode_choice import choose_mode, settle_mode
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 from drumline.training.memory.gpu_table import GPUS, gpu_memory
 from drumline.training.memory.memory_plan import (
     MODES,
@@ -457,7 +457,7 @@ def test_auto_takes_the_cheapest_mode_that_fits_or_the_one_that_needs_least() ->
 def test_auto_is_ddp_on_one_process() -> None:
     notes: list[str] = []
     config = replace(settings(), dist=DistConfig(mode="auto", device="cpu"))
-    ddp = DDPManager(device="cpu")
+    ddp = RunManager(device="cpu")
     ddp.setup()
     try:
         assert settle_mode(config, Perceptron, ddp, notes.append).dist.mode == "ddp"

@@ -17,7 +17,7 @@ from drumline.base.text import join_names, memory_size
 from drumline.rank.collectives import gather_json
 from drumline.rank.tensor_hash import hash_tensors
 from drumline.tools.doctor.ranks.phase_timer import PhaseTimer
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 SMALL = 1
 MEDIUM = 1000
@@ -71,7 +71,7 @@ class Collectives:
 
 
 def run_checks(
-    ddp: DDPManager, timer: PhaseTimer, collectives: Collectives, report: Callable[[str, str], None]
+    ddp: RunManager, timer: PhaseTimer, collectives: Collectives, report: Callable[[str, str], None]
 ) -> dict[str, float]:
     """Collective: each fault goes to `report`, with its fix; returns what was measured."""
     for check in known_results(collectives, rank=ddp.rank, world_size=ddp.world_size):
@@ -166,7 +166,7 @@ def _fault(check: CollectiveCheck, collectives: Collectives) -> str | None:
 # DDP
 
 
-def ddp_faults(ddp: DDPManager) -> Iterator[str]:
+def ddp_faults(ddp: RunManager) -> Iterator[str]:
     """Collective: one step on a small model. Each rank knows all data, so it computes the average
     gradient itself."""
     torch.manual_seed(7)

@@ -24,7 +24,7 @@ from drumline.config.schema import WatchConfig
 from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.ranks.collective_checks import Collectives, run_checks
 from drumline.tools.doctor.ranks.phase_timer import NO_CONNECTION_FIX, PhaseTimer
-from drumline.training.manager import DDPManager
+from drumline.training.manager import RunManager
 
 DEVICES = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}
 START_TIMEOUT_S = 60.0
@@ -37,7 +37,7 @@ GRACE_AFTER_START_S = 10.0
 
 
 class RankReport:
-    def __init__(self, ddp: DDPManager, *, write: Callable[[str], None] = print) -> None:
+    def __init__(self, ddp: RunManager, *, write: Callable[[str], None] = print) -> None:
         self.ddp = ddp
         self.findings: list[Finding] = []
         self.numbers: dict[str, float] = {}
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     # others wait in.
     import torch._dynamo  # noqa: F401
 
-    ddp = DDPManager(
+    ddp = RunManager(
         watch=WatchConfig(sidecar="off"),  # PhaseTimer replaces it
         device=DEVICES[options.backend],
         backend=options.backend,
