@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from drumline.data.evaluation_loader import EvaluationLoader
     from drumline.data.loader import Loader
     from drumline.training.manager import DDPManager
-    from drumline.training.models.model_registry import register_model
+    from drumline.training.models import register_model
     from drumline.training.python_api import Result, load, train
     from drumline.training.tasks.base import Loss, Task
     from drumline.training.tasks.hook import Hook, Run
@@ -35,7 +35,7 @@ _HOMES = {
     "data.loader": ("Loader",),
     "base.errors": ("DrumlineError",),
     "training.manager": ("DDPManager",),
-    "training.models.model_registry": ("register_model",),
+    "training.models": ("register_model",),
     "training.python_api": ("Result", "load", "train"),
     "training.tasks.base": ("Loss", "Task"),
     "training.tasks.hook": ("Hook", "Run"),

@@ -43,7 +43,7 @@ def as_rank(prepare: Callable[[], RankWork]) -> int:
     return ExitCode.SUCCESS
 
 
-def exit_interrupted(error: KeyboardInterrupt, ddp: DDPManager, message: str) -> NoReturn:
+def exit_interrupted(error: KeyboardInterrupt, ddp: RunManager, message: str) -> NoReturn:
     ddp.connection.heartbeat.fail(summary(error), failure_kind(error))
     if ddp.connection.store is None:  # among several ranks the launcher reports it, once
         print_message(message)
@@ -51,7 +51,7 @@ def exit_interrupted(error: KeyboardInterrupt, ddp: DDPManager, message: str) ->
 
 
 def failure_code(
-    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path | None
+    error: BaseException, ddp: RunManager, progress: Progress, *, run: Path | None
 ) -> int:
     """Report the error, and return the exit code."""
     ddp.connection.heartbeat.fail(summary(error), failure_kind(error))

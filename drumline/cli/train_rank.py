@@ -23,8 +23,8 @@ from drumline.metrics.trackers.tracking import has_unfinished_tracker
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged, Redirected, RunIsOver
 from drumline.training.between_steps.preemption import Preemption
+from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.job import Progress, make_manager
-from drumline.training.job.local_data import with_local_data
 from drumline.training.kept_state import Regrouping
 from drumline.training.manager import RunManager
 from drumline.training.output import StartClock, start_clock

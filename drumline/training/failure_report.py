@@ -7,11 +7,10 @@ import contextlib
 import errno
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from drumline.base.errors import (
@@ -27,22 +26,16 @@ from drumline.base.errors import (
 )
 from drumline.base.rank_environment import LOGS_SHOWN, ErrorRecord, write_error
 from drumline.base.terminal import paragraph, show, shown
-from drumline.base.text import memory_size, plural
+from drumline.base.text import plural
 from drumline.base.topology import let_first_rank_report, topology_from
 from drumline.base.untrusted import open_log
 from drumline.base.user_code import is_users_file
-from drumline.config.schema import Config
-from drumline.data.sharding import Cursor, plan_step
-from drumline.parallel.shards import own_part
 from drumline.rank.failure import Failure
 from drumline.runs.catalog import explain_os_error
 from drumline.runs.run_folder import RunFolder
-from drumline.training.between_steps.evaluation import evaluate
-from drumline.training.job.job import Job, Progress
+from drumline.training.job.job import Progress
 from drumline.training.manager import RunManager
 from drumline.training.output import screen
-from drumline.training.steps.capture_checks import user_line
-from drumline.training.steps.eager import TrainStep
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
 # After a restart the file system would refuse the write again.
@@ -127,27 +120,31 @@ def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
     """Whether a restart can help. An error before the first checkpoint would be raised again at the
     same step. A NaN, unused parameters, a full disk, a quota, a missing permission or a read-only
     file system would fail again, too."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, NonFiniteError | UnusedParametersError):
             return False
         if isinstance(cause, OSError) and cause.errno in REFUSALS:
             return False
-        cause = cause.__cause__
     return has_checkpoint or isinstance(error, TrialError) or not is_own(error)
 
 
 def full_disk(error: BaseException, run: Path | None) -> str:
     """The folder whose disk is full, if that is the cause; else empty."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = run or Path()
             if isinstance(cause.filename, str) and Path(cause.filename).parent.is_dir():
                 folder = Path(cause.filename).parent
             return str(folder.absolute())
-        cause = cause.__cause__
     return ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def is_own(error: BaseException) -> bool:
@@ -166,8 +163,7 @@ def is_own(error: BaseException) -> bool:
 def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     """A failure as text: our own errors and the system's are explained, others have their
     traceback."""
-    if isinstance(error, OSError) and error.errno in REFUSALS:
-        error = _explained(error, run)
+    error = _explained(error, place, run)
     if isinstance(error, UsageError) and place.step is None:
         what, *details = error.lines()  # the command is wrong, on any rank
     elif isinstance(error, DrumlineError):
@@ -188,8 +184,7 @@ def _hand_over(
 ) -> None:
     """The same to the Python program that has started this, if one has."""
     record = ErrorRecord(summary(error), None, place, "\n".join(users_traceback(error)))
-    if isinstance(error, OSError) and error.errno in REFUSALS:
-        error = _explained(error, run).located(**vars(place))
+    error = _explained(error, place, run)
     if isinstance(error, DrumlineError):
         record = ErrorRecord(error.what, error.next_step, error.place)
     write_error(environment, record)
@@ -225,85 +220,17 @@ def _leave_out(report: traceback.TracebackException) -> int:
     return len(frames) - len(shown_frames)
 
 
-def out_of_memory(
-    error: torch.OutOfMemoryError, ddp: RunManager, config: Config, job: Job | None
-) -> TrainingError:
-    """The same error, with the setting that makes the model, a step or an evaluation need less
-    memory. `job`: None while it is built."""
-    peak = ""
-    used = 0
-    if ddp.device.type == "cuda":
-        used = torch.cuda.max_memory_reserved(ddp.device)
-        total = torch.cuda.mem_get_info(ddp.device)[1]
-        peak = f"; the most that this rank has held is {memory_size(used)} of {memory_size(total)}"
-    functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-    if job is not None and evaluate.__name__ in functions:
-        next_step = f"--train.eval_batch_size {max(1, config.train.eval_batch_size // 2)}, half of what it is"
-    elif job is None or TrainStep._update.__name__ in functions or (peak and _held(job) > used / 2):
-        next_step = _hold_less(config.dist.mode, ddp.world_size)
-    else:
-        next_step = _compute_less(job, config)
-    return TrainingError(
-        f"out of memory{user_line(error)}: {str(error).partition('. GPU')[0]}{peak}",
-        next_step=next_step,
-    )
-
-
-def _hold_less(mode: str, world_size: int) -> str:
-    """The model, its gradients and the optimizer's state, however small the batch is."""
-    if mode == "fsdp" and world_size > 1:
-        return "--dist.offload_optimizer, more GPUs or a smaller model"
-    on_several = "" if world_size > 1 else " on several GPUs"
-    return (
-        f"--dist.mode fsdp{on_several}, which shards the model and the optimizer's state over the ranks (drumline plan "
-        "TASK shows what each mode needs)"
-    )
-
-
-def _held(job: Job) -> int:
-    """Bytes of the parameters, their gradients and the optimizer's state, of which a smaller batch
-    changes nothing."""
-    held = [
-        tensor
-        for state in job.optimizer.state.values()
-        for tensor in state.values()
-        if torch.is_tensor(tensor)
-    ]
-    for parameter in job.model.parameters():
-        held += [parameter] if parameter.grad is None else [parameter, parameter.grad]
-    return sum(own_part(tensor).nbytes for tensor in held)
-
-
-def _compute_less(job: Job, config: Config) -> str:
-    """Half of the largest micro-batch."""
-    spans = plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans
-    at_once = max(span.size for span in spans)
-    if at_once <= 1:
-        shards = (
-            ", --dist.mode fsdp" if config.dist.mode == "ddp" and job.ddp.world_size > 1 else ""
-        )
-        return (
-            f"--model.activation_checkpointing, --train.precision bf16{shards} or a smaller model: a micro-batch is "
-            "one sample"
-        )
-    instead = " in place of --train.accumulate" if config.train.accumulate > 1 else ""
-    return (
-        f"--train.micro_batch_size {at_once // 2}{instead}, half of the {at_once} samples that a rank now computes at "
-        "once; the global batch stays as it is (drumline find-batch measures what fits)"
-    )
-
-
-def _explained(error: OSError, run: Path) -> TrainingError:
-    """Its traceback is in the rank's log, if that can be written."""
+def _explained(error: BaseException, place: Place, run: Path) -> BaseException:
+    """What the file system refused, in words. Its traceback is in the rank's log, if that can be
+    written."""
+    if not isinstance(error, OSError) or error.errno not in REFUSALS:
+        return error
     path = error.filename2 or error.filename
     reason, next_step = explain_os_error(error, folder=Path(str(path)).parent if path else run)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = (
-        str(path) if path else f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(run)
+    explained = TrainingError(
+        f"{reason}: {path or run}", next_step=f"{next_step}, then rerun the same command"
     )
-    return TrainingError(
-        f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command"
-    )
+    return explained.located(**vars(place))
 
 
 def _append(log_file: Path | None, text: str) -> bool:

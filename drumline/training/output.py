@@ -1,5 +1,5 @@
-"""Where a rank reports: its event file, its log file and the user's screen; the events at the start
-and at the end of a run; and the notices of the sidecars.
+"""Where a rank reports: its event file, its log file and the user's screen; the records and events at
+the start and at the end of a run; and the notices of the sidecars.
 
 Rank 0 shows the run on the screen. The other ranks write to their own log files, and use the screen
 only for a failure.
@@ -7,21 +7,26 @@ only for a failure.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO, assert_never
+from typing import Any, Literal, TextIO
+
+import torch
 
 from drumline.base.command_lines import resume_command, two_node_command
 from drumline.base.errors import log, summary
 from drumline.base.startup import command_start, now, process_start
 from drumline.base.untrusted import APPEND, descriptor_of, open_log
 from drumline.checkpoint.retention import best
+from drumline.config.config_file import to_toml
 from drumline.config.schema import Config
 from drumline.data.sharding import Cursor, plan_step
 from drumline.metrics.display import Display, PlainDisplay
@@ -30,11 +35,15 @@ from drumline.metrics.trackers.tensorboard import TensorBoard
 from drumline.metrics.trackers.tracker import Tracker
 from drumline.metrics.trackers.tracking import Tracking, close_all
 from drumline.metrics.trackers.wandb import WeightsAndBiases
+from drumline.parallel.blocks import describe_blocks
+from drumline.parallel.recompute import recomputed_blocks
+from drumline.rank.collectives import gather_json
 from drumline.runs.events import EventLog, Reporter, Sink, Tail
-from drumline.runs.run_folder import RunFolder
-from drumline.training.job.job import Progress, flat, steps_of_settings
+from drumline.runs.run_folder import RunFolder, write_whole
+from drumline.training.job.job import Job, Progress, flat, steps_of_settings
 from drumline.training.manager import RunManager
 from drumline.training.run_context import RunContext
+from drumline.training.tasks.built_in import unused_settings
 from drumline.watch.sidecar.sidecar_reporter import NOTICES
 
 _screen: TextIO | None = None
@@ -128,20 +137,14 @@ def _trackers(config: Config, folder: RunFolder, reporter: Reporter) -> list[Tra
 def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
     """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain
     elsewhere."""
-    match mode:
-        case "none":
-            return Display()
-        case "plain":
-            return PlainDisplay(stream)
-        case "live" | "auto":
-            if mode == "auto" and not stream.isatty():
-                return PlainDisplay(stream)
-            from drumline.metrics.live import LiveDisplay  # the plain display does not need rich
+    if mode == "none":
+        return Display()
+    if mode == "plain" or (mode == "auto" and not stream.isatty()):
+        return PlainDisplay(stream)
+    from drumline.metrics.live import LiveDisplay  # the plain display does not need rich
 
-            live = LiveDisplay(stream)
-            return live if mode == "live" or live.can_animate else PlainDisplay(stream)
-        case _:
-            assert_never(mode)
+    live = LiveDisplay(stream)
+    return live if mode == "live" or live.can_animate else PlainDisplay(stream)
 
 
 @dataclass
@@ -214,6 +217,62 @@ def report_start(context: RunContext) -> None:
         epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
         total_steps=total_steps,
     )
+
+
+def write_environment(context: RunContext) -> list[dict[str, Any]]:
+    """Collective: record the command, versions, hosts and devices. Returns the ranks."""
+    ddp = context.job.ddp
+    folder = context.folder
+    device = platform.machine() or "cpu"
+    gpu = None
+    if ddp.device.type == "cuda":
+        device = torch.cuda.get_device_name(ddp.device)
+        gpu = str(torch.cuda.get_device_properties(ddp.device).uuid)
+    this_rank = {
+        "rank": ddp.rank,
+        "host": ddp.host,
+        "pid": os.getpid(),
+        "device": device,
+        "gpu": gpu,
+    }
+    ranks = gather_json(this_rank, device=ddp.device)
+    if ddp.is_main_process():
+        environment = {
+            "command": ["drumline", "train", *context.request.command],
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "ranks": ranks,
+        }
+        write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
+        folder.preempted_file.unlink(missing_ok=True)
+    return ranks
+
+
+def notes_on_settings(job: Job, config: Config) -> Iterator[str]:
+    """What the settings make of the model, and those that have no effect."""
+    dist = config.dist
+    if blocks := recomputed_blocks(job.model):
+        yield f"recompute: {describe_blocks(blocks)}"
+    if job.sharded is not None:
+        yield f"shards: {job.sharded.describe_blocks()}"
+    if dist.mode != "ddp" and job.ddp.world_size == 1:
+        yield f"dist.mode {dist.mode} has no effect: one process holds the whole model"
+    if dist.comm != "none" and job.ddp.world_size == 1:
+        yield f"dist.comm {dist.comm} has no effect: one process sends no gradients"
+    if dist.sync != "step" and job.sync is None:
+        yield f"dist.sync {dist.sync} has no effect: there is one replica"
+
+
+def write_settings(context: RunContext, history: list[Any]) -> None:
+    folder = context.folder
+    header = f"drumline train {context.request.task} --config {folder.config_file}"
+    left_out = unused_settings(type(context.job.task), context.config)
+    write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
+    if history:
+        lines = "".join(f"{json.dumps(change)}\n" for change in history)
+        write_whole(folder.settings_history, lines)
+    else:  # the changes belonged to steps that were lost
+        folder.settings_history.unlink(missing_ok=True)
 
 
 def report_end(context: RunContext, notices: WatchNotices) -> None:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, assert_never
-
-import torch
+from typing import Any
 
 from drumline.base.errors import ExitCode, UsageError, log
-from drumline.config.config_file import to_toml
-from drumline.config.schema import Config
-from drumline.parallel.blocks import describe_blocks
-from drumline.parallel.recompute import recomputed_blocks
 from drumline.rank.collectives import gather_json
 from drumline.rank.determinism import explain_refused_kernels
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
 from drumline.runs.events import Reporter
-from drumline.runs.run_folder import RunFolder, locked, set_aside, write_whole
+from drumline.runs.run_folder import RunFolder, locked, set_aside
 from drumline.training.between_steps.action import SimpleAction
 from drumline.training.between_steps.actions import FirstStep
 from drumline.training.between_steps.balance import Balance, make_balance
@@ -39,7 +30,8 @@ from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
 from drumline.training.between_steps.throughput import total_peak
 from drumline.training.between_steps.trace import TracedStep
-from drumline.training.failure_report import is_own, out_of_memory
+from drumline.training.failure_report import is_own
+from drumline.training.job.evaluation_job import with_local_data
 from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import (
     Job,
@@ -50,7 +42,6 @@ from drumline.training.job.job import (
     choose_step,
     count_steps,
 )
-from drumline.training.job.local_data import with_local_data
 from drumline.training.kept_state import (
     GroupState,
     KeptState,
@@ -64,14 +55,18 @@ from drumline.training.kept_state import (
 )
 from drumline.training.loop import Loop, between_steps
 from drumline.training.manager import RunManager
+from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.output import (
     StartClock,
     WatchNotices,
     divert_output,
+    notes_on_settings,
     open_reporter,
     report_end,
     report_start,
     undo_divert,
+    write_environment,
+    write_settings,
 )
 from drumline.training.replica_state import AgreedStep, SyncedStep
 from drumline.training.resume import (
@@ -88,7 +83,6 @@ from drumline.training.steps.choice import StepOptions, TrialFile, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task
-from drumline.training.tasks.built_in import unused_settings
 from drumline.training.tasks.other_libraries import uncalled_methods
 from drumline.watch.heartbeat import Phase
 
@@ -299,9 +293,9 @@ class TrainingRun:
     def record_start(self) -> None:
         """Collective: the records of this start in the folder."""
         context = self.context
-        self.ranks = _write_environment(context)
+        self.ranks = write_environment(context)
         report_start(context)
-        for message in _notes_on_settings(self.job, self.config):
+        for message in notes_on_settings(self.job, self.config):
             context.note(message)
         if self.start.checkpoint is not None:
             report_resume(context, self.start.checkpoint, self.facts)
@@ -312,15 +306,9 @@ class TrainingRun:
         ddp = self.ddp
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
-        match self.config.data.balance:
-            case "off":
-                self.balance = None
-            case "auto":
-                self.balance = make_balance(
-                    self.context, self.non_finite, self.facts, self.start.facts
-                )
-            case _:
-                assert_never(self.config.data.balance)
+        self.balance = None
+        if self.config.data.balance == "auto":
+            self.balance = make_balance(self.context, self.non_finite, self.facts, self.start.facts)
         self.saver = Saver(
             self.context,
             facts=self.facts,
@@ -474,7 +462,7 @@ class TrainingRun:
         loader = self.job.loader
         context.throughput.end_start(waited_s=loader.waited_s, tokens=loader.num_tokens)
         if self.ddp.is_main_process():
-            _write_settings(context, self.facts["history"])
+            write_settings(context, self.facts["history"])
         if self.regrouping is not None and self.is_continued:
             group = self.regrouping.live.latest
             report_regrouped(context, group, self.regrouping.kept_state)
@@ -491,33 +479,6 @@ class TrainingRun:
             return ExitCode.PREEMPTED
         report_end(self.context, self.notices)
         return ExitCode.SUCCESS
-
-
-def _notes_on_settings(job: Job, config: Config) -> Iterator[str]:
-    """What the settings make of the model, and those that have no effect."""
-    dist = config.dist
-    if blocks := recomputed_blocks(job.model):
-        yield f"recompute: {describe_blocks(blocks)}"
-    if job.sharded is not None:
-        yield f"shards: {job.sharded.describe_blocks()}"
-    if dist.mode != "ddp" and job.ddp.world_size == 1:
-        yield f"dist.mode {dist.mode} has no effect: one process holds the whole model"
-    if dist.comm != "none" and job.ddp.world_size == 1:
-        yield f"dist.comm {dist.comm} has no effect: one process sends no gradients"
-    if dist.sync != "step" and job.sync is None:
-        yield f"dist.sync {dist.sync} has no effect: there is one replica"
-
-
-def _write_settings(context: RunContext, history: list[Any]) -> None:
-    folder = context.folder
-    header = f"drumline train {context.request.task} --config {folder.config_file}"
-    left_out = unused_settings(type(context.job.task), context.config)
-    write_whole(folder.config_file, to_toml(context.config, header=header, left_out=left_out))
-    if history:
-        lines = "".join(f"{json.dumps(change)}\n" for change in history)
-        write_whole(folder.settings_history, lines)
-    else:  # the changes belonged to steps that were lost
-        folder.settings_history.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -542,43 +503,3 @@ def _failure_in_hooks(context: RunContext) -> Iterator[None]:
                 error, step=context.progress.step, epoch=context.epoch, metrics=context.metrics
             )
         raise
-
-
-@contextmanager
-def explain_out_of_memory(
-    config: Config, ddp: RunManager, job: Job | None = None
-) -> Iterator[None]:
-    """Name the setting that needs less memory. `job`: None while it is built."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory(error, ddp, config, job) from error
-
-
-def _write_environment(context: RunContext) -> list[dict[str, Any]]:
-    """Collective: record the command, versions, hosts and devices. Returns the ranks."""
-    ddp = context.job.ddp
-    folder = context.folder
-    device = platform.machine() or "cpu"
-    gpu = None
-    if ddp.device.type == "cuda":
-        device = torch.cuda.get_device_name(ddp.device)
-        gpu = str(torch.cuda.get_device_properties(ddp.device).uuid)
-    this_rank = {
-        "rank": ddp.rank,
-        "host": ddp.host,
-        "pid": os.getpid(),
-        "device": device,
-        "gpu": gpu,
-    }
-    ranks = gather_json(this_rank, device=ddp.device)
-    if ddp.is_main_process():
-        environment = {
-            "command": ["drumline", "train", *context.request.command],
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "ranks": ranks,
-        }
-        write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
-        folder.preempted_file.unlink(missing_ok=True)
-    return ranks

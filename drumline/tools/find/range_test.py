@@ -20,7 +20,7 @@ from drumline.training.job.initial_weights import load_initial_weights
 from drumline.training.job.job import Job, build_job, check_streams
 from drumline.training.job.learning_rates import LearningRates
 from drumline.training.manager import RunManager
-from drumline.training.run import explain_out_of_memory
+from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.steps.choice import make_step
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task

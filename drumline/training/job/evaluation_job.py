@@ -4,25 +4,37 @@ optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
 from typing import Any, Literal, assert_never
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from drumline.base.terminal import print_message
 from drumline.config.schema import Config, TrainConfig
+from drumline.data.bucket_copy import BucketCopy
 from drumline.data.dataset import fingerprint
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.metrics.meters import check_names
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import gains_from_channels_last, unwrap_model
 from drumline.rank.collectives import check_same
+from drumline.rank.failure import wait_for_ranks
+from drumline.storage.object_store import is_store_url
 from drumline.training.job.task_metrics import make_metrics
 from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Metric, Task
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
+
+CACHE = Path(".cache", "drumline", "data")
+# Of each group: a rank that joins a later one has not called it as often.
+_CALLS: WeakKeyDictionary[RunManager, Iterator[int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -141,6 +153,29 @@ def make_eval_loaders(
         "compare": False,
     }
     return {name: ddp.loader(data, train=False, **options) for name, data in sets.items()}
+
+
+def with_local_data(config: Config, ddp: RunManager) -> Config:
+    """Collective: the settings, with `data.dir` as the path of a copy where it is a URL: one rank of
+    each machine copies the data to its disk before the job is built."""
+    url = config.data.dir
+    if url is None or not is_store_url(url):
+        return config
+    heartbeat = ddp.connection.heartbeat
+    copy = BucketCopy(
+        url=url,
+        cache=Path(config.data.cache or Path.home() / CACHE).absolute(),
+        report=print_message if ddp.is_main_process() else lambda text: None,
+        alive=lambda: heartbeat.mark(Phase.START),
+    )
+    if ddp.get_local_rank() == 0:
+        copy.update()
+    if ddp.connection.store is not None:
+        # with --dist.mode auto there are two
+        what = f"data-copied/{next(_CALLS.setdefault(ddp, count()))}"
+        # A download has no limit here: the watchdog observes it, and one that fails ends the job.
+        wait_for_ranks(ddp.connection.store, what, ddp.rank, ddp.world_size, limit_s=math.inf)
+    return replace(config, data=replace(config.data, dir=str(copy.folder)))
 
 
 def set_arithmetic(train: TrainConfig, device: torch.device) -> None:

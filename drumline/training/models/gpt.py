@@ -13,13 +13,11 @@ from torch.nn import functional
 
 from drumline.base.errors import UsageError
 from drumline.parallel.recompute import is_recomputed, recompute_in_backward
-from drumline.training.models.model_registry import register_model
 
 STD = 0.02
 """The standard deviation of initial weights."""
 
 
-@register_model("gpt")
 class GPT(nn.Module):
     """`forward(tokens [N, T]) -> logits [N, T, vocab_size]`, for any T up to `context`."""
 

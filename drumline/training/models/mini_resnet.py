@@ -13,10 +13,8 @@ from torch.nn import functional
 
 from drumline.base.errors import UsageError
 from drumline.parallel.recompute import is_recomputed, recompute_in_backward
-from drumline.training.models.model_registry import register_model
 
 
-@register_model("mini_resnet")
 class MiniResNet(nn.Module):
     """`forward(images [N, C, H, W]) -> logits [N, num_classes]`, for images of any size."""
 

@@ -23,8 +23,11 @@ from drumline.base.errors import UsageError
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.rank.collectives import check_same, gather_json, gather_on_main
 from drumline.runs.events import as_json
-from drumline.training.job.evaluation_job import EvaluationJob, build_evaluation_job
-from drumline.training.job.local_data import with_local_data
+from drumline.training.job.evaluation_job import (
+    EvaluationJob,
+    build_evaluation_job,
+    with_local_data,
+)
 from drumline.training.manager import RunManager
 from drumline.training.saved.saved_run import SavedRun, evaluation_data, restore_for_evaluation
 from drumline.training.tasks.base import Task, evaluation_mode

@@ -37,8 +37,8 @@ from drumline.training.job.evaluation_job import (
     EvaluationJob,
     build_evaluation_job,
     evaluation_sets,
+    with_local_data,
 )
-from drumline.training.job.local_data import with_local_data
 from drumline.training.manager import RunManager
 from drumline.training.resume import check_contents
 from drumline.training.saved.exported_weights import average_in, weights_in

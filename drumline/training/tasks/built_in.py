@@ -27,7 +27,7 @@ from drumline.data.images import ImageFolder, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.rank.compile_cache import use_private_cache
-from drumline.training.models.model_registry import build_model
+from drumline.training.models import build_model
 from drumline.training.tasks.base import Loss, Task
 
 # Attributes of a dataset that its model needs.

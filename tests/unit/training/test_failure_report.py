@@ -25,7 +25,7 @@ from drumline.base.untrusted import parse_json
 from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.sharding import Sharding
 from drumline.training.failure_report import can_restart, describe_failure, is_own, subject
-from drumline.training.run import explain_out_of_memory
+from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.steps.eager import loss_function
 from drumline.training.tasks.base import Loss, Task
 from drumline.watch.failure_kind import FailureKind, failure_kind

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from drumline.config.schema import Config
 from drumline.data.bucket_copy import BucketCopy
 from drumline.rank.sealed_store import SealedStore
-from drumline.training.job.local_data import with_local_data
+from drumline.training.job.evaluation_job import with_local_data
 
 
 @dataclass(eq=False)
