@@ -193,16 +193,14 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     return Snapshot(tensors, documents)
 
 
-def broadcast(snapshot: Snapshot | None, *, device: torch.device) -> Snapshot:
-    """Collective: what rank 0 has read, on every rank; the others give None."""
-    documents, files = broadcast_json(
-        None if snapshot is None else [snapshot.documents, list(snapshot.tensors)], device=device
-    )
+def broadcast(snapshot: Snapshot | None, *, device: torch.device, source: int = 0) -> Snapshot:
+    """Collective: what rank `source` has, on every rank; the others give None."""
+    contents = None if snapshot is None else [snapshot.documents, list(snapshot.tensors)]
+    documents, files = broadcast_json(contents, device=device, source=source)
     tensors: dict[str, Mapping[str, Tensor]] = {}
-    tensors |= {
-        file: broadcast_tensors(None if snapshot is None else snapshot.tensors[file], device=device)
-        for file in files
-    }
+    for file in files:
+        sent = None if snapshot is None else snapshot.tensors[file]
+        tensors[file] = broadcast_tensors(sent, device=device, source=source)
     return Snapshot(tensors, documents)
 
 

@@ -76,25 +76,26 @@ def gather_on_main(content: Tensor, sizes: Sequence[int], *, device: torch.devic
     return received
 
 
-def broadcast_json(value: Any, *, device: torch.device) -> Any:
-    """Collective: rank 0's value, on every rank; the other ranks' values are ignored."""
+def broadcast_json(value: Any, *, device: torch.device, source: int = 0) -> Any:
+    """Collective: this rank's value, on every rank; the other ranks' values are ignored."""
     if _is_alone():
         return value
-    is_main = dist.get_rank() == 0
-    encoded = _encode(value if is_main else None)
+    is_source = dist.get_rank() == source
+    encoded = _encode(value if is_source else None)
     size = torch.tensor([encoded.numel()], device=device)
-    dist.broadcast(size, 0)
+    dist.broadcast(size, source)
     buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if is_main:
+    if is_source:
         buffer.copy_(encoded)
-    dist.broadcast(buffer, 0)
+    dist.broadcast(buffer, source)
     return _decode(buffer.cpu())
 
 
 def broadcast_tensors(
-    tensors: Mapping[str, Tensor] | None, *, device: torch.device
+    tensors: Mapping[str, Tensor] | None, *, device: torch.device, source: int = 0
 ) -> dict[str, Tensor]:
-    """Collective: rank 0's tensors by name, on every rank, on the CPU; other ranks give None."""
+    """Collective: the tensors of rank `source` by name, on every rank, on the CPU; other ranks give
+    None."""
     if _is_alone():
         return dict(tensors or {})
     described = {
@@ -102,13 +103,13 @@ def broadcast_tensors(
         for name, t in (tensors or {}).items()
     }
     received = {}
-    for name, (dtype, shape) in broadcast_json(described, device=device).items():
-        if tensors is not None and dist.get_rank() == 0:
+    for name, (dtype, shape) in broadcast_json(described, device=device, source=source).items():
+        if tensors is not None and dist.get_rank() == source:
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         # As bytes: no backend supports every type.
-        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)
+        dist.broadcast(buffer.reshape(-1).view(torch.uint8), source)
         received[name] = buffer.cpu()
     return received
 

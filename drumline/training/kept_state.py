@@ -15,15 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from drumline.base.errors import TrainingError, UsageError
 from drumline.base.text import duration, join_names
 from drumline.checkpoint import state
 from drumline.checkpoint.state import capture_rng, restore_rng
-from drumline.checkpoint.store import Snapshot
+from drumline.checkpoint.store import Snapshot, broadcast
 from drumline.data.sharding import Cursor
 from drumline.parallel.outer_sync import OuterSync
 from drumline.parallel.shards import like_shard, own_part, sharded_parameters
@@ -312,17 +310,20 @@ def report_regrouped(context: RunContext, group: NodeGroup, kept_state: KeptStat
 
 
 def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: Job) -> Snapshot:
-    """Collective: from its source to each rank that lacks something, one after the other."""
+    """Collective: from its source to each rank that lacks something. All others take part, so that
+    several get it at once."""
     rank = job.ddp.rank
     snapshot = Snapshot({}, {}) if kept_state is None else kept_state.snapshot
-    device = job.ddp.device if job.ddp.backend == "nccl" else torch.device("cpu")
-    for receiver in range(len(group.states)):
-        source = group.source_of(receiver)
-        lacking = group.lacks(receiver)
-        if lacking and rank == source:
-            _send(snapshot if lacking == "all" else _shared_part(snapshot), receiver, device)
-        elif lacking and rank == receiver:
-            received = _receive(source, device)
+    ranks = range(len(group.states))
+    needs = [(group.source_of(peer), group.lacks(peer)) for peer in ranks]
+    for source, lacking in sorted(set(needs)):
+        if not lacking:
+            continue
+        sent = None
+        if rank == source:
+            sent = snapshot if lacking == "all" else _shared_part(snapshot)
+        received = broadcast(sent, device=job.ddp.device, source=source)
+        if needs[rank] == (source, lacking):
             snapshot = Snapshot(
                 {**snapshot.tensors, **received.tensors},
                 {**snapshot.documents, **received.documents},
@@ -351,42 +352,3 @@ def _as_shards(snapshot: Snapshot, job: Job) -> Snapshot:
     for file, tensors in snapshot.tensors.items():
         shards[file] = {name: shard(name, tensor) for name, tensor in tensors.items()}
     return Snapshot(shards, snapshot.documents)
-
-
-def _send(snapshot: Snapshot, receiver: int, device: torch.device) -> None:
-    """Not collective: `_receive` on that rank gets it."""
-    shapes: dict[str, Any] = {}
-    for file, tensors in snapshot.tensors.items():
-        shapes[file] = {
-            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-            for name, tensor in tensors.items()
-        }
-    header = bytearray(json.dumps([shapes, snapshot.documents]).encode())
-    dist.send(torch.tensor([len(header)], device=device), receiver)
-    dist.send(torch.frombuffer(header, dtype=torch.uint8).to(device), receiver)
-    for tensors in snapshot.tensors.values():
-        for tensor in filter(Tensor.numel, tensors.values()):
-            dist.send(_as_bytes(tensor.to(device).contiguous()), receiver)
-
-
-def _receive(source: int, device: torch.device) -> Snapshot:
-    """What that rank sends with `_send`."""
-    size = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.recv(size, source)
-    header = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    dist.recv(header, source)
-    shapes, documents = json.loads(header.cpu().numpy().tobytes())
-    files: dict[str, Mapping[str, Tensor]] = {}
-    for file, shapes_by_name in shapes.items():
-        tensors = {}
-        for name, (dtype, shape) in shapes_by_name.items():
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            if tensor.numel():
-                dist.recv(_as_bytes(tensor), source)
-            tensors[name] = tensor.cpu()
-        files[file] = tensors
-    return Snapshot(files, documents)
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)

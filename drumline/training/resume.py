@@ -242,11 +242,6 @@ def check_contents(path: Path) -> None:
         isinstance(snapshot.documents.get(name), dict)
         for name in ("model", "optimizer", "progress")
     )
-    if (
-        isinstance(snapshot.documents.get("progress"), dict)
-        and "objects" in snapshot.documents["progress"]
-    ):
-        raise CorruptCheckpointError(path, "it was saved by ddp.checkpoint, in a loop of its own")
     if not {"model", "optimizer", "rng"} <= snapshot.tensors.keys() or not has_documents:
         raise CorruptCheckpointError(
             path, "it does not hold a model, an optimizer, random states and progress"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
 import torch
@@ -26,14 +26,15 @@ from torch.optim import Optimizer
 
 from drumline.base.errors import UsageError, log
 from drumline.config.fields import scope_of
-from drumline.config.schema import Config, TrainConfig
+from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.dataset import fingerprint
+from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import AnyLoader, StreamLoader
 from drumline.metrics.meters import Meter
 from drumline.parallel.comm_hook import PowerSGD
 from drumline.parallel.outer_sync import OuterSync, make_sync
-from drumline.parallel.sharded_model import ShardedModel
+from drumline.parallel.sharded_model import ShardedModel, ShardingPlan
 from drumline.parallel.wrap import LiveBuffers, has_batchnorm, unwrap_model
 from drumline.rank.collectives import check_same, gather_json
 from drumline.rank.determinism import platform_facts
@@ -113,16 +114,16 @@ class Job(EvaluationJob):
     finite: FiniteSteps
     batch: GlobalBatch
     data_fingerprint: str
-    step: str = "eager"
+    step: str
     """The kind of its steps: a value of `train.step`."""
-    uncapturable: str | None = None
+    uncapturable: str | None
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
     it can."""
-    group_settings: list[dict[str, Any]] = field(default_factory=list)
+    group_settings: list[dict[str, Any]]
     """The optimizer's before its first step, by parameter group."""
-    comm: PowerSGD | None = None
+    comm: PowerSGD | None
     """What reduces the gradients, if it has a state (`--dist.comm powersgd` on several ranks)."""
-    sync: OuterSync | None = None
+    sync: OuterSync | None
     """What synchronizes the replicas, if they do not reduce their gradients in every step
     (`--dist.sync`)."""
     captured_steps: WeakSet[Any] = field(default_factory=WeakSet)
@@ -269,29 +270,12 @@ def build_job(
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     plan = plan_sharding(config, ddp)
-    train_data = task.train_data()
-    eval_sets = evaluation_sets(task)
-    data_fingerprint = fingerprint(train_data)
-    # Elastic mode also compares the machines.
-    machine = platform_facts(device) if config.train.exact == "elastic" else {}
-    facts: dict[str, Any] = {"the training data": data_fingerprint, **evaluation_facts(eval_sets)}
-    facts["the number of ranks that hold one model"] = 1 if plan is None else plan.num_shards
-    check_same_data(ddp, facts | {f"the {name}": value for name, value in machine.items()})
-    loader = _make_loader(config, task, ddp, batch, train_data)
-    eval_loaders = make_eval_loaders(config, task, ddp, eval_sets)
+    data = _build_data(config, task, ddp, batch, plan)
     on_data()
     applied, groups = set_up_model(config, task, ddp, plan, on_model)
     model = unwrap_model(applied)
-    _warn_about_data(config, ddp, loader, model, batch.size)
-    if (optimizer := task.optimizer(model)) is not None:
-        check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
-    else:
-        optimizer = make_optimizer(
-            model, config.optim, lr=peak_rate(config.optim, world_size=batch.num_shares)
-        )
-    rates = LearningRates(
-        optimizer, config.optim, None if type(task).schedule is Task.schedule else task.schedule
-    )
+    _warn_about_data(config, ddp, data.loader, model, batch.size)
+    optimizer = _choose_optimizer(config, task, model, batch)
     # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
     scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
     meter = Meter(device)
@@ -301,14 +285,12 @@ def build_job(
         model=model,
         applied=applied,
         optimizer=optimizer,
-        rates=rates,
+        rates=LearningRates(optimizer, config.optim, task.schedule),
         scaler=scaler,
         autocast=make_autocast(config.train.precision, device),
-        loader=loader,
-        eval_loaders=eval_loaders,
-        metrics=make_metrics(task, ddp)
-        if eval_loaders and type(task).metrics is not Task.metrics
-        else {},
+        loader=data.loader,
+        eval_loaders=data.eval_loaders,
+        metrics=make_metrics(task, ddp) if data.eval_loaders else {},
         meter=meter,
         finite=FiniteSteps(
             config.train.on_nan,
@@ -320,19 +302,52 @@ def build_job(
             is_sharded=plan is not None,
         ),
         batch=batch,
-        data_fingerprint=data_fingerprint,
+        data_fingerprint=data.fingerprint,
         step=step,
-        uncapturable=find_uncapturable(optimizer, skips=config.train.on_nan == "skip")
-        if in_graph
-        else None,
+        uncapturable=find_uncapturable(optimizer, config.train.on_nan) if in_graph else None,
         group_settings=group_settings(optimizer),
-        comm=PowerSGD(applied, columns=config.dist.powersgd_rank, start=config.dist.powersgd_start)
-        if config.dist.comm == "powersgd"
-        and isinstance(applied, DistributedDataParallel)
-        and get_world_size() > 1
-        else None,
+        comm=_power_sgd(config.dist, applied),
         sync=None if groups is None else make_sync(config.dist, model, groups),
     )
+
+
+class JobData(NamedTuple):
+    loader: AnyLoader
+    eval_loaders: dict[str, EvaluationLoader]
+    fingerprint: str
+
+
+def _build_data(
+    config: Config, task: Task, ddp: RunManager, batch: GlobalBatch, plan: ShardingPlan | None
+) -> JobData:
+    """Collective: compared across ranks."""
+    train_data = task.train_data()
+    eval_sets = evaluation_sets(task)
+    train_fingerprint = fingerprint(train_data)
+    facts = {"the training data": train_fingerprint, **evaluation_facts(eval_sets)}
+    facts["the number of ranks that hold one model"] = 1 if plan is None else plan.num_shards
+    if config.train.exact == "elastic":  # which compares the machines, too
+        facts |= {f"the {name}": value for name, value in platform_facts(ddp.device).items()}
+    check_same_data(ddp, facts)
+    loader = _make_loader(config, task, ddp, batch, train_data)
+    return JobData(loader, make_eval_loaders(config, task, ddp, eval_sets), train_fingerprint)
+
+
+def _choose_optimizer(
+    config: Config, task: Task, model: nn.Module, batch: GlobalBatch
+) -> Optimizer:
+    if (optimizer := task.optimizer(model)) is not None:
+        check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
+        return optimizer
+    lr = peak_rate(config.optim, world_size=batch.num_shares)
+    return make_optimizer(model, config.optim, lr=lr)
+
+
+def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:
+    is_reduced = isinstance(applied, DistributedDataParallel) and get_world_size() > 1
+    if settings.comm != "powersgd" or not is_reduced:
+        return None
+    return PowerSGD(applied, columns=settings.powersgd_rank, start=settings.powersgd_start)
 
 
 def leave_default_stream(device: torch.device) -> None:

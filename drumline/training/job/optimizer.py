@@ -65,9 +65,9 @@ def _make_named(
     takes_decay = "weight_decay" in inspect.signature(kind).parameters
     groups = decayed_groups(trained, optim.weight_decay) if takes_decay else [{"params": trained}]
     pool = {"params": groups, "lr": lr, **settings}
-    return check_steps(
-        build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}")
-    )
+    optimizer = build_accepted(kind, pool, options=options, what=f"the optimizer {optim.name}")
+    check_steps(optimizer)
+    return optimizer
 
 
 class MuonAndAdamW(Optimizer):
@@ -161,7 +161,7 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-def check_steps(optimizer: Optimizer) -> Optimizer:
+def check_steps(optimizer: Optimizer) -> None:
     """Refuse an optimizer that the engine cannot use."""
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
@@ -175,12 +175,11 @@ def check_steps(optimizer: Optimizer) -> Optimizer:
             f"{name} has a parameter group without lr, which the schedule sets",
             next_step="give every group an lr; schedule() may return 1.0",
         )
-    return optimizer
 
 
-def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -> Optimizer:
-    """What a task's own `optimizer(model)` returned, if it trains the whole model. `maker`: its
-    name for messages."""
+def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -> None:
+    """Refuse what a task's own `optimizer(model)` returned, if it does not train the whole model.
+    `maker`: its name for messages."""
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"{maker} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
@@ -204,15 +203,15 @@ def check_own_optimizer(optimizer: Optimizer, model: nn.Module, *, maker: str) -
             f"{maker} leaves out parameters that get gradients: {', '.join(left_out[:NAMED])}{and_more}",
             next_step="add them to a group, or freeze them in model() with requires_grad=False",
         )
-    return check_steps(optimizer)
+    check_steps(optimizer)
 
 
-def find_uncapturable(optimizer: Optimizer, *, skips: bool) -> str | None:
+def find_uncapturable(optimizer: Optimizer, on_nan: str) -> str | None:
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
-    it can. `skips`: non-finite updates are skipped."""
+    it can."""
     groups = optimizer.param_groups
     name = type(optimizer).__name__
-    if skips and not leaves_out_itself(optimizer):
+    if on_nan == "skip" and not leaves_out_itself(optimizer):
         return f"{name} is not fused, so --train.on_nan skip waits for the device in every step"
     is_sgd = isinstance(optimizer, SGD)
     if all(group["fused"] if is_sgd else "capturable" in group for group in groups):

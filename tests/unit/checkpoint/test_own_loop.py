@@ -422,9 +422,7 @@ def test_what_something_else_wrote_is_not_resumed(
 
 def test_drumline_train_does_not_resume_a_loop_of_ones_own(tmp_path: Path) -> None:
     path = write(tmp_path, {"objects": {"net": "model"}})
-    with pytest.raises(
-        CorruptCheckpointError, match=r"it was saved by ddp\.checkpoint, in a loop of its own"
-    ):
+    with pytest.raises(CorruptCheckpointError, match="it does not hold a model, an optimizer"):
         check_contents(path)
 
 
