@@ -344,8 +344,9 @@ def _choose_optimizer(
 
 
 def _power_sgd(settings: DistConfig, applied: nn.Module) -> PowerSGD | None:
-    is_reduced = isinstance(applied, DistributedDataParallel) and get_world_size() > 1
-    if settings.comm != "powersgd" or not is_reduced:
+    if settings.comm != "powersgd" or not isinstance(applied, DistributedDataParallel):
+        return None
+    if get_world_size() == 1:
         return None
     return PowerSGD(applied, columns=settings.powersgd_rank, start=settings.powersgd_start)
 
