@@ -70,10 +70,7 @@ def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str
     result."""
     old = before["config"]
     new = flat(request.config)
-    was_auto = old.get("train.step", "eager") is None and before.get("machine", {}).keys() >= {
-        "CUDA version"
-    }
-    if new["train.step"] is None or (was_auto and new["train.step"] == "auto"):  # as the run began
+    if new["train.step"] is None:  # as the run began
         del new["train.step"]
     elif old.get("train.step") is None:
         old = {**old, "train.step": before.get("step") or "eager"}

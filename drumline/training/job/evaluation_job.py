@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -182,15 +182,10 @@ def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
     """Set TF32 and cuDNN's search for kernels, for the whole process."""
     if device.type != "cuda":
         return
-    match train.tf32:
-        case "auto":
-            pass
-        case "on" | "off":
-            is_allowed = train.tf32 == "on"
-            torch.backends.cuda.matmul.allow_tf32 = is_allowed
-            torch.backends.cudnn.allow_tf32 = is_allowed
-        case _:
-            assert_never(train.tf32)
+    if train.tf32 != "auto":
+        is_allowed = train.tf32 == "on"
+        torch.backends.cuda.matmul.allow_tf32 = is_allowed
+        torch.backends.cudnn.allow_tf32 = is_allowed
     torch.backends.cudnn.benchmark = train.cudnn_benchmark
 
 
@@ -198,25 +193,14 @@ def make_autocast(
     precision: Literal["fp32", "bf16", "fp16"], device: torch.device
 ) -> AbstractContextManager[object]:
     """A context for forward passes, made once and entered in every step. fp32 needs none."""
-    match precision:
-        case "fp32":
-            return nullcontext()
-        case "bf16":
-            return torch.autocast(device.type, dtype=torch.bfloat16)
-        case "fp16":
-            return torch.autocast(device.type, dtype=torch.float16)
-        case _:
-            assert_never(precision)
+    if precision == "fp32":
+        return nullcontext()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
     """Tensor cores are faster with channels last; on the CPU it gains little."""
-    match train.memory_format:
-        case "auto":
-            return device.type == "cuda" and gains_from_channels_last(model)
-        case "contiguous":
-            return False
-        case "channels_last":
-            return True
-        case _:
-            assert_never(train.memory_format)
+    if train.memory_format != "auto":
+        return train.memory_format == "channels_last"
+    return device.type == "cuda" and gains_from_channels_last(model)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import assert_never
 
 import torch
 from torch import nn
@@ -27,22 +26,10 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
     world_size = ddp.world_size
     if dist.mode == "ddp" or world_size == 1:
         return None
-    match dist.mode:
-        case "zero1" | "fsdp":
-            num_shards = world_size
-        case "hsdp":
-            num_shards = dist.shard_ranks or ddp.local_world_size
-        case "auto":
-            raise AssertionError("settle_mode comes first")
-        case _:
-            assert_never(dist.mode)
-    match dist.shard_dtype:
-        case "fp32":
-            dtype = None
-        case "bf16":
-            dtype = torch.bfloat16
-        case _:
-            assert_never(dist.shard_dtype)
+    assert dist.mode != "auto", "settle_mode comes first"
+    num_shards = world_size
+    if dist.mode == "hsdp":
+        num_shards = dist.shard_ranks or ddp.local_world_size
     if dist.offload_optimizer and ddp.device.type != "cuda":
         raise UsageError("--dist.offload_optimizer needs GPUs", next_step="leave it off on the CPU")
     if num_shards < 2 or world_size % num_shards:
@@ -54,7 +41,7 @@ def plan_sharding(config: Config, ddp: RunManager) -> ShardingPlan | None:
         mode=dist.mode,
         num_shards=num_shards,
         wrap=dist.wrap or (),
-        dtype=dtype,
+        dtype=torch.bfloat16 if dist.shard_dtype == "bf16" else None,
         offloads=dist.offload_optimizer,
         finds_unused=dist.find_unused_parameters,
         timeout_s=ddp.train_timeout_s,
@@ -98,14 +85,9 @@ def _make_groups(dist: DistConfig, model: nn.Module, ddp: RunManager) -> Replica
     step."""
     if not sync_interval(dist.sync) or (rendezvous := ddp.connection.rendezvous) is None:
         return None
-    replicas: Sequence[tuple[int, ...]]
-    match dist.sync_within:
-        case "node":
-            replicas = rendezvous.nodes
-        case "none":
-            replicas = [(rank,) for rank in range(ddp.world_size)]
-        case _:
-            assert_never(dist.sync_within)
+    replicas: Sequence[tuple[int, ...]] = rendezvous.nodes
+    if dist.sync_within == "none":
+        replicas = [(rank,) for rank in range(ddp.world_size)]
     may_grow = dist.on_lost_node == "continue"
     groups = make_replica_groups(replicas, timeout_s=ddp.train_timeout_s, may_grow=may_grow)
     for name, module in model.named_modules():

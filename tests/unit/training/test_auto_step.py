@@ -176,14 +176,13 @@ def test_a_run_continues_as_it_began() -> None:
 
 def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> None:
     def changes(
-        old: str | None, new: str | None, choice: str | None = None, *, on_gpu: bool = True
+        old: str | None, new: str | None, choice: str | None = None
     ) -> dict[str, tuple[Any, Any]]:
         before = {
             "task": "mine",
             "config": flat(Config(train=TrainConfig(step=old))),
             "step": choice,
         }
-        before["machine"] = {"CUDA version": "13.0"} if on_gpu else {}
         return changed_settings(
             before, RunRequest("mine", Config(train=TrainConfig(step=new)), Path(), False, ())
         )
@@ -197,9 +196,7 @@ def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> N
     )
     assert changes("graph", "eager") == {"train.step": ("graph", "eager")}
     assert changes(None, "eager", "graph") == {"train.step": ("graph", "eager")}
-    # On a GPU the default is auto.
-    assert changes(None, "auto", "graph") == changes(None, "auto") == {}
-    assert changes(None, "auto", on_gpu=False) == {"train.step": ("eager", "auto")}
+    assert changes(None, "auto") == {"train.step": ("eager", "auto")}
     assert changes("graph", "auto") == {"train.step": ("graph", "auto")}
 
 
