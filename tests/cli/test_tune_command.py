@@ -82,7 +82,7 @@ def test_what_is_printed_can_be_sourced_and_problems_are_comments(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts: dict[str, Any] = {
-        "python": "3.9.1",
+        "torch": "2.9.1",
         "variables": {"NCCL_P2P_DISABLE": "1", "GLOO_SOCKET_IFNAME": "wlan7"},
     }
     facts |= {
@@ -91,9 +91,7 @@ def test_what_is_printed_can_be_sourced_and_problems_are_comments(
     }
     assert tune(monkeypatch, **facts) == ExitCode.PREFLIGHT_FAILED
     printed = capsys.readouterr().out
-    assert (
-        "# problem: node-a: Python 3.9.1 is older than 3.11\n#   fix: use a newer Python" in printed
-    )
+    assert "# problem: node-a: torch 2.9.1 is older than 2.11\n#   fix: pip install" in printed
     shell = [
         "bash",
         "-euc",
@@ -105,7 +103,7 @@ def test_what_is_printed_can_be_sourced_and_problems_are_comments(
     assert [(one["name"], one["value"], one["hosts"]) for one in found["variables"]] == [
         ("GLOO_SOCKET_IFNAME", "eth0", []), ("NCCL_P2P_DISABLE", None, []),
     ]  # fmt: skip
-    assert [one["check"] for one in found["problems"]] == ["python"]
+    assert [one["check"] for one in found["problems"]] == ["torch"]
 
 
 def test_logs_are_read_from_files_and_from_stdin(

@@ -41,7 +41,7 @@ ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
 
 def whole_program() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = doctor_rank.main(["--backend", "gloo", "--limit-s", "60"])
+        code = doctor_rank.main(["gloo", "60"])
     assert code == 0, output.getvalue()
     return f"NCCL version 2.27.5\n{output.getvalue()}goodbye\n{{not json}}\n"
 
@@ -65,9 +65,6 @@ class WrongOnRank1(Collectives):
         if dist.get_rank() == 1 and tensor.dtype == torch.int64 and tensor.numel() == LARGE:
             tensor[17] += 1
         return tensor
-
-    def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        raise RuntimeError("this backend does not support reduce_scatter")
 
 
 class NotWrapped(RunManager):

@@ -23,7 +23,7 @@ from drumline.tools.doctor.pairs.coordinator import START_S, Coordinator, Progre
 from drumline.tools.doctor.pairs.examination import examine
 from drumline.tools.doctor.pairs.node_client import NodeClient
 from drumline.tools.doctor.pairs.pair_checks import pair_findings
-from drumline.tools.doctor.pairs.survey import OPEN, HostRecord, Survey
+from drumline.tools.doctor.pairs.survey import HostRecord, Survey
 from drumline.tools.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
 from drumline.tools.doctor.ranks.run_collectives import collective_findings, collectives_on_hosts
 
@@ -155,8 +155,7 @@ async def _examine(
 def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
     findings = []
     facts_of_hosts = {}
-    reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}
-    for number, host in enumerate(survey.hosts):
+    for host in survey.hosts:
         if host.facts is None:
             continue
         try:
@@ -168,13 +167,8 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             host.facts = None  # must not be used
             continue
         facts_of_hosts[host.name] = host.facts
-        # For hosts that others have probed, the probe of gloo's and NCCL's network replaces the
-        # local check.
-        unprobed = [
-            finding for finding in machine if finding.check != "network" or number not in reached
-        ]
-        findings += [replace(finding, where=host.name) for finding in unprobed]
+        findings += [replace(finding, where=host.name) for finding in machine]
     if len(facts_of_hosts) < 2:
         return findings, []
-    differences, compared = compare_hosts(facts_of_hosts)
-    return [*differences, *findings], [row for row in compared if row.differs]
+    differences, rows = compare_hosts(facts_of_hosts)
+    return [*differences, *findings], rows

@@ -33,10 +33,6 @@ class ComparedValue:
         return len(self.groups) > 1
 
     @property
-    def usual(self) -> str:
-        return self.groups[0][0]
-
-    @property
     def odd_hosts(self) -> tuple[str, ...]:
         """The hosts whose value differs from that of most."""
         return tuple(host for _, hosts in self.groups[1:] for host in hosts)
@@ -128,7 +124,7 @@ TRAITS = (
 
 
 def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
-    """Findings, and everything that was compared, from the facts of each host."""
+    """Findings, and what differs, from the facts of each host."""
     parts = (_compare_traits, _compare_packages, _compare_variables, _compare_code, _compare_data)
     results = [result for part in parts for result in part(facts)]
     findings = [result for result in results if isinstance(result, Finding)]
@@ -141,8 +137,8 @@ def _compare_traits(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | Find
     for trait in TRAITS:
         values = {host: trait.value_of(host_facts) for host, host_facts in facts.items()}
         row = compare_values(trait.name, values)
-        yield row
         if row.differs:
+            yield row
             is_problem = trait.name == "Python" and len(minors) > 1
             yield row.finding("problem" if is_problem else trait.level, trait.fix)
 
@@ -192,9 +188,10 @@ def _compare_variables(facts: Mapping[str, Facts]) -> Iterator[ComparedValue | F
             {host: host_facts["variables"].get(name) for host, host_facts in facts.items()},
             unset="unset",
         )
-        yield row
         if row.differs:
-            command = f"unset {name}" if row.usual == "unset" else f"export {name}={row.usual}"
+            yield row
+            usual = row.groups[0][0]
+            command = f"unset {name}" if usual == "unset" else f"export {name}={usual}"
             fix = f"{command} on all hosts, or in the environment of the launcher"
             yield row.finding("problem" if name in MUST_AGREE else "warning", fix)
 
@@ -287,7 +284,7 @@ def _compare_folders(
 ) -> Iterator[ComparedValue | Finding]:
     """One finding for each version of the code or data that differs from that of most hosts.
     `changes`: between two hosts."""
-    if not folders:
+    if not row.differs:
         return
     yield row
     usual = row.groups[0][1]

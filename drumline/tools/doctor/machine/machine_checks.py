@@ -13,7 +13,6 @@ from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 from drumline.tools.doctor.finding import Fault, Finding, Level, VariableFix
 from drumline.tools.doctor.machine.known_variables import VISIBLE_GPUS, variable_faults
 
-MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
 # The oldest driver for each major version of CUDA.
 MIN_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
@@ -49,7 +48,6 @@ Facts = Mapping[str, Any]
 def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]:
     """`many_hosts`: the job runs on other hosts too, so they must reach this one."""
     checks: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
-        ("python", _python),
         ("torch", _torch),
         ("driver", _driver),
         ("visible GPUs", _visible_gpus),
@@ -61,14 +59,8 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
         ("code", partial(_folder, name="code")),
         ("data", partial(_folder, name="data")),
         ("host name", partial(_host_name, many_hosts=many_hosts)),
-        (
-            "network",
-            partial(_interface, library="gloo", variable=GLOO_VARIABLE, many_hosts=many_hosts),
-        ),
-        (
-            "network",
-            partial(_interface, library="NCCL", variable=NCCL_VARIABLE, many_hosts=many_hosts),
-        ),
+        ("network", partial(_interface, library="gloo", many_hosts=many_hosts)),
+        ("network", partial(_interface, library="NCCL", many_hosts=many_hosts)),
         ("processors", _processors),
         ("clock", _clock),
         ("variables", variable_faults),
@@ -81,15 +73,6 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
 
 
 # Python, torch and GPUs
-
-
-def _python(facts: Facts) -> Iterator[Fault]:
-    if _numbers(facts["python"])[:2] < MIN_PYTHON:
-        yield Fault(
-            "problem",
-            f"Python {facts['python']} is older than 3.11",
-            "use a newer Python (--python PATH)",
-        )
 
 
 def _torch(facts: Facts) -> Iterator[Fault]:
@@ -325,9 +308,10 @@ def _host_name(facts: Facts, *, many_hosts: bool) -> Iterator[Fault]:
         yield Fault("warning", what, f"map {host} to {address} in /etc/hosts")
 
 
-def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -> Iterator[Fault]:
-    """The interface that gloo or NCCL would use. For a job on this machine only, the loopback is
-    fine."""
+def _interface(facts: Facts, *, library: str, many_hosts: bool) -> Iterator[Fault]:
+    """The interface that gloo or NCCL would use. With several hosts, which of them is reached is
+    tried (`pair_checks.py`)."""
+    variable = GLOO_VARIABLE if library == "gloo" else NCCL_VARIABLE
     value = facts["variables"].get(variable)
     outer = _outer_interface(facts)
     if library == "NCCL" and not facts["gpus"] and value is None:
@@ -342,23 +326,20 @@ def _interface(facts: Facts, *, library: str, variable: str, many_hosts: bool) -
     if chosen not in usable:
         if value is not None:
             names = join_names(f"{name} {address}" for name, address in usable.items())
-            yield Fault(
-                "problem",
-                f"{variable}={value} names no interface of this host, which has {names}",
-                fix,
-            )
+            what = f"{variable}={value} names no interface of this host, which has {names}"
+            yield Fault("problem", what, fix)
         return
-    if outer is None and not many_hosts:
-        return  # a machine without a network
+    if outer is None or many_hosts:
+        return
     reason = f"{variable} is not set" if value is None else f"{variable}={value}"
     if usable[chosen].startswith("127."):
         what = f"{library} would use the loopback ({chosen}; {reason}), which reaches no other host"
-        yield Fault("problem" if many_hosts else "note", what, fix)
+        yield Fault("note", what, fix)
     elif chosen.startswith(BRIDGES):
         what = (
             f"{library} would use {chosen} {usable[chosen]} ({reason}), a bridge inside this host"
         )
-        yield Fault("problem" if many_hosts else "warning", what, fix)
+        yield Fault("warning", what, fix)
 
 
 def _outer_interface(facts: Facts) -> dict[str, Any] | None:

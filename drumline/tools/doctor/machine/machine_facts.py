@@ -2,12 +2,13 @@
 
 Nothing is changed. Slow parts run in parallel, each with a time limit. In a container the limits of
 the container are used if they are smaller than the machine's. Versions of packages are read from
-their files: importing torch would take seconds.
+their metadata: importing torch would take seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -156,24 +157,10 @@ def _is_clock_synchronized() -> bool | None:
 def installed_packages() -> dict[str, str]:
     """Versions by name; if there are two of the same name, the one that would be imported."""
     versions: dict[str, str] = {}
-    for folder in map(Path, sys.path):
-        try:
-            files = sorted(
-                entry.name
-                for entry in folder.iterdir()
-                if entry.suffix in (".dist-info", ".egg-info")
-            )
-        except OSError:
-            continue
-        for file in files:
-            name, _, version = file.rpartition(".")[0].partition("-")
-            version = re.sub(r"-py\d.*$", "", version)
-            if not version:  # an editable install has only the name in its folder's name
-                noted = re.search(
-                    r"^Version: (.*)$", file_text(folder / file / "PKG-INFO"), re.MULTILINE
-                )
-                version = noted[1].strip() if noted else "?"
-            versions.setdefault(re.sub(r"[_.]", "-", name.lower()), version)
+    for distribution in importlib.metadata.distributions():
+        metadata = distribution.metadata
+        name = str(metadata["Name"]).lower()
+        versions.setdefault(re.sub(r"[_.]", "-", name), metadata["Version"])
     return dict(sorted(versions.items()))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from drumline.base.errors import PreflightError
-from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, read_list
+from drumline.net.frames import FrameError, Message, read_field, read_list
 from drumline.tools.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.tools.doctor.pairs.survey import Survey
 
@@ -102,18 +102,15 @@ class Coordinator:
 
     def _introduce(self, number: int, answer: Message) -> None:
         host = self.survey.hosts[number]
-        hostname = read_field(answer, "host", str)
-        if not hostname.isprintable():
-            raise FrameError(WRONG_FIELD, "its host name is not printable")
         host.interfaces = read_list(answer, "interfaces", dict, MAX_INTERFACES)
         host.gloo = answer.get("gloo")
         host.nccl = answer.get("nccl")
         host.variables = read_field(answer, "variables", dict)
         host.address = host.address or answer.get("reached_at")
-        host.hostname = hostname
+        host.hostname = read_field(answer, "host", str)
         if not self.survey.by_ssh:  # the user has not named the hosts
-            host.name = f"{hostname} (node {number})"
-            host.called = host.called or hostname
+            host.name = f"{host.hostname} (node {number})"
+            host.called = host.called or host.hostname
 
     def _lose(self, number: int, error: PreflightError) -> None:
         host = self.survey.hosts[number]

@@ -81,19 +81,13 @@ def group_links(survey: Survey, bad: Collection[Pair]) -> Iterator[LinkGroup]:
         yield LinkGroup(number, tuple(into[number]), names[number], "from every other host")
     for number in (number for number in closed_out if number not in closed_in):
         pairs = [pair for pair in out[number] if pair not in reported]
-        reported.update(pairs)
         if len(pairs) > 1:
+            reported.update(pairs)
             yield LinkGroup(number, tuple(pairs), names[number], "to every other host")
-        elif pairs:
-            yield _into_one_host(pairs, names)
-    for pairs in _by_end([pair for pair in bad if pair not in reported], 1).values():
-        yield _into_one_host(pairs, names)
-
-
-def _into_one_host(pairs: list[Pair], names: list[str]) -> LinkGroup:
-    sources = join_names(names[source] for source, _ in pairs)
-    target = pairs[0][1]
-    return LinkGroup(target, tuple(pairs), f"{sources} -> {names[target]}", f"from {sources}")
+    for target, pairs in _by_end([pair for pair in bad if pair not in reported], 1).items():
+        sources = join_names(names[source] for source, _ in pairs)
+        where = f"{sources} -> {names[target]}"
+        yield LinkGroup(target, tuple(pairs), where, f"from {sources}")
 
 
 def _by_end(pairs: Iterable[Pair], end: int) -> dict[int, list[Pair]]:
@@ -231,7 +225,7 @@ def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair])
     if set(back) == set(group.pairs):
         return ""
     closed_back = [pair for pair in back if pair in closed]
-    if len(closed_back) == len(group.pairs):
+    if len(closed_back) == len(back):
         return "; so is the other direction"
     if not closed_back:
         return "; the other direction is open"
@@ -291,12 +285,6 @@ def _interface(
     value = host.variables.get(variable)
     variable_fix = VariableFix(variable, name) if name else None
     fix = f"export {variable}={name} on {host.name}"
-    if chosen is None and value:
-        names = join_names(
-            interface["name"] for interface in host.interfaces if interface["address"]
-        )
-        what = f"{variable}={value} names no interface with an address; the host has {names}"
-        yield Finding("problem", "interface", host.name, what, fix, variable=variable_fix)
     if chosen is None or (address := str(chosen["address"])) == works:
         return
     outcomes = [edge.others[address] for edge in edges if edge.others and address in edge.others]

@@ -8,7 +8,6 @@ It exits with 0, or with 3 when something must be fixed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -28,7 +27,6 @@ from drumline.training.manager import RunManager
 
 DEVICES = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}
 START_TIMEOUT_S = 60.0
-LIMIT_S = 15.0
 # torch's own timeouts name no rank, so they are longer.
 AFTER_OURS_S = 60.0
 # Rank 0 runs the store in which the others search for the rank that blocks them, so it exits last.
@@ -117,23 +115,20 @@ def _reason(error: BaseException) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--backend", choices=DEVICES, default="auto")
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for each collective")
-    options = parser.parse_args(argv)
+    backend, limit_s = argv
     # DDP loads torch's compiler at its first use, which takes seconds: load it before a phase that
     # others wait in.
     import torch._dynamo  # noqa: F401
 
     ddp = RunManager(
         watch=WatchConfig(sidecar="off"),  # PhaseTimer replaces it
-        device=DEVICES[options.backend],
-        backend=options.backend,
+        device=DEVICES[backend],
+        backend=backend,
         start_timeout_s=START_TIMEOUT_S,
-        train_timeout_s=options.limit_s + AFTER_OURS_S,
+        train_timeout_s=float(limit_s) + AFTER_OURS_S,
     )
     report = RankReport(ddp)
-    timer = PhaseTimer(limit_s=options.limit_s, place=ddp.place, on_late=report.give_up)
+    timer = PhaseTimer(limit_s=float(limit_s), place=ddp.place, on_late=report.give_up)
     check_rank(report, timer)
     code = report.print()
     sys.stdout.flush()

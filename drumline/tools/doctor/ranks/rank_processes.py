@@ -100,14 +100,7 @@ class RankProcesses:
     def _start(
         self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
     ) -> None:
-        command = [
-            sys.executable,
-            *PROGRAM,
-            "--backend",
-            ranks.backend,
-            "--limit-s",
-            str(PHASE_LIMIT_S),
-        ]
+        command = [sys.executable, *PROGRAM, ranks.backend, str(PHASE_LIMIT_S)]
         with self._lock:
             if not self._is_over:
                 process = subprocess.Popen(

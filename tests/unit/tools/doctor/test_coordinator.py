@@ -105,7 +105,6 @@ ANSWER = (
             HELLO + ANSWER % '"ok": {"host": "b"}',
             "its answer is not that of the doctor: interfaces is None; list is needed",
         ),
-        (HELLO + ANSWER % '"ok": {"host": "\\\\u001b[31m"}', "is not printable"),
         (HELLO + ANSWER % '"error": "no"', "no"),
     ],
 )

@@ -207,24 +207,19 @@ def test_a_call_that_does_not_return_is_given_up() -> None:
 def test_packages_are_those_that_would_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder, names in {
-        "first": ["torch-2.11.0.dist-info", "Own_Tool.egg-info", "old-1.0-py3.11.egg-info"],
-        "second": ["torch-2.13.0+cpu.dist-info", "numpy-2.4.6.dist-info", "not_a_package"],
-    }.items():
-        for name in names:
-            (tmp_path / folder / name).mkdir(parents=True)
-    (tmp_path / "first" / "Own_Tool.egg-info" / "PKG-INFO").write_text(
-        "Name: Own_Tool\nVersion: 0.3\n"
-    )
+    for file, name, version in (
+        ("first/torch-2.11.0.dist-info/METADATA", "torch", "2.11.0"),
+        ("first/Own_Tool.egg-info/PKG-INFO", "Own_Tool", "0.3"),
+        ("second/torch-2.13.0+cpu.dist-info/METADATA", "torch", "2.13.0+cpu"),
+        ("second/numpy-2.4.6.dist-info/METADATA", "numpy", "2.4.6"),
+        ("second/not_a_package/METADATA", "no", "1"),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(f"Name: {name}\nVersion: {version}\n")
     monkeypatch.setattr(
         sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), str(tmp_path / "none")]
     )
-    assert installed_packages() == {
-        "numpy": "2.4.6",
-        "old": "1.0",
-        "own-tool": "0.3",
-        "torch": "2.11.0",
-    }
+    assert installed_packages() == {"numpy": "2.4.6", "own-tool": "0.3", "torch": "2.11.0"}
 
 
 def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_path: Path) -> None:
@@ -233,7 +228,9 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
     (tmp_path / "torch" / "version.py").write_text(
         "from typing import Optional\n__version__ = '2.12.0+cu130'\ncuda: Optional[str] = '13.0'\n"
     )
-    (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
+    metadata = tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: nvidia-nccl-cu13\nVersion: 2.28.9\n")
     code = (
         "from drumline.tools.doctor.machine.machine_facts import *; print(torch_facts(installed_packages())); "
         "import sys; sys.modules['torch'] = None; print(torch_facts({}))"

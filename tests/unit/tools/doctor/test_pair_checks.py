@@ -239,15 +239,6 @@ def test_the_loopback_is_never_reached_and_nccl_counts_where_there_are_gpus() ->
     assert finding.fix == "export NCCL_SOCKET_IFNAME=eth0 on a"
 
 
-def test_a_variable_that_names_no_interface() -> None:
-    survey = healthy("a", "b")
-    survey.hosts[1].gloo = None
-    survey.hosts[1].variables = {"GLOO_SOCKET_IFNAME": "ens5"}
-    assert the_only(survey).line() == (
-        "problem: b: GLOO_SOCKET_IFNAME=ens5 names no interface with an address; the host has lo and eth0"
-    )
-
-
 def test_where_the_main_address_is_closed_the_one_that_works_is_named() -> None:
     survey = healthy("a", "b")
     second = {"name": "ib0", "address": "10.1.0.2", "mtu": 4096, "is_up": True}
