@@ -43,7 +43,6 @@ FOREIGN = {
     ".size()": "torch's compiler",
     "stride": "torch's compiler",
     "Last error:": "NCCL",
-    "support": "gloo and NCCL: not supported, unsupported",
     "No devices": "nvidia-smi",
     "Traceback (most recent call last)": "Python",
     "Fatal Python error": "Python's faulthandler",
