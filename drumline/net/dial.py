@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from drumline.base.errors import PreflightError
 from drumline.base.terminal import print_message, show_progress
 
 # A SYN is sent again after 1 s: a port that accepts the second one is open, on a lossy network.
@@ -93,16 +92,6 @@ def explained(reason: str) -> str:
 def explained_closed(reason: str) -> str:
     """The same for a port where a process of ours listens."""
     return _CLOSED.get(reason, reason)
-
-
-def closed_data_ports(
-    sources: Sequence[str], target: str, *, port: int, reason: str
-) -> PreflightError:
-    """Only the rendezvous port is open."""
-    return PreflightError(
-        f"data ports are closed from {', '.join(sources)} to {target}: port {port} ({explained_closed(reason)})",
-        next_step=OPEN_DATA.format(where=f"on {target}"),
-    )
 
 
 # Waiting for a port

@@ -9,20 +9,13 @@ all ports are open.
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drumline.base.terminal import print_message
-from drumline.net.dial import (
-    CLOSED_S,
-    ProbeListener,
-    ProbeTarget,
-    Reason,
-    closed_data_ports,
-    probe_hosts,
-)
+from drumline.net.dial import CLOSED_S, ProbeListener, ProbeTarget, Reason, probe_hosts
+from drumline.rank.rendezvous.reachability import ClosedPath, closed_lines, refuse_closed_paths
 
 RETRY_S = 0.5
 # A late or unexpected reply does not show that the port is closed.
@@ -33,18 +26,18 @@ NodeCard = Mapping[str, Any]
 
 @contextlib.contextmanager
 def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
-    """Listen where the ranks' store will be. Yields what the others need to connect; empty if that
-    fails."""
+    """Listen where the ranks' store will be. Yields what the others need to connect; without a port
+    if that fails."""
     listener = None
     with contextlib.suppress(OSError):
         listener = ProbeListener(address)
+    if listener is None:
+        yield {"probe_port": 0, "probe_token": ""}
+        return
     try:
-        yield (
-            {} if listener is None else {"probe_port": listener.port, "probe_token": listener.token}
-        )
+        yield {"probe_port": listener.port, "probe_token": listener.token}
     finally:
-        if listener is not None:
-            listener.close()
+        listener.close()
 
 
 def unreachable_nodes(
@@ -54,7 +47,7 @@ def unreachable_nodes(
     begun = time.monotonic()
     is_reported = False
     peers = [card for rank, card in cards.items() if rank != this_node]
-    targets = [target for peer in peers if (target := _target(peer)) is not None]
+    targets = [_target(card) for card in peers if 0 < card["probe_port"] < 1 << 16]
     while True:
         failed = {rank: why for rank, why in probe_hosts(targets).failed.items() if why in CLOSED}
         if not failed or time.monotonic() - begun >= limit_s:
@@ -74,33 +67,20 @@ def check_data_ports(
 ) -> None:
     """Raise if a node cannot reach the first, which has the ranks' store; otherwise warn.
     `unreachable`: by node."""
-    for target, card in cards.items():
-        reasons = {
-            source: failed[str(target)]
-            for source, failed in unreachable.items()
-            if str(target) in failed
-        }
-        if not reasons:
-            continue
-        sources = [str(cards[source]["host"]) for source in reasons]
-        reason = next(iter(reasons.values()))
-        error = closed_data_ports(
-            sources, card["host"], port=card.get("probe_port", 0), reason=reason
-        )
-        if target == min(cards):
-            raise error
-        print_message(
-            f"warning: {error.what}; ranks that send data there will block. Try: {error.next_step}"
-        )
+    targets = {rank: _target(card) for rank, card in cards.items()}
+    paths = [
+        ClosedPath(targets[source], targets[rank], reasons[str(rank)])
+        for source, reasons in unreachable.items()
+        for rank in targets
+        if str(rank) in reasons
+    ]
+    first = min(cards)
+    refuse_closed_paths([path for path in paths if path.target.rank == first], backend="")
+    for line in closed_lines(paths):
+        print_message(f"warning: {line}; ranks that send data there will block")
 
 
-def _target(card: NodeCard) -> ProbeTarget | None:
-    """None if the node does not listen, or its name does not resolve: both are reported
-    elsewhere."""
-    with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
-        addresses = socket.getaddrinfo(card["address"], card["probe_port"], type=socket.SOCK_STREAM)
-        address = str(addresses[0][4][0])
-        return ProbeTarget(
-            card["rank"], card["host"], "", address, card["probe_port"], card["probe_token"]
-        )
-    return None
+def _target(card: NodeCard) -> ProbeTarget:
+    return ProbeTarget(
+        card["rank"], card["host"], "", card["address"], card["probe_port"], card["probe_token"]
+    )

@@ -53,12 +53,11 @@ LATE_S = 30
 ROUND = "round"
 CLOSED = "closed"
 DECISION = "decision"
-# What a node publishes about itself; if it does not listen for probes, there is no port.
+# What a node publishes about itself; if it does not listen for probes, that port is 0.
+NUMBERS = ("rank", "port", "probe_port", "watch_port", "restarts", "counted_step", "reached_step")
 CARD: dict[str, type] = {
-    **dict.fromkeys(
-        ("rank", "port", "watch_port", "restarts", "counted_step", "reached_step"), int
-    ),
-    **dict.fromkeys(("address", "host", "public", "nonce"), str),
+    **dict.fromkeys(NUMBERS, int),
+    **dict.fromkeys(("address", "host", "probe_token", "public", "nonce"), str),
 }
 
 

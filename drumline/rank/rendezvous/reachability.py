@@ -192,7 +192,7 @@ class ClosedPath:
 
     @property
     def is_loopback(self) -> bool:
-        return ipaddress.ip_address(self.target.address).is_loopback
+        return self.target.address.startswith("127.") or self.target.address == "::1"
 
     @property
     def is_wrong_network(self) -> bool:
@@ -209,8 +209,16 @@ class ClosedPath:
 
 def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[str]:
     """Raise for paths that the backend needs; warnings about the others."""
-    needed = [path for path in closed if path.is_needed(backend)]
-    lines = _lines(needed)
+    refuse_closed_paths([path for path in closed if path.is_needed(backend)], backend=backend)
+    return [
+        f"{line}. {backend} does not need this path, as the addresses are now"
+        for line in closed_lines(closed)
+    ]
+
+
+def refuse_closed_paths(paths: Sequence[ClosedPath], *, backend: str) -> None:
+    """Raise if there is one."""
+    lines = closed_lines(paths)
     if lines:
         shown = lines[:MAX_LINES]
         if len(lines) > MAX_LINES:
@@ -218,14 +226,10 @@ def check_closed_paths(closed: Sequence[ClosedPath], *, backend: str) -> list[st
         what = shown[0]
         if len(shown) > 1:
             what = as_list("data cannot go between these hosts:", shown)
-        raise PreflightError(what, next_step="; ".join(_fixes(needed, backend)))
-    return [
-        f"{line}. {backend} does not need this path, as the addresses are now"
-        for line in _lines(closed)
-    ]
+        raise PreflightError(what, next_step="; ".join(_fixes(paths, backend)))
 
 
-def _lines(paths: Sequence[ClosedPath]) -> list[str]:
+def closed_lines(paths: Sequence[ClosedPath]) -> list[str]:
     """One for each host that cannot be reached for one reason, with all who tried."""
     groups = defaultdict(list)
     for path in paths:
@@ -239,7 +243,7 @@ def _lines(paths: Sequence[ClosedPath]) -> list[str]:
 def _line(path: ClosedPath, who: str) -> str:
     target = path.target
     why = explained_closed(path.reason)
-    where = f"{target.address} ({target.interface})"
+    where = f"{target.address} ({target.interface})" if target.interface else target.address
     if path.is_loopback:
         return f"{target.host} takes data on its loopback, {where}, where {who} cannot reach it"
     if path.is_wrong_network:

@@ -15,7 +15,8 @@ from drumline.net.dial import Reason
 
 
 def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
-    return {"rank": rank, "host": host, "address": "127.0.0.1", **door}
+    no_door = {"probe_port": 0, "probe_token": ""}
+    return {"rank": rank, "host": host, "address": "127.0.0.1", **no_door, **door}
 
 
 def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> None:
@@ -44,18 +45,20 @@ def test_a_closed_port_is_tried_again_and_reported_once(
 def test_who_cannot_reach_the_first_node_is_an_error_with_the_rule_and_others_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    claims = {rank: claim(rank, host, probe_port=40000 + rank) for rank, host in enumerate("abc")}
+    claims = {
+        rank: claim(rank, host, address="10.0.0.7", probe_port=40000 + rank)
+        for rank, host in enumerate("abc")
+    }
     check_data_ports(claims, {0: {}, 1: {}, 2: {}})
     assert capsys.readouterr().err == ""
     check_data_ports(claims, {0: {}, 1: {}, 2: {"1": Reason.NO_ANSWER}})
     assert capsys.readouterr().err == (
-        "drumline: warning: data ports are closed from c to b: port 40001 (no answer: packets are dropped, as a "
-        "security group or firewall does it); ranks that send data there will block. Try: open TCP 1024-65535 "
-        "on b for the job's hosts (AWS: all traffic from the security group itself)\n"
+        "drumline: warning: c cannot reach b's data port 40001 at 10.0.0.7: no answer: packets are dropped, as a "
+        "security group or firewall does it; ranks that send data there will block\n"
     )
     with pytest.raises(PreflightError) as caught:
         check_data_ports(claims, {0: {}, 1: {"0": Reason.NO_ROUTE}, 2: {"0": Reason.NO_ROUTE}})
     assert str(caught.value) == (
-        "data ports are closed from b, c to a: port 40000 (no route to host, or a firewall rejects it)\n"
-        "  try: open TCP 1024-65535 on a for the job's hosts (AWS: all traffic from the security group itself)"
+        "b and c cannot reach a's data port 40000 at 10.0.0.7: no route to host, or a firewall rejects it\n"
+        "  try: open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on a"
     )

@@ -160,7 +160,7 @@ def test_nodes_join_again_when_one_is_lost_before_the_ports_are_checked(
     for rendezvous in nodes:
         rendezvous.membership.join()
     # It joins the round, and then it is killed.
-    nodes[1].membership.join_round(nodes[1]._card({}, None))
+    nodes[1].membership.join_round(nodes[1]._card({"probe_port": 0, "probe_token": ""}, None))
     nodes[1].membership.read()
     nodes[0].membership.read()
     nodes[1].leave()
@@ -188,7 +188,7 @@ def test_a_node_that_is_lost_is_a_reason_to_start_again(
         time.sleep(0.05)
     assert (here.num_nodes_waiting(), here.restart_reason) == (1, "node 2 (c) is lost")
     assert here.has_lost_node
-    nodes[1].membership.join_round(nodes[1]._card({}, None))
+    nodes[1].membership.join_round(nodes[1]._card({"probe_port": 0, "probe_token": ""}, None))
     assert here.is_node_waiting()
     monkeypatch.setattr(NodePlan, "silence_s", 1)
     here.node = replace(here.node, min_nodes=None)
@@ -264,7 +264,7 @@ def test_a_node_whose_ranks_are_done_joins_again_when_another_restarts(
     first.membership.set_state(JOINING)
     assert here.are_others_running()
     assert here.num_nodes_waiting() == 0, "it has not begun to run in this round"
-    first.membership.join_round(first._card({}, None))
+    first.membership.join_round(first._card({"probe_port": 0, "probe_token": ""}, None))
     assert here.are_others_running()
     assert (here.num_nodes_waiting(), here.restart_reason) == (1, "node 0 (a) restarted")
     first.membership.set_state(DONE)
