@@ -28,7 +28,7 @@ from drumline.config import FlagTable, read_flags
 from drumline.launch.aws.account import Account
 from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.launch.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
-from drumline.launch.aws.own_wheels import build_wheels, pack
+from drumline.launch.aws.own_wheels import build_wheel, pack
 from drumline.launch.aws.reach import check_session_manager
 from drumline.launch.aws.stack import find_cluster, group_of, parameters_of
 from drumline.launch.hosts import Host
@@ -156,7 +156,7 @@ class _CloudJob:
 
     def _pack_wheels(self, path: Path) -> None:
         """What runs here, for the nodes: no package index has it."""
-        content = pack(build_wheels())
+        content = pack(build_wheel())
         path.write_bytes(content)
         self._wheels = path
         self._wheels_hash = hashlib.sha256(content).hexdigest()

@@ -24,7 +24,7 @@ from drumline.launch.aws.cloud_files import (
 from drumline.launch.aws.cluster_plan import own_network
 from drumline.launch.aws.cluster_settings import ME, SETTINGS, ClusterSettings, settings_from
 from drumline.launch.aws.install import THIS_INSTALLATION
-from drumline.launch.aws.own_wheels import EXTRAS, build_wheels
+from drumline.launch.aws.own_wheels import EXTRAS, build_wheel
 from drumline.launch.hosts import least_nodes
 
 WHEELS = Path("drumline-wheels")
@@ -105,27 +105,23 @@ def cloud_file_text(request: LaunchRequest, flags: Sequence[str]) -> str:
 
 
 def _folder_requirements(settings: ClusterSettings) -> list[str]:
-    """What the nodes install, which get this folder: drumline itself is written to it, as
-    wheels."""
+    """What the nodes install, which get this folder: drumline itself is written to it, as a
+    wheel."""
     if not settings.copies_drumline:
         return settings.requirements
-    wheels = build_wheels()
+    wheel = build_wheel()
+    path = WHEELS / wheel.name
     try:
         WHEELS.mkdir(exist_ok=True)
-        for wheel in wheels:
-            (WHEELS / wheel.name).write_bytes(wheel.content)
+        path.write_bytes(wheel.content)
     except OSError as error:
         raise UsageError(
             f"the wheels of this installation could not be written to {WHEELS.absolute()}: {error.strerror}",
             next_step="run the command in a folder that you can write to, which the nodes then get",
         ) from error
-    requirements = []
-    for wheel in wheels:
-        path = WHEELS / wheel.name
-        is_drumline = wheel.name.startswith("drumline-")
-        requirements.append(f"./{path}[{','.join(EXTRAS)}]" if is_drumline else f"./{path}")
     print_message(
         f"wrote this installation to {WHEELS}, from which the nodes install it; keep it here"
     )
     words = (settings.install or "").split()
-    return requirements + [word for word in words if word != THIS_INSTALLATION]
+    further_words = [word for word in words if word != THIS_INSTALLATION]
+    return [f"./{path}[{','.join(EXTRAS)}]", *further_words]

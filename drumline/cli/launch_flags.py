@@ -367,7 +367,7 @@ def _wrong_for_slurm(verb_flags: Mapping[str, Any]) -> Iterator[str]:
         sbatch_flags = shlex.split(verb_flags.get("sbatch", ""))
     except ValueError as error:
         yield f"--sbatch: {verb_flags['sbatch']!r} cannot be parsed: {error}"
-    yield from wrong_values(options, sbatch_flags, verb_flags.get("signal-before", SIGNAL_BEFORE_S))
+    yield from wrong_values(options, sbatch_flags)
 
 
 def _wrong_for_kubernetes(verb_flags: Mapping[str, Any]) -> Iterator[str]:

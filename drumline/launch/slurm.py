@@ -9,7 +9,6 @@ number: two jobs on one host do not collide. To Slurm a job that exits, as after
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -32,7 +31,6 @@ MAX_REQUEUES = 1000
 # rejected.
 VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
 FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
-TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 TEXT = """\
 #!/bin/sh
 {written}
@@ -117,33 +115,14 @@ class BatchJob:
         return f"{self.name}-%j.log"
 
 
-def wrong_values(
-    options: Mapping[str, str], flags: Sequence[str], signal_before_s: int
-) -> Iterator[str]:
-    """A message for each value that a batch file cannot contain, or that would not work."""
+def wrong_values(options: Mapping[str, str], flags: Sequence[str]) -> Iterator[str]:
+    """A message for each value that a batch file cannot contain."""
     for name, value in options.items():
         if not VALUE.fullmatch(value):
             yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
     for flag in flags:
         if not FLAG.fullmatch(flag):
             yield f"--sbatch: {flag!r} is not a flag for a batch file; give --name or --name=value"
-    limit = options.get("time", "")
-    if _seconds_of(limit) <= signal_before_s:
-        what = f"--signal-before: {signal_before_s} s is not shorter than --time {limit}"
-        yield f"{what}: the job would be requeued as soon as it starts"
-
-
-def _seconds_of(limit: str) -> float:
-    """sbatch's minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; anything else is its matter."""
-    match = TIME.fullmatch(limit)
-    if match is None:
-        return math.inf
-    days, *parts = match.groups()
-    numbers = [int(part) for part in parts if part]
-    if days is None and len(numbers) < 3:
-        numbers.insert(0, 0)  # the first is of minutes
-    hours, minutes, seconds = [*numbers, 0, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def batch_text(job: BatchJob) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,13 +14,7 @@ from pathlib import Path
 import pytest
 
 from drumline.launch.node import disk_space
-from drumline.launch.node.disk_space import (
-    MIN_BYTES,
-    has_space,
-    needed_bytes,
-    probe_file,
-    waiting_sentence,
-)
+from drumline.launch.node.disk_space import MIN_BYTES, has_space, needed_bytes, waiting_sentence
 from drumline.runs.events import read_events
 from tests.cli.test_launch_command import launch
 from tests.cli.test_preempt_command import pid_of_rank
@@ -122,14 +115,6 @@ def test_a_probe_for_space_leaves_no_file_when_it_is_killed(
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: left.append(list(tmp_path.iterdir())))
     assert has_space(tmp_path, 1)
     assert left == [[]], "it has no name while it is filled"
-
-
-def test_a_probe_that_was_left_is_removed_and_proves_no_space(tmp_path: Path) -> None:
-    probe = probe_file(tmp_path)
-    assert socket.gethostname() in probe.name, "another host may probe the same folder"
-    probe.touch()
-    assert not has_space(tmp_path, 1)
-    assert has_space(tmp_path, 1), "when it is tried again"
 
 
 def test_what_is_waited_for_is_named(

@@ -43,7 +43,7 @@ def test_a_closed_port_and_a_lost_host_end_the_job(
     ), rendezvous.text()
     assert rendezvous.text().count("[b] drumline: waiting for the first node") <= 2
     assert re.search(
-        rf"drumline: the job failed on [ab] \(exit code 3\):\n"
+        r"drumline: the job failed on [ab] \(exit code 3\):\n"
         r"  drumline: error: b cannot reach a's data port \d+ at [^:]+: no answer: packets are dropped, .*\n"
         r"    try: open all TCP ports between the nodes \(in AWS: .*\), on a\n",
         data.text(),

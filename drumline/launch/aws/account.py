@@ -107,12 +107,12 @@ class Account:
             return request(client)
         except ClientError as error:
             right = f"{client.meta.service_model.signing_name}:{error.operation_name}"
-            raise _refused(error.response.get("Error", {}), right, self.region) from error
+            raise _refused(error.response.get("Error", {}), right) from error
         except BotoCoreError as error:
             raise _not_sent(error, service, self.region) from error
 
 
-def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
+def _refused(error: Mapping[str, str], right: str) -> AwsError:
     code = error.get("Code", "")
     message = error.get("Message", "no reason given")
     if code in _NOT_ALLOWED:
@@ -121,9 +121,6 @@ def _refused(error: Mapping[str, str], right: str, region: str) -> AwsError:
     elif code in _BAD_CREDENTIALS:
         what = f"AWS does not accept the credentials ({code})"
         step = "renew them: aws configure, or aws sso login"
-    elif code == "OptInRequired":
-        what = f"the account has not enabled {right}"
-        step = f"enable it, and the region {region}, in the console"
     elif code in _BUSY:
         what = f"AWS is too busy for {right} ({code}), after {_MAX_ATTEMPTS} attempts"
         step = "run the same command again later"

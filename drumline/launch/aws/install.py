@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from drumline.base.text import CREDENTIALS, join_names
+from drumline.base.text import CREDENTIALS
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
-from drumline.launch.aws.own_wheels import OUR_NAMES, PACKAGES, third_party_requirements
+from drumline.launch.aws.own_wheels import OUR_NAMES, third_party_requirements
 
 THIS_INSTALLATION = "drumline"
 """As a word of `--install`: what runs here, copied to the nodes."""
@@ -98,10 +98,9 @@ def _wrong_source(packages: list[str], *, is_copied: bool) -> Iterator[str]:
                 f"the nodes; write {THIS_INSTALLATION} for this installation, or NAME@URL"
             )
             return
-    missing = [name for name in PACKAGES if name not in {name_of(word) for word in packages}]
-    if missing and not is_copied:
+    if not is_copied and THIS_INSTALLATION not in map(name_of, packages):
         yield (
-            f"--install: without {join_names(missing)} the nodes cannot train; add {THIS_INSTALLATION} for this "
+            f"--install: without {THIS_INSTALLATION} the nodes cannot train; add {THIS_INSTALLATION} for this "
             "installation, or NAME@URL"
         )
 

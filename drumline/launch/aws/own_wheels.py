@@ -1,4 +1,4 @@
-"""Drumline as it is installed here, as wheels for the nodes: no package index has it, and whoever
+"""Drumline as it is installed here, as a wheel for the nodes: no package index has it, and whoever
 took its names there could run code as root on every node."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
-import importlib.util
 import io
 import re
 import tarfile
@@ -15,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import drumline
 from drumline.base.errors import UsageError
 
-PACKAGES = {"drumline": "drumline"}
-"""The distributions that nodes need, and the package of each."""
+DRUMLINE = "drumline"
 OUR_NAMES = ("drumline", "drumline-lint")
 """Names of ours that no package index has."""
 EXTRAS = ("aws", "storage")
@@ -38,15 +37,11 @@ class Wheel:
     content: bytes
 
 
-def build_wheels() -> list[Wheel]:
-    """One for each distribution, from the files of this installation; also of an editable one."""
-    return [_build_wheel(distribution, package) for distribution, package in PACKAGES.items()]
-
-
-def _build_wheel(distribution: str, package: str) -> Wheel:
-    installed = _installed(distribution)
-    stem = f"{package}-{installed.version}"
-    contents = dict(_package_files(package))
+def build_wheel() -> Wheel:
+    """From the files of this installation; also of an editable one."""
+    installed = _installed()
+    stem = f"{DRUMLINE}-{installed.version}"
+    contents = dict(_package_files())
     for name in COPIED_METADATA:
         path = _metadata_folder(installed) / name
         if path.is_file():
@@ -64,31 +59,27 @@ def _build_wheel(distribution: str, package: str) -> Wheel:
     return Wheel(f"{stem}-{TAG}.whl", file.getvalue())
 
 
-def _installed(distribution: str) -> importlib.metadata.Distribution:
+def _installed() -> importlib.metadata.Distribution:
     """The installation that pip wrote. In a checkout a folder `*.egg-info` comes before it on the
     path: what setuptools left there when it built, without the metadata of a wheel."""
-    for installed in importlib.metadata.distributions(name=distribution):
+    for installed in importlib.metadata.distributions(name=DRUMLINE):
         if (_metadata_folder(installed) / "METADATA").is_file():
             return installed
     raise UsageError(
-        f"this installation of {distribution} cannot be copied: no {distribution}-*.dist-info has its METADATA",
-        next_step=f"install {distribution} again with pip 23 or newer",
+        "this installation of drumline cannot be copied: no drumline-*.dist-info has its METADATA",
+        next_step="install drumline again with pip 23 or newer",
     )
 
 
 def _metadata_folder(installed: importlib.metadata.Distribution) -> Path:
-    stem = f"{PACKAGES[installed.name]}-{installed.version}"
-    return Path(str(installed.locate_file(f"{stem}.dist-info")))
+    return Path(str(installed.locate_file(f"{DRUMLINE}-{installed.version}.dist-info")))
 
 
-def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent
+def _package_files() -> Iterator[tuple[str, bytes]]:
+    folder = Path(drumline.__file__).parent
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
-            yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()
+            yield f"{DRUMLINE}/{path.relative_to(folder).as_posix()}", path.read_bytes()
 
 
 def _record_line(name: str, content: bytes) -> str:
@@ -96,14 +87,13 @@ def _record_line(name: str, content: bytes) -> str:
     return f"{name},sha256={digest},{len(content)}\n"
 
 
-def pack(wheels: list[Wheel]) -> bytes:
-    """As one archive, for a node's stdin."""
+def pack(wheel: Wheel) -> bytes:
+    """As an archive that has its name, for a node's stdin."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for wheel in wheels:
-            entry = tarfile.TarInfo(wheel.name)
-            entry.size = len(wheel.content)
-            archive.addfile(entry, io.BytesIO(wheel.content))
+        entry = tarfile.TarInfo(wheel.name)
+        entry.size = len(wheel.content)
+        archive.addfile(entry, io.BytesIO(wheel.content))
     return file.getvalue()
 
 
@@ -111,12 +101,11 @@ def third_party_requirements() -> list[str]:
     """What drumline needs from a package index, with the extras of a node: at the versions that are
     installed here."""
     requirements = {}
-    for distribution in PACKAGES:
-        for line in _installed(distribution).requires or ():
-            requirement = line.partition(";")[0]
-            match = PROJECT_NAME.match(requirement)
-            if is_for_nodes(line) and match is not None and match[0] not in OUR_NAMES:
-                requirements[match[0]] = requirement.strip()
+    for line in _installed().requires or ():
+        requirement = line.partition(";")[0]
+        match = PROJECT_NAME.match(requirement)
+        if is_for_nodes(line) and match is not None and match[0] not in OUR_NAMES:
+            requirements[match[0]] = requirement.strip()
     return [_pinned(name, requirement) for name, requirement in requirements.items()]
 
 

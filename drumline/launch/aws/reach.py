@@ -15,7 +15,6 @@ from drumline.launch.aws.cluster_settings import ME, ClusterSettings
 from drumline.launch.aws.offers import Hardware
 
 EVERYWHERE = "0.0.0.0/0"
-VPN_STEP = "give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16"
 # What ssh through Session Manager runs on this machine.
 SESSION_PROGRAMS = ("aws", "session-manager-plugin")
 SESSION_MANUAL = "docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
@@ -47,17 +46,11 @@ def _check_private_address(settings: ClusterSettings, hardware: Hardware) -> Non
             f"ssh from {settings.ssh_from} cannot reach them in a new VPC",
             next_step="give --ssm in place of --ssh-from, a --subnet that you reach through a VPN, or --no-efa",
         )
-    if settings.ssh_from == ME:
+    ssh_from = settings.ssh_from or ME
+    if ssh_from == ME or ip_network(ssh_from).is_global:
         raise UsageError(
-            f"the instances get no public address in {settings.subnet}, so this machine's public address "
-            "(--ssh-from me) cannot reach them",
-            next_step=VPN_STEP,
-        )
-    if settings.ssh_from and ip_network(settings.ssh_from).is_global:
-        raise UsageError(
-            f"the instances get no public address in {settings.subnet}, so the public network {settings.ssh_from} "
-            "(--ssh-from) cannot reach them",
-            next_step=VPN_STEP,
+            f"the instances get no public address in {settings.subnet}, so --ssh-from {ssh_from} cannot reach them",
+            next_step="give --ssm, or as --ssh-from the network of your VPN, such as 10.8.0.0/16",
         )
 
 
@@ -85,18 +78,13 @@ def check_way_out(
             next_step="give a --subnet with a route to a NAT gateway, or no --subnet: up makes a VPC",
         )
     if target.startswith("igw-") and not is_public:
+        reason = "the subnet gives none (MapPublicIpOnLaunch is off)"
         if subnet.get("MapPublicIpOnLaunch"):
             reason = f"{settings.type} gets none, because it has several network cards"
-            next_step = "give a --subnet whose route is a NAT gateway, or --no-efa, or no --subnet: up makes a VPC"
-        else:
-            reason = "the subnet gives none (MapPublicIpOnLaunch is off)"
-            next_step = (
-                "give a --subnet whose route is a NAT gateway, or one that gives public addresses"
-            )
         raise UsageError(
             f"the nodes could not reach the internet in {settings.subnet}: its way out is the internet gateway "
             f"{target}, which needs public addresses, and {reason}",
-            next_step=next_step,
+            next_step="give a --subnet whose route is a NAT gateway, or no --subnet: up makes a VPC",
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,32 +33,13 @@ def needed_bytes(run: Path | None) -> int:
 def has_space(folder: Path, size: int) -> bool:
     """Whether a file of this size can be made there, which counts quotas too. True where that
     cannot be tried: the run itself then reports why."""
-    probe = probe_file(folder)
     try:
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:  # of a process that was killed; the next try makes a new one
-        _remove(probe)
-        return False
+        # It has no name: nothing stays if this process is killed.
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, size)
     except OSError as error:
         return error.errno not in FULL
-    try:
-        _remove(probe)  # it needs no name: nothing stays if this process is killed
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        return error.errno not in FULL
-    finally:
-        os.close(descriptor)
     return True
-
-
-def probe_file(folder: Path) -> Path:
-    """With the host: those that share the folder may probe it at the same time."""
-    return folder / f".drumline-space-{socket.gethostname()}-{os.getpid()}"
-
-
-def _remove(probe: Path) -> None:
-    with contextlib.suppress(OSError):
-        probe.unlink()
 
 
 def wait_for_space(folder: Path, size: int) -> None:

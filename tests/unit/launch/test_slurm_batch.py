@@ -96,30 +96,12 @@ def test_only_a_preempted_run_is_requeued(
 
 def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:
     options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
-    assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"], 120)) == [
+    assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"])) == [
         "--partition: 'a\\n#SBATCH --uid=0' cannot be in a batch file; no blanks, quotes and the like",
         '--qos: "it\'s" cannot be in a batch file; no blanks, quotes and the like',
         "--sbatch: '-x' is not a flag for a batch file; give --name or --name=value",
         "--sbatch: '--comment=a b' is not a flag for a batch file; give --name or --name=value",
-        "--signal-before: 120 s is not shorter than --time 2: the job would be requeued as soon as it starts",
     ]
-
-
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("90", 5400),
-        ("1:30", 90),
-        ("1:00:00", 3600),
-        ("2-3", 183600),
-        ("1-0:30", 88200),
-        ("1-0:0:5", 86405),
-    ],
-)
-def test_a_time_limit_is_read_as_sbatch_does(time: str, seconds: int) -> None:
-    assert not list(wrong_values({"time": time}, [], seconds - 1))
-    assert list(wrong_values({"time": time}, [], seconds))
-    assert not list(wrong_values({"time": "UNLIMITED"}, [], seconds))
 
 
 def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from drumline.launch.aws import idle_shutdown
 from drumline.launch.aws.cluster_plan import TEMPLATE, template_text
-from drumline.launch.aws.own_wheels import build_wheels, pack
+from drumline.launch.aws.own_wheels import build_wheel, pack
 from tests.aws_node import write_programs
 from tests.multinode.needs import missing
 from tests.unit.launch.aws.test_template import load
@@ -153,7 +153,7 @@ cp -r /opt/drumline/site {folder}/result/site
 def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
     """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not
     installed twice, not by two launches at once either."""
-    content = pack(build_wheels())
+    content = pack(build_wheel())
     (node.folder / "wheels").write_bytes(content)
     (node.folder / "changed").write_bytes(content[:5000] + b"x" + content[5001:])
     digest = hashlib.sha256(content).hexdigest()

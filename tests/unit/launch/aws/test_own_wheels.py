@@ -20,7 +20,7 @@ from drumline.base.errors import UsageError
 from drumline.launch.aws.install import name_of
 from drumline.launch.aws.own_wheels import (
     PROJECT_NAME,
-    build_wheels,
+    build_wheel,
     is_for_nodes,
     pack,
     third_party_requirements,
@@ -84,7 +84,7 @@ def make_index(tmp_path: Path) -> Iterator[Index]:
 def test_pip_asks_an_index_for_everything_but_drumline(tmp_path: Path, index: Index) -> None:
     """As nodes of SkyPilot and ParallelCluster install it: with its dependencies. The index has a
     drumline of someone else, with a higher version."""
-    [built] = build_wheels()
+    built = build_wheel()
     path = tmp_path / built.name
     path.write_bytes(built.content)
     command = [
@@ -142,7 +142,7 @@ def test_an_installation_without_metadata_makes_no_wheel(
         "importlib.metadata.distributions", lambda name: [PathDistribution(left_by_setuptools)]
     )
     with pytest.raises(UsageError) as error:
-        build_wheels()
+        build_wheel()
     assert error.value.what == (
         "this installation of drumline cannot be copied: no drumline-*.dist-info has its METADATA"
     )
@@ -155,15 +155,15 @@ def test_what_setuptools_left_in_a_checkout_is_passed_over(
     """The current folder comes first on the path of `python -m`."""
     monkeypatch.syspath_prepend(left_by_setuptools.parent)
     assert version("drumline") == "0.0.1"
-    assert build_wheels()[0].name == "drumline-0.1.0-py3-none-any.whl"
+    assert build_wheel().name == "drumline-0.1.0-py3-none-any.whl"
     assert any(requirement.startswith("torch==") for requirement in third_party_requirements())
 
 
 def test_the_wheels_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
-    wheels = build_wheels()
-    assert [built.name for built in wheels] == ["drumline-0.1.0-py3-none-any.whl"]
-    assert pack(wheels) == pack(build_wheels()), "a node would install them again at every launch"
-    (tmp_path / "drumline.whl").write_bytes(wheels[0].content)
+    built = build_wheel()
+    assert built.name == "drumline-0.1.0-py3-none-any.whl"
+    assert pack(built) == pack(build_wheel()), "a node would install them again at every launch"
+    (tmp_path / "drumline.whl").write_bytes(built.content)
     with zipfile.ZipFile(tmp_path / "drumline.whl") as archive:
         names = archive.namelist()
         assert (

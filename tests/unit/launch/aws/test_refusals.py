@@ -65,11 +65,6 @@ def test_a_missing_right_is_named(account: Account, stub: Stub) -> None:
             "renew them: aws configure, or aws sso login",
         ),
         (
-            "OptInRequired",
-            "the account has not enabled ec2:DescribeImages",
-            "enable it, and the region us-east-1, in the console",
-        ),
-        (
             "RequestLimitExceeded",
             "AWS is too busy for ec2:DescribeImages (RequestLimitExceeded), after 8 attempts",
             "run the same command again later",
