@@ -8,7 +8,7 @@ one of them is gone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.data import dataloader
 
 # Process groups
 
@@ -34,6 +36,26 @@ def sequence_number_of(group: dist.ProcessGroup) -> Callable[[], int]:
     Without it a diagnosis cannot say which collective a rank is blocked in."""
     count: Callable[[], int] = group._get_sequence_number_for_group  # type: ignore[attr-defined]
     return count
+
+
+def raise_group_timeouts(timeout: timedelta) -> None:
+    """Let no collective of any group that begins from now on time out earlier: a script makes
+    groups of its own, and torch lists them nowhere else. Without it torch ends a script before the
+    watchdog names the rank that it waits for."""
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    for group in groups:
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if backend.options._timeout < timeout:
+                backend._set_default_timeout(timeout)
+
+
+def flight_recorders() -> list[Callable[[bool, bool], str]]:
+    """Functions that dump the latest collectives as JSON: NCCL has a recorder of its own, the other
+    one has gloo's. Without them a diagnosis does not say which collective each rank is in."""
+    functions: Any = torch._C._distributed_c10d
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+    return [getattr(functions, name) for name in names if hasattr(functions, name)]
 
 
 # Models
@@ -67,6 +89,22 @@ def names_ignored_by_ddp(model: nn.Module) -> set[str]:
     """Parameters and buffers that are meant to differ across ranks; DDP reads them from this
     attribute of the model. Without it they are compared and synchronized as all others."""
     return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+pytree = _pytree
+"""Nested tuples, lists and dicts of tensors. Public in no version of torch that is supported, and
+torch's own code reads every batch with it. Without it a step with such a batch fails."""
+
+
+def ddp_measurements(model: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
+    """The sizes of DDP's buckets, and how long the parts of a measured step took. Without it a
+    profile has no buckets, and ranks are not balanced."""
+    return dict(model._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+
+def measure_ddp_every(model: nn.parallel.DistributedDataParallel, steps: int) -> None:
+    """How often DDP measures a step. Without it the times are those of an earlier step."""
+    model._set_ddp_runtime_logging_sample_rate(steps)  # type: ignore[no-untyped-call]
 
 
 # Many tensors in one call. torch's optimizers use these; the public functions take one tensor, and
@@ -113,6 +151,11 @@ def parameters_in_reduction() -> set[str] | None:
 # Operations, graphs and the compiler. Its modules take long to load, and few runs need them.
 
 
+DispatchMode = TorchDispatchMode
+"""The base class of modes that see each operation; torch documents it, under a private name.
+Without it memory is not planned, and operations are not counted."""
+
+
 def current_dispatch_mode() -> Any:
     """The mode that sees each operation, if one is active; only torch's own modes are public.
     Without it compiled code and hashes would be counted as operations of the model."""
@@ -130,6 +173,27 @@ def end_allocation_to_pool(device: torch.device, pool: Any) -> None:
     """What a capture that ended does, for one that failed. Without it torch never frees the memory
     that other streams have used."""
     torch._C._cuda_endAllocateToPool(device.index, pool)
+
+
+def fake_tensors() -> Any:
+    """The module of tensors that have a shape and a device, and no memory. Without it a step is
+    not planned before it is taken."""
+    from torch._subclasses import fake_tensor
+
+    return fake_tensor
+
+
+def compiler_callbacks() -> Any:
+    """What calls back when a compilation begins and ends; None: the compiler is not loaded. Without
+    it the watchdog takes a long compilation for a hang."""
+    module = sys.modules.get("torch._dynamo.callback")
+    return None if module is None else module.callback_handler
+
+
+def load_compiler() -> None:
+    """Before a phase that others wait in: DDP loads it at its first use, which takes seconds.
+    Without it the doctor measures that, too."""
+    import torch._dynamo  # noqa: F401
 
 
 def compiler_counters() -> Any:
@@ -158,6 +222,14 @@ def compile_backward_early() -> None:
         setattr(config, option, True)
 
 
+def is_terminating_handler(handler: Any) -> bool:
+    """Whether torchrun's agent has set this handler of a signal. Without it a launcher cannot tell
+    the signals that torch handles from those that are ignored."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    return handler is api._terminate_process_handler
+
+
 def compiler_error() -> type[Exception]:
     """The base class of all errors of the compiler. Without it a function that cannot be compiled
     ends the run."""
@@ -166,6 +238,28 @@ def compiler_error() -> type[Exception]:
 
 
 # DataLoader workers
+
+LoaderIterator = dataloader._BaseDataLoaderIter
+"""The base class of a DataLoader's iterators. Without it the time that a script waits for data is
+not measured."""
+
+
+def awaited_workers(frames: Iterable[FrameType]) -> list[tuple[int, int]]:
+    """Number and pid of each worker that the iterator in these frames waits for, whoever made it; a
+    worker whose part of the data is done may exit, and so may all of an iterator that is being
+    closed. Without it a diagnosis does not say what a blocked worker does."""
+    for frame in frames:
+        if frame.f_code.co_filename != dataloader.__file__:
+            continue
+        iterator: Any = frame.f_locals.get("self")
+        is_loading = isinstance(iterator, dataloader._MultiProcessingDataLoaderIter)
+        if is_loading and not iterator._shutdown:
+            # There is no such list before all of them are started.
+            needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
+            # Workers may be added meanwhile.
+            pairs = zip(list(iterator._workers), needed, strict=False)
+            return [(n, worker.pid) for n, (worker, is_needed) in enumerate(pairs) if is_needed]
+    return []
 
 
 def shared_storage(num_bytes: int) -> torch.UntypedStorage:

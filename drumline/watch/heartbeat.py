@@ -53,9 +53,7 @@ class Phase(IntEnum):
     LEAVING = 11
     """Out of the loop: done, preempted, or too early. Workers, files and the process group are
     being closed."""
-    COMPILE = (
-        12  # torch compiles, before the first step or in any other phase: rank/compile_marks.py
-    )
+    COMPILE = 12  # torch compiles, before the first step or in any other phase: rank/watched/job_connection.py
     COMPILED = 13  # its own compilation is done; it waits for those of the other ranks
 
 

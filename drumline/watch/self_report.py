@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -32,15 +32,15 @@ ANSWERING_THREAD = "drumline-answer"
 REPORT_SUFFIX = "report.json"
 MAX_CALLS = 48
 NUM_COLLECTIVES = 16
-# NCCL has a recorder of its own; the other one has gloo's collectives. The only use of these
-# private functions.
-RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 # `fully_shard` calls variants of these: `_all_gather_base`, `reduce_scatter_tensor_coalesced`.
 SHARDED = re.compile(r"^_?(all_gather|reduce_scatter)_\w+$")
 
 
-def write_report(folder: Path, rank: int, number: int) -> None:
-    """Answer the question of this number, in a file that appears whole or not at all."""
+def write_report(
+    folder: Path, rank: int, number: int, torch_report: Callable[[], dict[str, Any]] = dict
+) -> None:
+    """Answer the question of this number, in a file that appears whole or not at all.
+    `torch_report`: the workers and collectives, where torch is loaded."""
     path = folder / f"rank-{rank:05d}.{REPORT_SUFFIX}"
     new = path.with_suffix(".new")
     report: dict[str, Any] = {
@@ -50,7 +50,7 @@ def write_report(folder: Path, rank: int, number: int) -> None:
         "collectives": [],
     }
     try:
-        report.update(workers=awaited_workers(), **flight_record())
+        report.update(torch_report())
     except Exception as error:  # that Python answers is worth reporting, whatever became of torch's private functions
         report["error"] = f"{type(error).__name__}: {error}"
     new.write_text(json.dumps(report), encoding="utf-8")
@@ -86,7 +86,7 @@ def name_answering_thread() -> None:
         return  # then the main thread gets it
 
 
-def _main_thread_frames() -> Iterator[FrameType]:
+def main_thread_frames() -> Iterator[FrameType]:
     """The innermost first. The calling thread holds Python's lock, so they cannot change."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
@@ -96,40 +96,8 @@ def _main_thread_frames() -> Iterator[FrameType]:
 
 def main_thread_calls() -> list[tuple[str, int | None, str]]:
     """File, line and name of the main thread's calls, the innermost first."""
-    frames = islice(_main_thread_frames(), MAX_CALLS)
+    frames = islice(main_thread_frames(), MAX_CALLS)
     return [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
-
-
-def awaited_workers() -> list[tuple[int, int]]:
-    """Number and pid of each DataLoader worker that the main thread waits for: those of the
-    iterator that it is in, whoever made it. What other forks are for nobody knows. A worker whose
-    part of the data is done may exit, and so may all of an iterator that is being closed."""
-    torchs = sys.modules.get("torch.utils.data.dataloader")
-    kind: Any = getattr(torchs, "_MultiProcessingDataLoaderIter", None)
-    for frame in _main_thread_frames() if kind else ():
-        if frame.f_code.co_filename == torchs.__file__:  # type: ignore[union-attr]
-            iterator = frame.f_locals.get("self")
-            if isinstance(iterator, kind) and not iterator._shutdown:
-                # There is no such list before all of them are started.
-                needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
-                # Workers may be added meanwhile.
-                pairs = zip(list(iterator._workers), needed, strict=False)
-                return [(n, worker.pid) for n, (worker, is_needed) in enumerate(pairs) if is_needed]
-    return []
-
-
-def flight_record() -> dict[str, Any]:
-    """`{"collectives": [...]}`, records like Collective, the newest last; empty without a process
-    group."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return {}
-    functions = sys.modules.get("torch._C._distributed_c10d")
-    entries = []
-    for name in RECORDERS:
-        if dump := getattr(functions, name, None):
-            entries += json.loads(dump(True, False)).get("entries", [])
-    return {"collectives": latest_collectives(entries)}
 
 
 def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

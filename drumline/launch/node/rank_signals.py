@@ -11,13 +11,13 @@ from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from drumline.base.errors import ExitCode
 from drumline.base.processes import has_signal, read_status
 from drumline.base.startup import ENDING_SIGNALS, SAME_SIGNAL_S
 from drumline.launch.node.node_rendezvous import NodeRendezvous
 from drumline.launch.node.open_rendezvous import SingleNodeRendezvous
+from drumline.rank.torch_internals import is_terminating_handler
 
 
 class Preempted(Exception):  # noqa: N818  # no error
@@ -56,7 +56,7 @@ class RankSignals:
         signal.signal(signal.SIGUSR1, self._preempt)
         for number in ENDING_SIGNALS:
             # Only for signals that torch handles: the others are ignored.
-            if signal.getsignal(number) is _terminate_process_handler:
+            if is_terminating_handler(signal.getsignal(number)):
                 signal.signal(number, self._end)
         if self.preempt_signal:  # it came while ranks were being started, so some did not get it
             self._preempt(self.preempt_signal, None)

@@ -79,7 +79,8 @@ def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
         register_optimizer_step_pre_hook,
     )
     from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from drumline.rank.torch_internals import LoaderIterator
 
     is_compiling = torch.compiler.is_compiling
     main_thread = threading.main_thread().ident
@@ -144,7 +145,7 @@ def _wrap_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
     # A rank waits for the others here, as in backward.
     wrap_method(Work, "wait", timed(BACKWARD))
     wrap_method(DataLoader, "__iter__", iterate)
-    wrap_method(_BaseDataLoaderIter, "__next__", timed(DATA))
+    wrap_method(LoaderIterator, "__next__", timed(DATA))
     register_optimizer_step_pre_hook(begin_optimizer)
     register_optimizer_step_post_hook(end_optimizer)
 

@@ -6,13 +6,12 @@ Our engine has it as `connection` of its RunManager.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from drumline.base.errors import Place, summary
 from drumline.base.rank_environment import watch_settings_from, write_failure
@@ -22,7 +21,7 @@ from drumline.rank.failure import Failure, claim_failure
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.rank_rendezvous import Rendezvous
 from drumline.rank.sealed_store import SealedStore
-from drumline.rank.watched.compile_marks import CALLBACKS, CompileMarks
+from drumline.rank.torch_internals import compiler_callbacks
 from drumline.rank.watched.node_watch import NodeWatch
 from drumline.rank.watched.progress_monitor import ProgressMonitor
 from drumline.rank.watched.watched_rank import WatchedRank, watch_rank
@@ -33,6 +32,7 @@ from drumline.watch.watch_folder import wait_for_diagnosis
 # How long a rank that has lost a peer waits for the sidecar's diagnosis, after it has waited for
 # other ranks' reports.
 DIAGNOSED_S = 2.0
+OUTSIDE_STEPS = (Phase.START, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 
 
 class JobConnection:
@@ -99,8 +99,9 @@ class JobConnection:
 
     def mark_compilations(self) -> None:
         """From here on the heartbeat shows when torch compiles, if its compiler is loaded."""
-        if CALLBACKS in sys.modules:
-            self.compilations = self.compilations or CompileMarks(self.heartbeat)
+        handler = compiler_callbacks()
+        if handler is not None:
+            self.compilations = self.compilations or CompileMarks(self.heartbeat, handler)
             self.compilations.attach()
 
     def note_failure(self, error: BaseException) -> None:
@@ -150,3 +151,45 @@ class JobConnection:
         if self._watched is not None:
             self._watched.close()
         self._watched = self.rendezvous = None
+
+
+class CompileMarks:
+    """Torch calls it when a compilation begins and ends; steps that compile nothing do not."""
+
+    def __init__(self, heartbeat: HeartbeatWriter, handler: Any) -> None:
+        self._heartbeat = heartbeat
+        self._handler = handler
+        self._before = int(Phase.START)
+        self.began_at: dict[str, int] = {}
+        """The compilations in steps that were not reported yet, by torch's id: the step at which
+        each began. Not those in an evaluation: a model in evaluation mode is compiled again, as it
+        should be."""
+        self.reported: set[str] = set()
+        """The functions whose recompilation was reported."""
+        self.is_usual_until = 0
+        """The step up to which a recompilation is usual, and not reported."""
+
+    def attach(self) -> None:
+        """Also after a reset of the compiler, which forgets it."""
+        handler = self._handler
+        if self._begin not in handler.start_callbacks:
+            handler.register_start_callback(self._begin)
+            handler.register_end_callback(self._end)
+
+    def detach(self) -> None:
+        handler = self._handler
+        if self._begin in handler.start_callbacks:
+            handler.remove_start_callback(self._begin)
+            handler.remove_end_callback(self._end)
+
+    # These marks are not counted: a loop that has no others must still be recognized as one without
+    # heartbeats.
+
+    def _begin(self, started: Any) -> None:
+        self._before = self._heartbeat.phase
+        if self._before not in OUTSIDE_STEPS:
+            self.began_at[started.compile_id] = self._heartbeat.step
+        self._heartbeat.mark(Phase.COMPILE, 0)
+
+    def _end(self, _: Any) -> None:
+        self._heartbeat.mark(self._before, 0)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable
 from datetime import timedelta
+from typing import Any
 
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
@@ -64,8 +65,8 @@ class ProgressMonitor:
                 if not marks:
                     self._heartbeat.mark(Phase.USER)
                     marks = self._heartbeat.num_marks
-            if self._patience_s is not None:
-                raise_group_timeouts(self._patience_s + AFTER_PATIENCE_S)
+            if self._patience_s is not None and count is not None:
+                _raise_group_timeouts(self._patience_s + AFTER_PATIENCE_S)
             with contextlib.suppress(Exception):
                 self._also()
 
@@ -73,30 +74,21 @@ class ProgressMonitor:
 def num_collectives() -> int | None:
     """How many the default group has begun, as the backend counts them; None where there is no
     group."""
-    dist = sys.modules.get("torch.distributed")
+    dist: Any = sys.modules.get("torch.distributed")
+    # While torch is being loaded, it has no such functions.
+    if not hasattr(dist, "is_initialized") or not dist.is_available() or not dist.is_initialized():
+        return None
+    from drumline.rank.torch_internals import sequence_number_of
+
     try:
-        if dist is None or not dist.is_available() or not dist.is_initialized():
-            return None
-        return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
-    except (
-        AttributeError,
-        RuntimeError,
-        ValueError,
-    ):  # torch is being loaded, or the group destroyed
+        return sequence_number_of(dist.group.WORLD)()
+    except (AttributeError, RuntimeError):  # the group is being destroyed
         return None
 
 
-def raise_group_timeouts(timeout_s: float) -> None:
-    """Where a group has a shorter one; for collectives that begin from now on."""
-    dist = sys.modules.get("torch.distributed")
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        groups = [] if dist is None else list(dist.distributed_c10d._world.pg_map)
-        backends = [
-            group._get_backend(device) for group in groups for device in group._device_types
-        ]
-        for backend in backends:
-            if backend.options._timeout < timeout:
-                backend._set_default_timeout(timeout)
-    except (AttributeError, RuntimeError, ValueError):
-        return  # as above, or a backend without a timeout
+def _raise_group_timeouts(timeout_s: float) -> None:
+    from drumline.rank.torch_internals import raise_group_timeouts
+
+    # A group may be destroyed meanwhile, or its backend have no timeout.
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):
+        raise_group_timeouts(timedelta(seconds=timeout_s))

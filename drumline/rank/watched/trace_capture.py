@@ -30,6 +30,7 @@ from drumline.base.startup import quiet_profiler
 from drumline.base.text import MIB
 from drumline.base.untrusted import make_own_folder, replace_bytes, replacing
 from drumline.rank.collectives import gather_json, gather_on_main
+from drumline.rank.torch_internals import ddp_measurements
 from drumline.runs.profile_files import (
     DATA_MARK,
     END_MARK,
@@ -336,7 +337,7 @@ def ddp_data(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
     for module in modules:
         if isinstance(module, DistributedDataParallel):
             with suppress(Exception):  # torch calls it unstable
-                return dict(module._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+                return ddp_measurements(module)
     return {}
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import drumline
 from drumline.base.rank_environment import WITHOUT_WATCH, watch_settings_from
@@ -24,7 +25,13 @@ from drumline.base.topology import topology_from
 from drumline.rank.watched.node_watch import options_from_launcher
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
-from drumline.watch.self_report import name_answering_thread, register_stack_signals, write_report
+from drumline.watch.self_report import (
+    latest_collectives,
+    main_thread_frames,
+    name_answering_thread,
+    register_stack_signals,
+    write_report,
+)
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.watch_folder import hold
 
@@ -123,11 +130,28 @@ class WatchedRank:
             if self._questions in ready:
                 with contextlib.suppress(OSError):
                     # The last question: nobody waits for earlier ones.
-                    write_report(self.folder, self.rank, os.read(self._questions, 4096)[-1])
+                    question = os.read(self._questions, 4096)[-1]
+                    write_report(self.folder, self.rank, question, torch_report)
             if sidecar in ready and (wait_s := self._sidecar.reap()) is not None:
                 if select.select([self._wake_up], [], [], wait_s)[0]:
                     return
                 self._sidecar.start()
+
+
+def torch_report() -> dict[str, Any]:
+    """The DataLoader workers that the main thread waits for, and the latest collectives; nothing
+    where torch is not loaded, as in a script that does not use it."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None:
+        return {}
+    from drumline.rank.torch_internals import awaited_workers, flight_recorders
+
+    report: dict[str, Any] = {"workers": awaited_workers(main_thread_frames())}
+    if dist.is_available() and dist.is_initialized():
+        dumps = [json.loads(dump(True, False)) for dump in flight_recorders()]
+        entries = [entry for content in dumps for entry in content.get("entries", [])]
+        report["collectives"] = latest_collectives(entries)
+    return report
 
 
 def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:

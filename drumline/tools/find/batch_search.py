@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from drumline.base.errors import TrainingError, UsageError
 from drumline.config.schema import Config
@@ -21,6 +20,7 @@ from drumline.data.sharding import Cursor, StepPlan, plan_step
 from drumline.data.stream_loader import StreamLoader
 from drumline.parallel.wrap import has_batchnorm
 from drumline.rank.collectives import gather_json
+from drumline.rank.torch_internals import pytree
 from drumline.training.job.job import Job, build_job
 from drumline.training.job.learning_rates import LearningRates
 from drumline.training.manager import RunManager

@@ -27,6 +27,7 @@ from drumline.base.text import by_rank
 from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.rank.collectives import gather_json
+from drumline.rank.torch_internals import ddp_measurements, measure_ddp_every
 from drumline.training.between_steps.action import Action
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.throughput import ExposedCommunication
@@ -115,10 +116,10 @@ class Balance(Action):
         if self._began_at is None:
             self._began_at = step
             self._spent_s = self._job.heartbeat.spent_s()
-            self._applied._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+            measure_ddp_every(self._applied, 1)
         elif step > self._began_at + 1:
             # When a step begins, DDP publishes the times of the one before.
-            measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+            measured = ddp_measurements(self._applied)
             parts = (measured.get(f"{part}_compute_time", 0) for part in ("forward", "backward"))
             self._times.append(sum(parts) / 1e9)
         if len(self._times) == TIMED_STEPS:
@@ -126,7 +127,7 @@ class Balance(Action):
             self._began_at = None
             self._times = []
             rate = _USUAL_RATE[self._job.ddp.device.type]
-            self._applied._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
+            measure_ddp_every(self._applied, rate)
 
     def _decide(self, context: RunContext) -> None:
         """Collective: exchange the times, and choose the sizes of the following steps."""

@@ -12,13 +12,13 @@ from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from drumline.base.errors import NonFiniteError, Place
 from drumline.checkpoint.finite import first_non_finite
 from drumline.checkpoint.state import capture
 from drumline.data.loader import IndexedLoader
 from drumline.rank.collectives import all_sum, gather_json
+from drumline.rank.torch_internals import pytree
 from drumline.training.job.job import Job
 from drumline.training.run_context import RunContext
 from drumline.training.steps.eager import loss_function

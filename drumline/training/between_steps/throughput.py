@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.nn.parallel import DistributedDataParallel
 
+from drumline.rank.torch_internals import ddp_measurements, measure_ddp_every
 from drumline.training.job.job import Job
 from drumline.training.memory.gpu_table import peak_tflop_per_s
 from drumline.training.memory.model_flops import ModelFlops
@@ -240,14 +241,14 @@ class ExposedCommunication:
         self._newest_iteration = 0
         self._newest_step = 0
         if isinstance(self._applied, DistributedDataParallel) and job.ddp.device.type == "cpu":
-            self._applied._set_ddp_runtime_logging_sample_rate(self.EVERY)  # type: ignore[no-untyped-call]
+            measure_ddp_every(self._applied, self.EVERY)
 
     def newest(self, step: int) -> DdpStepTimes | None:
         """The parts of the step that was measured last, on this rank. A captured step is not
         measured."""
         if not isinstance(self._applied, DistributedDataParallel) or self._job.captured_steps:
             return None
-        measured = self._applied._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        measured = ddp_measurements(self._applied)
         iteration = int(measured.get("iteration", 0))
         sent_ns = measured.get("backward_comm_time", 0)
         if iteration != self._newest_iteration:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
-from torch.utils import _pytree as pytree
 
 from drumline.base.errors import UsageError
 from drumline.base.user_code import build_accepted, load_class
 from drumline.config.schema import OptimConfig
 from drumline.parallel.shards import is_shard
+from drumline.rank.torch_internals import pytree
 
 NAMED = 5
 # Those of torch that have a fused kernel on every device that we train on.

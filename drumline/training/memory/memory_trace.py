@@ -15,14 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Adam, Optimizer
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.base.errors import UsageError
 from drumline.config.schema import Config
 from drumline.parallel.blocks import describe_blocks, find_blocks
 from drumline.parallel.recompute import recompute_blocks, recomputed_blocks
-from drumline.rank.torch_internals import live_buffers, live_parameters
+from drumline.rank.torch_internals import (
+    DispatchMode,
+    fake_tensors,
+    live_buffers,
+    live_parameters,
+    pytree,
+)
 from drumline.training.job.evaluation_job import make_autocast
 from drumline.training.job.optimizer import check_own_optimizer, make_optimizer
 from drumline.training.steps.eager import loss_function
@@ -93,11 +97,9 @@ class FakeJob:
     def __init__(self, config: Config, task: Task, *, gathered: torch.dtype | None = None) -> None:
         """`gathered`: the type in which a sharded model has its parameters in a step, if not their
         own."""
-        from torch._subclasses.fake_tensor import FakeTensorMode  # a slow import that few runs need
-
         self._task = task
         self._precision = config.train.precision
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = fake_tensors().FakeTensorMode(allow_non_fake_inputs=True)
         self._model = _build(task)
         wrap = config.dist.wrap or ()
         recompute_blocks(self._model, config.model.activation_checkpointing, wrap)
@@ -159,7 +161,7 @@ class FakeJob:
 
     @contextmanager
     def _faked(self) -> Iterator[None]:
-        from torch._subclasses import fake_tensor as fake
+        fake = fake_tensors()
 
         try:
             with self._mode, _as_on_gpu():
@@ -252,7 +254,7 @@ def _on_device(value: Any) -> int:
     )
 
 
-class _MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
     """Records the bytes of storages on the device that were made under it and are still in use."""
 
     @classmethod

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from drumline.rank.torch_internals import DispatchMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def graph(total: Tensor) -> Iterator[Node]:
             waiting += [following for following, _ in node.next_functions]
 
 
-class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
     """Counts the FLOPs of the operations that run under it, by type and kind."""
 
     @classmethod

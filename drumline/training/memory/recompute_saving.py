@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from drumline.rank.torch_internals import pytree
 
 LEAST_SAVING = 0.05
 """Of the activations; with less, the time that the second forward pass takes is lost."""

@@ -17,11 +17,11 @@ import torch
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from drumline.base.errors import UsageError
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.rank.collectives import check_same, gather_json, gather_on_main
+from drumline.rank.torch_internals import pytree
 from drumline.runs.events import as_json
 from drumline.training.job.evaluation_job import (
     EvaluationJob,

@@ -153,7 +153,7 @@ def report_recompilations(context: RunContext, first_step: int) -> None:
 
 
 def _recompiled(began_at: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    # After torch._dynamo.reset() the ids begin again.
+    # After a reset of the compiler the ids begin again.
     newest: dict[Any, Any] = {
         metrics.compile_id: metrics for metrics in compilations() if metrics.co_name
     }

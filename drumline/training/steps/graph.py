@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from drumline.base.errors import log
 from drumline.data.loader import MicroBatch, Step
@@ -25,6 +24,7 @@ from drumline.rank.torch_internals import (
     clear_cublas_workspaces,
     copy_to_each,
     end_allocation_to_pool,
+    pytree,
 )
 from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable

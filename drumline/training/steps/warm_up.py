@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from drumline.base.errors import UsageError
 from drumline.base.text import by_rank, join_names
@@ -28,6 +27,7 @@ from drumline.parallel.recompute import recomputed_blocks, stop_recomputing
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
 from drumline.rank.collectives import gather_json
+from drumline.rank.torch_internals import pytree
 from drumline.training.job.job import Job
 from drumline.training.memory.model_flops import ModelFlops, count_flops, graph
 from drumline.training.memory.recompute_saving import LEAST_SAVING, recompute_saving

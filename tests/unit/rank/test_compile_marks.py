@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from drumline.rank.watched.compile_marks import CALLBACKS, CompileMarks
-from drumline.rank.watched.job_connection import JobConnection
+from drumline.rank.watched.job_connection import CompileMarks, JobConnection
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 
 
@@ -25,7 +24,7 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "callbacks_of_torch", module)  # for its dataclasses
     spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, CALLBACKS, module)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", module)
     return module
 
 
@@ -35,10 +34,10 @@ def test_a_compilation_is_a_phase_inside_another_and_its_step_is_remembered(
     heartbeat = HeartbeatWriter()
     heartbeat.begin_step(812)
     heartbeat.mark(Phase.FORWARD)
-    marks = CompileMarks(heartbeat)
-    marks.attach()
-    marks.attach()
     handler = callbacks.callback_handler
+    marks = CompileMarks(heartbeat, handler)
+    marks.attach()
+    marks.attach()
     trigger = callbacks.CallbackTrigger
     assert len(handler.start_callbacks) == len(handler.end_callbacks) == 1
     with handler.install_callbacks(trigger.DYNAMO, "0/1"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,26 +14,37 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from drumline.rank.torch_internals import (
+    DispatchMode,
+    LoaderIterator,
     abandon_workers,
     add_to_each,
+    awaited_workers,
     clear_cublas_workspaces,
     compilations,
     compile_backward_early,
+    compiler_callbacks,
     compiler_counters,
     compiler_error,
     copy_to_each,
     current_dispatch_mode,
+    ddp_measurements,
+    fake_tensors,
+    flight_recorders,
     forget_persistent_workers,
     is_batchnorm,
+    is_terminating_handler,
     live_buffers,
     live_parameters,
+    load_compiler,
+    measure_ddp_every,
     names_ignored_by_ddp,
     norm_of_each,
     parameters_in_reduction,
+    pytree,
+    raise_group_timeouts,
     scale_each,
     sequence_number_of,
     set_group_timeout,
@@ -68,6 +81,21 @@ def test_the_timeout_of_a_group_changes(group: dist.ProcessGroup) -> None:
     set_group_timeout(timedelta(seconds=77), None)
     backend: Any = group._get_backend(torch.device("cpu"))
     assert backend.options._timeout == timedelta(seconds=77)
+
+
+def test_short_timeouts_are_raised(group: dist.ProcessGroup) -> None:
+    backend: Any = group._get_backend(torch.device("cpu"))
+    raise_group_timeouts(timedelta(hours=5))
+    assert backend.options._timeout == timedelta(hours=5)
+    raise_group_timeouts(timedelta(seconds=1))
+    assert backend.options._timeout == timedelta(hours=5)
+
+
+def test_collectives_are_recorded(group: dist.ProcessGroup) -> None:
+    dist.all_reduce(torch.zeros(3))
+    records = [json.loads(dump(True, False)).get("entries", []) for dump in flight_recorders()]
+    newest = [entries[-1] for entries in records if entries]
+    assert [entry["input_sizes"] for entry in newest] == [[[3]]]
 
 
 def test_every_collective_is_counted(group: dist.ProcessGroup) -> None:
@@ -112,6 +140,24 @@ def test_a_compiled_model_has_its_model_inside() -> None:
     compiled = torch.compile(model)
     assert compiled is not model
     assert uncompiled(compiled) is model
+
+
+def test_tensors_in_a_nested_batch_are_found_and_replaced() -> None:
+    batch = {"pair": (torch.ones(1), [torch.ones(2)]), "name": "text"}
+    assert [type(leaf) for leaf in pytree.tree_leaves(batch)] == [torch.Tensor, torch.Tensor, str]
+    sizes = pytree.tree_map_only(torch.Tensor, torch.Tensor.numel, batch)
+    assert sizes == {"pair": (1, [2]), "name": "text"}
+
+
+def test_ddp_measures_its_steps(group: dist.ProcessGroup) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    measure_ddp_every(model, 1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2))
+    measured = ddp_measurements(model)
+    assert measured["bucket_cap_bytes"] > 0
+    assert measured["forward_compute_time"] > 0
 
 
 def test_names_that_ddp_ignores_are_those_it_was_told() -> None:
@@ -188,8 +234,31 @@ def test_outside_of_a_reduction_no_parameters_are_known() -> None:
 
 def test_a_mode_that_sees_each_operation_is_known() -> None:
     assert current_dispatch_mode() is None
-    with TorchDispatchMode() as mode:
+    with DispatchMode() as mode:
         assert current_dispatch_mode() is mode
+
+
+def test_fake_tensors_have_no_memory() -> None:
+    fake = fake_tensors()
+    with fake.FakeTensorMode():
+        tensor = torch.empty(10**12)
+    assert isinstance(tensor, fake.FakeTensor)
+    assert issubclass(fake.DataDependentOutputException, RuntimeError)
+    assert issubclass(fake.DynamicOutputShapeException, RuntimeError)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_the_compiler_calls_back() -> None:
+    load_compiler()
+    handler = compiler_callbacks()
+    assert handler.start_callbacks == handler.end_callbacks == []
+
+
+def test_the_handlers_of_torchruns_agent_are_known() -> None:
+    from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+
+    assert is_terminating_handler(_terminate_process_handler)
+    assert not is_terminating_handler(signal.SIG_IGN)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
@@ -234,6 +303,29 @@ def test_shared_storage_is_shared() -> None:
     storage = shared_storage(16)
     assert storage.nbytes() == 16
     assert storage.is_shared()
+
+
+def test_the_workers_that_are_waited_for(loader: DataLoader[int]) -> None:
+    iterator = iter(loader)
+    assert isinstance(iterator, LoaderIterator)
+    pids = [process.pid for process in worker_processes(iterator)]
+    seen: list[list[tuple[int, int]]] = []
+
+    def receive(data: Any, *_: Any) -> Any:
+        frame = sys._getframe()
+        frames = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        seen.append(awaited_workers(frames))
+        return data
+
+    iterator._process_data = receive  # called inside `next`
+    next(iterator)
+    assert seen == [list(enumerate(pids))]
+    assert awaited_workers([sys._getframe()]) == []
+    del iterator._process_data
+    shut_down_workers(iterator)
 
 
 def test_workers_are_shut_down(loader: DataLoader[int]) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from drumline.base.errors import DrumlineError, ExitCode
 from drumline.config.schema import WatchConfig
+from drumline.rank.torch_internals import load_compiler
 from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.ranks.collective_checks import Collectives, run_checks
 from drumline.tools.doctor.ranks.phase_timer import NO_CONNECTION_FIX, PhaseTimer
@@ -116,10 +117,7 @@ def _reason(error: BaseException) -> str:
 
 def main(argv: Sequence[str]) -> int:
     backend, limit_s = argv
-    # DDP loads torch's compiler at its first use, which takes seconds: load it before a phase that
-    # others wait in.
-    import torch._dynamo  # noqa: F401
-
+    load_compiler()
     ddp = RunManager(
         watch=WatchConfig(sidecar="off"),  # PhaseTimer replaces it
         device=DEVICES[backend],
