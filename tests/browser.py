@@ -71,9 +71,9 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """Of a JavaScript expression; it is evaluated also where scripts of the page are off."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def drag(self, x: float, y: float, *, to: float) -> None:
         self._mouse("mousePressed", x, y)
@@ -111,19 +111,19 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_S
         while b"\0" not in self._unread:
             assert time.monotonic() < deadline, "chromium does not answer"
-            more = os.read(self._answers, 1 << 16)
-            assert more, "chromium has exited"
-            self._unread += more
+            content = os.read(self._answers, 1 << 16)
+            assert content, "chromium has exited"
+            self._unread += content
         message, _, self._unread = self._unread.partition(b"\0")
-        found: dict[str, Any] = json.loads(message)
-        return found
+        document: dict[str, Any] = json.loads(message)
+        return document
 
     def _note(self, event: dict[str, Any]) -> str:
         method = event.get("method", "")

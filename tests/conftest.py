@@ -86,21 +86,21 @@ def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
 def _children_of_any_state() -> set[str]:
     """By the kernel's own lists: to look at every process of the machine would take longer than
     most tests do."""
-    found = set()
+    numbers = set()
     parents = [Path("/proc", str(parent), "task") for parent in ("self", *fork_server.attached())]
     for thread in (thread for parent in parents for thread in parent.glob("*")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found.update((thread / "children").read_text().split())
-    return found if HAS_LISTS else _children_by_looking()
+            numbers.update((thread / "children").read_text().split())
+    return numbers if HAS_LISTS else _children_by_looking()
 
 
 def _children_by_looking() -> set[str]:
-    found = set()
+    numbers = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if _state_and_parent(entry)[1] == str(os.getpid()):
-                found.add(entry.name)
-    return found
+                numbers.add(entry.name)
+    return numbers
 
 
 def _state_and_parent(entry: Path) -> list[str]:
@@ -192,9 +192,9 @@ def _shares(items: list[pytest.Item], num_workers: int) -> list[list[pytest.Item
         groups.setdefault(item.path if "module" in scopes else item, []).append(item)
     shares = []
     for number in range(num_workers):
-        mine = list(groups.values())[number::num_workers]
-        begin = len(mine) * number // num_workers
-        shares.append([item for group in mine[begin:] + mine[:begin] for item in group])
+        own_groups = list(groups.values())[number::num_workers]
+        begin = len(own_groups) * number // num_workers
+        shares.append([item for group in own_groups[begin:] + own_groups[:begin] for item in group])
     return shares
 
 

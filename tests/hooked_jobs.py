@@ -30,7 +30,7 @@ class ByHand(Hook):
     def start(self, run: Run) -> None:
         torch.rand(1)
         if not self.average:
-            self.average = {name: one.clone() for name, one in run.model.state_dict().items()}
+            self.average = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
 
     def after_step(self, run: Run) -> None:
         self.num_steps += 1

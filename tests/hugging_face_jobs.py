@@ -189,10 +189,10 @@ def gradients_do_not_depend_on_the_number_of_ranks(spec: str, config: Config) ->
     np.testing.assert_allclose(
         alone, by_hand, rtol=1e-4, atol=1e-6
     )  # transformers' own loss is in single precision
-    both = run_ranks(2, gradient, spec, config, context=FORK)
-    for found, _, _ in both:
+    results = run_ranks(2, gradient, spec, config, context=FORK)
+    for found, _, _ in results:
         np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
-    assert both[0][2] != both[1][2], "the ranks were to have batches of different lengths"
+    assert results[0][2] != results[1][2], "the ranks were to have batches of different lengths"
 
 
 def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
@@ -206,11 +206,11 @@ def gradient(spec: str, config: Config) -> tuple[Any, Any, list[int]]:
         inputs, labels = job.loader.preview()
         trained = list(job.model.parameters())
         by_hand = torch.autograd.grad(job.model(**inputs, labels=labels).loss, trained)
-        before = [one.detach().clone() for one in trained]
+        before = [parameter.detach().clone() for parameter in trained]
         TrainStep(job)(next(job.loader.steps()))
-        found = [old - now.detach() for old, now in zip(before, trained, strict=True)]
+        changes = [old - now.detach() for old, now in zip(before, trained, strict=True)]
         job.close()
-    flat, own = (torch.cat([one.flatten() for one in each]).numpy() for each in (found, by_hand))
+    flat, own = (torch.cat([one.flatten() for one in each]).numpy() for each in (changes, by_hand))
     return flat, own, list(inputs["input_ids"].shape)
 
 
@@ -235,8 +235,8 @@ def resumed_runs_have_the_same_bits() -> None:
         assert [event["step"] for event in events if event["kind"] == "resume"] == [4]
         snapshots = newest(Path("resumed", run)), newest(run)
         # In its state `datasets` also has what it read last, which is not the same after a resume.
-        for one in snapshots:
-            one.documents.pop("data", None)
+        for snapshot in snapshots:
+            snapshot.documents.pop("data", None)
         assert_same_bits(*snapshots)
 
 
@@ -257,9 +257,11 @@ def a_dataset_is_read_by_index_as_it_is() -> None:
     rows = datasets.load_from_disk("table")["eval"].with_format("torch")
     assert not makes_batches(rows)
     request = BatchRequest(0, 5, 9, shuffled=True)
-    found, expected = (BatchMaker(one, seed=3)[request] for one in (rows, load_class(ROWS)(rows)))
+    found, expected = (
+        BatchMaker(source, seed=3)[request] for source in (rows, load_class(ROWS)(rows))
+    )
     assert found.keys() == expected.keys() == {"point", "arm"}
-    assert all(torch.equal(one, expected[name]) for name, one in found.items())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     train_here(*rows_by_index(), Path("alone"))
     alone, on_two_ranks = (newest(run).tensors["model"] for run in (Path("alone"), Path("indexed")))
     torch.testing.assert_close(on_two_ranks, alone)
@@ -268,15 +270,15 @@ def a_dataset_is_read_by_index_as_it_is() -> None:
 def only_adapters_are_trained() -> None:
     weights = newest(Path("lora")).tensors["model"]
     base = read_weights(Path("base")).tensors
-    frozen = {name: one for name, one in weights.items() if "lora_" not in name}
+    frozen = {name: tensor for name, tensor in weights.items() if "lora_" not in name}
     assert len(frozen) == len(base)
-    for name, one in frozen.items():
+    for name, tensor in frozen.items():
         assert torch.equal(
-            one, base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]
+            tensor, base[name.removeprefix("base_model.model.").replace(".base_layer.", ".")]
         ), name
-    adapters = [one for name, one in weights.items() if "lora_B" in name]
+    adapters = [tensor for name, tensor in weights.items() if "lora_B" in name]
     assert adapters
-    assert all(one.abs().max() > 0 for one in adapters)  # they begin with zeros
+    assert all(adapter.abs().max() > 0 for adapter in adapters)  # they begin with zeros
 
 
 def weights_go_in_and_out() -> None:
@@ -293,7 +295,7 @@ def weights_go_in_and_out() -> None:
     tuned = transformers.AutoModelForCausalLM.from_pretrained("tuned").state_dict()
     trained = drumline.load("runs/FineTune").state_dict()
     assert tuned.keys() == trained.keys()
-    assert all(torch.equal(one, trained[name]) for name, one in tuned.items())
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in tuned.items())
     assert not torch.equal(
         tuned["lm_head.weight"], read_weights(Path("base")).tensors["transformer.wte.weight"]
     )

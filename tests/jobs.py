@@ -230,7 +230,7 @@ def assert_same_bits(left: store.Snapshot, right: store.Snapshot) -> None:
     for file in left.tensors:
         assert left.tensors[file].keys() == right.tensors[file].keys()
         for name, tensor in left.tensors[file].items():
-            other = right.tensors[file][name]
-            assert tensor.dtype == other.dtype
-            assert torch.equal(tensor, other), f"{file}: {name} differs"
+            right_tensor = right.tensors[file][name]
+            assert tensor.dtype == right_tensor.dtype
+            assert torch.equal(tensor, right_tensor), f"{file}: {name} differs"
     assert left.documents == right.documents

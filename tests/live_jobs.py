@@ -55,7 +55,7 @@ class Hold(Hook):
         wait_here(self.folder / f"hold-{self.node}-{run.step}", self._note_joiner)
 
     def _note_joiner(self) -> None:
-        if any(isinstance(one, LiveNodes) and one.has_joiner for one in gc.get_objects()):
+        if any(isinstance(item, LiveNodes) and item.has_joiner for item in gc.get_objects()):
             (self.folder / "has-joiner").touch()
 
 
@@ -129,9 +129,11 @@ class Nodes:
                     *self.arguments,
                 ]
                 output = self.folder / f"output-{self._starts}-{number}-{local_rank}"
-                one = server_context.Process(target=_train, args=(environment, words, str(output)))
-                one.start()
-                self.processes[number].append(one)
+                process = server_context.Process(
+                    target=_train, args=(environment, words, str(output))
+                )
+                process.start()
+                self.processes[number].append(process)
 
     def hold(self, number: int, where: int | str) -> Callable[[], None]:
         """Before the start. Returns what lets it go."""
@@ -147,7 +149,7 @@ class Nodes:
         )
 
     def kill(self, *numbers: int) -> None:
-        for one in [one for number in numbers for one in self.processes[number]]:
+        for one in [process for number in numbers for process in self.processes[number]]:
             one.kill()
             one.join()
 
@@ -170,9 +172,9 @@ class Nodes:
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
             return [
-                one
-                for one in read_events(self.run / f"events/rank-{rank:05d}.jsonl")
-                if one["kind"] == kind
+                event
+                for event in read_events(self.run / f"events/rank-{rank:05d}.jsonl")
+                if event["kind"] == kind
             ]
         return []
 
@@ -185,16 +187,16 @@ class Nodes:
     def finish(self, *numbers: int) -> None:
         """All of them end well, and what they leave is right."""
         for number in numbers:
-            for one in self.processes[number]:
-                one.join(LIMIT_S)
-                assert one.exitcode == 0, (
-                    f"node {number} ended with {one.exitcode}\n{self.output()}"
+            for process in self.processes[number]:
+                process.join(LIMIT_S)
+                assert process.exitcode == 0, (
+                    f"node {number} ended with {process.exitcode}\n{self.output()}"
                 )
         report = verify_run(self.run, lambda *_: None)
         assert report.problems == [], report.problems
 
     def close(self) -> None:
-        for one in [one for some in self.processes.values() for one in some]:
+        for one in [process for some in self.processes.values() for process in some]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
             one.join()

@@ -78,7 +78,7 @@ def test_the_first_node_is_lost_and_joins_again(tmp_path: Path) -> None:
         start_again(job, 0, lose(job, 0, 1, 2))
         job.finish(0, 1, 2)
         assert job.events("end")[-1]["host"]
-    assert [len(one["nodes"]) for one in job.events("regrouped")] == [2, 3]
+    assert [len(event["nodes"]) for event in job.events("regrouped")] == [2, 3]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -96,20 +96,20 @@ def test_a_node_that_differs_does_not_join(tmp_path: Path) -> None:
     not start it again."""
     with nodes(tmp_path, 3, "--train.steps", "200") as job:
         go = lose(job, 2, 0, 1)
-        same = job.arguments
-        job.arguments = (*same, "--optim.lr", "0.2")
+        arguments = job.arguments
+        job.arguments = (*arguments, "--optim.lr", "0.2")
         job.start(2)
         job.processes[2][0].join(LIMIT_S)
         assert job.processes[2][0].exitcode == ExitCode.PREFLIGHT_FAILED, job.output()
         assert "and cannot join: the setting optim.lr: 0.2 here, 0.05 there" in job.output()
-        job.arguments = same
+        job.arguments = arguments
         job.variables = {"MORE_SAMPLES": "1"}
         start_again(job, 2, go)
         job.processes[2][0].join(LIMIT_S)
         assert job.processes[2][0].exitcode == ExitCode.PREFLIGHT_FAILED, job.output()
         assert "node 2 could not join the others: ranks differ in the training data" in job.output()
         job.finish(0, 1)
-    assert [len(one["nodes"]) for one in job.events("regrouped")] == [2, 2]
+    assert [len(event["nodes"]) for event in job.events("regrouped")] == [2, 2]
 
 
 def test_data_of_unknown_length(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_data_of_unknown_length(tmp_path: Path) -> None:
         for line in (job.run / "ledger.jsonl").read_text().splitlines()
         if '"start"' in line
     ]
-    assert [(one["samples"], one["step"], one.get("lost")) for one in starts[:2]] == [
+    assert [(start["samples"], start["step"], start.get("lost")) for start in starts[:2]] == [
         (None, 0, None),
         (None, 15, [[2, 11, 15]]),
     ]
@@ -260,7 +260,8 @@ def test_real_launchers_of_nodes_with_two_ranks(tmp_path: Path) -> None:
         for release in go:
             release()
         job.until(
-            lambda: any(one["joined"] for one in job.events("regrouped")), "the node joins again"
+            lambda: any(event["joined"] for event in job.events("regrouped")),
+            "the node joins again",
         )
         assert [launcher.wait(LIMIT_S) for launcher in launchers] == [0, 0, 0], job.output()
     finally:

@@ -52,7 +52,7 @@ def profile(task: str, folder: Path, *words: str) -> dict[str, Any]:
 def check_here(task: str, folder: Path) -> bool:
     """Profile a job on this machine, and try the change, if it has one that is to be tried."""
     document = profile(task, folder, *(["--try"] if task in TRIED else []))
-    named = [one["bottleneck"] for one in document["advice"]]
+    named = [advice["bottleneck"] for advice in document["advice"]]
     is_right = named[:1] == [HERE[task]]
     print(
         f"{task}: named {', '.join(named) or 'nothing'}: {'right' if is_right else 'WRONG'}",
@@ -100,7 +100,7 @@ def check_slow_link(folder: Path) -> bool:
         codes = [job.wait(180) for job in jobs]
         assert codes == [0, 0], "\n".join(job.text() for job in jobs)
     result = read_profile(folder / "run")
-    named = [one.bottleneck for one in advise(result)]
+    named = [advice.bottleneck for advice in advise(result)]
     is_right = named[:1] == ["network"]
     print(
         f"LargeGradients over {MBIT} Mbit/s: named {', '.join(named)}: {'right' if is_right else 'WRONG'}",

@@ -79,8 +79,8 @@ def write_run(
                 )
                 attempt.append({"kind": "end", "step": high, "time": moment, **_end(metric)})
             events += [
-                {"number": place, "rank": rank, "host": HOST, **one}
-                for place, one in enumerate(attempt)
+                {"number": place, "rank": rank, "host": HOST, **event}
+                for place, event in enumerate(attempt)
             ]
         append(folder, rank, *events)
     return folder
@@ -161,7 +161,7 @@ def _steps(
         yield {
             "kind": "phases",
             **at,
-            "phases_s": {name: LOG_EVERY * one for name, one in seconds.items()},
+            "phases_s": {name: LOG_EVERY * duration_s for name, duration_s in seconds.items()},
         }
         if step % SAVE_EVERY == 0:
             moment += 1.5

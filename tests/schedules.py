@@ -172,14 +172,14 @@ def digest(run: Path, *, with_rng: bool = False) -> str:
     """SHA-256 of weights, optimizer, scaler and progress of a run's last checkpoint, and of its
     ledger; the run is verified. The random state of ranks has a meaning on the same number of them
     only."""
-    found = newest(run)
+    checkpoint = newest(run)
     whole = hashlib.sha256(covered(run).encode())
     for file in ("model", "optimizer", *(["rng"] if with_rng else [])):
-        for name, tensor in sorted(found.tensors[file].items()):
+        for name, tensor in sorted(checkpoint.tensors[file].items()):
             whole.update(f"{file} {name} {tensor.dtype} {list(tensor.shape)}".encode())
             whole.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    progress = {name: found.documents["progress"][name] for name in ("step", "cursor")}
-    documents = [progress, found.documents["optimizer"], found.documents.get("scaler")]
+    progress = {name: checkpoint.documents["progress"][name] for name in ("step", "cursor")}
+    documents = [progress, checkpoint.documents["optimizer"], checkpoint.documents.get("scaler")]
     whole.update(json.dumps(documents, sort_keys=True).encode())
     return whole.hexdigest()
 
@@ -236,9 +236,9 @@ def main() -> int:
 
         def is_same(schedule: Schedule) -> bool:
             run = Path(folder) / str(schedule.number)
-            same = run_schedule(schedule, run) == references.digest_for(schedule)
+            is_same = run_schedule(schedule, run) == references.digest_for(schedule)
             shutil.rmtree(run)
-            return same
+            return is_same
 
         for schedule, same in zip(schedules, pool.map(is_same, schedules), strict=True):
             results[schedule.setup.exact, same] += 1
@@ -253,7 +253,7 @@ def main() -> int:
         )
     print(f"kills    {', '.join(f'{phase} {kills[phase]}' for phase in PHASES)}")
     print(f"time     {(time.monotonic() - started) / 60:.0f} min")
-    return int(any(not same for _, same in results))
+    return int(any(not is_same for _, is_same in results))
 
 
 if __name__ == "__main__":

@@ -111,12 +111,12 @@ class Bucket:
         self.client.create_multipart_upload(Bucket=self.name, Key=key)
 
     def unfinished(self) -> list[str]:
-        found = self.client.list_multipart_uploads(Bucket=self.name)
-        return [one["Key"] for one in found.get("Uploads", ())]
+        listing = self.client.list_multipart_uploads(Bucket=self.name)
+        return [upload["Key"] for upload in listing.get("Uploads", ())]
 
     def sizes(self) -> dict[str, int]:
-        found = self.client.list_objects_v2(Bucket=self.name)
-        return {one["Key"]: one["Size"] for one in found.get("Contents", ())}
+        listing = self.client.list_objects_v2(Bucket=self.name)
+        return {entry["Key"]: entry["Size"] for entry in listing.get("Contents", ())}
 
 
 @contextmanager

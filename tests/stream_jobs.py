@@ -50,13 +50,13 @@ class OwnPlace(IterableDataset[Sample]):
         rank, world_size = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         )
-        mine = range(rank, len(self.points), world_size)
+        rows = range(rank, len(self.points), world_size)
         if self.seen is None:
-            self.seen = torch.zeros(len(mine), dtype=torch.int16)  # of another size on each rank
-        while self.at < len(mine):
+            self.seen = torch.zeros(len(rows), dtype=torch.int16)  # of another size on each rank
+        while self.at < len(rows):
             self.at += 1
             self.seen[self.at - 1] += 1
-            yield self.points[mine[self.at - 1]]
+            yield self.points[rows[self.at - 1]]
         self.at = 0
 
 

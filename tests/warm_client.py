@@ -47,14 +47,14 @@ def main(server: str, *words: str) -> None:
 
 def others() -> list[int]:
     """Files that this process was given beside the usual three."""
-    found = []
+    results = []
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         try:
             if number > 2 and os.fstat(number):
-                found.append(number)
+                results.append(number)
         except OSError:  # that of the folder itself
             pass
-    return found
+    return results
 
 
 def relay(number: int, connection: _socket.socket) -> None:

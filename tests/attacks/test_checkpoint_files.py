@@ -88,7 +88,7 @@ def checked(run: RunFolder) -> str:
         load.weight = torch.nn.Parameter(torch.zeros(2))
         load_checkpoint(run.path, load)
     assert load.weight.tolist() == [1.0, 1.0]  # of step 1
-    (found,) = [one for one in findings if one.where == "checkpoints/step-00000002"]
+    (found,) = [finding for finding in findings if finding.where == "checkpoints/step-00000002"]
     return found.what
 
 
@@ -350,10 +350,10 @@ def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None
         save(run, step, {**SAVED, "step": step}, {**own, "rank-00001": state})
     documents = {"progress": {**SAVED, "step": 200}}
     store.write(run.checkpoints, 200, tensors={"model": {}}, documents=documents, metrics={})
-    found = find_newest(Alone(), run.checkpoints)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.progress.step == 3
-    reasons = [reason for _, reason in found.skipped]
+    newest_step = find_newest(Alone(), run.checkpoints)  # type: ignore[arg-type]
+    assert newest_step is not None
+    assert newest_step.progress.step == 3
+    reasons = [reason for _, reason in newest_step.skipped]
     assert reasons[0] == "it does not hold a model, an optimizer, random states and progress"
     assert reasons[1:5] == [f"rng.safetensors: {reason}" for reason in reversed(states)]
     assert set(reasons[5:]) <= {"progress.json does not have the run's position", reasons[0]}

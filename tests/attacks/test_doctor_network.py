@@ -37,8 +37,8 @@ HELLO = {"kind": "hello", "protocol": PROTOCOL}
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
     """One that came to node 0 over a network, and has two addresses."""
-    found = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
-    monkeypatch.setattr("drumline.tools.doctor.pairs.node_server.interfaces", lambda: found)
+    interfaces = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
+    monkeypatch.setattr("drumline.tools.doctor.pairs.node_server.interfaces", lambda: interfaces)
     return NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
 
 
@@ -95,9 +95,9 @@ def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(
 
 def test_nodes_on_one_machine_and_hosts_over_ssh_are_not_limited() -> None:
     for here in ("127.0.0.1", None):
-        one = NodeServer(FrameReader(0), 1, HostSettings({}), here=here)
-        one._check_own("127.0.0.1")
-        one._check_elsewhere("127.0.0.1")
+        server = NodeServer(FrameReader(0), 1, HostSettings({}), here=here)
+        server._check_own("127.0.0.1")
+        server._check_elsewhere("127.0.0.1")
 
 
 def _joined(place: NodeOptions) -> str:
@@ -133,21 +133,21 @@ def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes)
 @pytest.mark.parametrize("is_true", [True, False])
 def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> None:
     async def ask() -> Any:
-        ours = Session(b"a", b"b")
-        theirs = Session(b"b", b"a")
+        near = Session(b"a", b"b")
+        far = Session(b"b", b"a")
         one, other = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=one)
         far_reader, far_writer = await asyncio.open_connection(sock=other)
         client = NodeClient(
-            HostConnection(Host("b"), [], 9.0, session=ours, reader=reader, writer=writer)
+            HostConnection(Host("b"), [], 9.0, session=near, reader=reader, writer=writer)
         )
-        far_writer.write(theirs.encode(HELLO))
+        far_writer.write(far.encode(HELLO))
         await client.open()
         asked = asyncio.create_task(client.ask("facts", 20.0))
         request: dict[str, Any] = {}
         while request.get("kind") != "facts":
-            request = theirs.decode((await far_reader.readline()).removesuffix(b"\n"))
-        line = theirs.encode({"kind": "answer", "id": request["id"], "ok": 1})
+            request = far.decode((await far_reader.readline()).removesuffix(b"\n"))
+        line = far.encode({"kind": "answer", "id": request["id"], "ok": 1})
         far_writer.write(line if is_true else line.replace(b'"ok":1', b'"ok":2'))
         try:
             return await asked
@@ -158,8 +158,8 @@ def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> N
                 await client.close()
             far_writer.close()
 
-    told = asyncio.run(ask())
-    assert told == 1 if is_true else "wrong seal" in str(told)
+    result = asyncio.run(ask())
+    assert result == 1 if is_true else "wrong seal" in str(result)
 
 
 @pytest.mark.parametrize("secret", ["x", "hunter2", "fifteen letters"])
@@ -186,9 +186,9 @@ def test_commands_refuse_it_before_they_open_anything(
 ) -> None:
     monkeypatch.setitem(os.environ, "DRUMLINE_SECRET", "hunter2")
     assert main(words.split()) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert "DRUMLINE_SECRET has 7 characters" in told
-    assert "hunter2" not in told
+    printed = capsys.readouterr().err
+    assert "DRUMLINE_SECRET has 7 characters" in printed
+    assert "hunter2" not in printed
 
 
 @given(
@@ -207,8 +207,8 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
 )
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
     node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
-    said: list[Any] = []
-    node._send = lambda kind, **content: said.append(content)  # type: ignore[method-assign]
+    messages: list[Any] = []
+    node._send = lambda kind, **content: messages.append(content)  # type: ignore[method-assign]
     request = {
         "id": 1,
         "kind": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
@@ -216,5 +216,5 @@ def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.D
     for name in ("token", "address", "ports", "others", "targets", "target", "first_rank", "node"):
         request[name] = value
     node._answer(request)
-    assert said[0].keys() <= {"id", "ok", "error"}
+    assert messages[0].keys() <= {"id", "ok", "error"}
     assert node.listeners is None

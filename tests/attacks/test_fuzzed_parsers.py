@@ -154,11 +154,11 @@ def test_manifests(content: dict[str, Any], right: bool) -> None:
         return
     with bounded():
         try:
-            found = manifest.parse(raw)
+            parsed = manifest.parse(raw)
         except ValueError:
             return
-    assert type(found.step) is int
-    assert all(manifest.NAME.fullmatch(name) for name in found.files)
+    assert type(parsed.step) is int
+    assert all(manifest.NAME.fullmatch(name) for name in parsed.files)
 
 
 ROW = ("rank", "host", "step", "phase", "age_s", "rate", "state", "cpu", "exit", "failure")
@@ -192,9 +192,9 @@ def test_statuses(tmp_path: Path, changed: dict[str, Any], row: dict[str, Any]) 
     for record in ({**GOOD, **changed, "ranks": rows}, {**GOOD, "ranks": rows}):
         (tmp_path / "status.json").write_text(json.dumps(record))
         with bounded():
-            if (found := read_status_file(tmp_path / "status.json")) is not None:
-                all_rows(found)
-                summary_line(found)
+            if (status_file := read_status_file(tmp_path / "status.json")) is not None:
+                all_rows(status_file)
+                summary_line(status_file)
 
 
 LEDGER = (
@@ -277,8 +277,8 @@ def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, noti
     (tmp_path / "0001-unknown.json").write_text(json.dumps({**good, **record, "diagnosis": inner}))
     (tmp_path / "notices.jsonl").write_text(f"{json.dumps(notice)}\n")
     with bounded():
-        found = diagnoses_of_launch(tmp_path, "a")
-        check_same_step(found, tmp_path)
-        for one in found:
+        diagnoses = diagnoses_of_launch(tmp_path, "a")
+        check_same_step(diagnoses, tmp_path)
+        for one in diagnoses:
             _failure_in(one)
         WatchNotices(tmp_path).report(Reporter([], rank=0, host="a"))

@@ -124,8 +124,8 @@ def test_fix_writes_nothing_outside_of_the_folder(
     else:
         (project / "link").symlink_to(outside)
     assert linted("--fix", "--select", "DL035", project) == 2
-    said = "".join(capsys.readouterr())
-    assert "the file was not fixed: a link leads out of the folder" in said
+    printed = "".join(capsys.readouterr())
+    assert "the file was not fixed: a link leads out of the folder" in printed
     assert (outside / "victim.py").read_text() == WRONG
     assert (project / "own.py").read_text() != WRONG
     # The user may name it.

@@ -31,18 +31,18 @@ dist.destroy_process_group()
 def observed(hosts: Sequence[Host]) -> Iterator[dict[str, set[tuple[str, int]]]]:
     """What listens on each host meanwhile, looked at again and again; its sshd is not counted."""
     before = {host.name: listening(host.space.pid) for host in hosts}
-    seen: dict[str, set[tuple[str, int]]] = {host.name: set() for host in hosts}
+    ports: dict[str, set[tuple[str, int]]] = {host.name: set() for host in hosts}
     is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(LOOK_S):
             for host in hosts:
-                seen[host.name] |= listening(host.space.pid) - before[host.name]
+                ports[host.name] |= listening(host.space.pid) - before[host.name]
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        yield seen
+        yield ports
     finally:
         is_over.set()
         looking.join()

@@ -84,7 +84,7 @@ def attack(port: int, pids: list[int]) -> int:
         with contextlib.suppress(OSError):
             environments.append(Path(f"/proc/{pid}/environ").read_bytes())
     return (1 if room else 0) | (
-        2 if any(b"DRUMLINE_SECRET=" in one for one in environments) else 0
+        2 if any(b"DRUMLINE_SECRET=" in environment for environment in environments) else 0
     )
 
 
@@ -143,12 +143,12 @@ def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(
         wait_for(steps, job)
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         port = store_port(job.pid)
-        got = by_user(other_user, lambda: attack(port, [job.pid, *map(int, children)]))
-        assert got == 1, "the store can be read; a secret cannot"
-        at = steps()[-1]
+        answer = by_user(other_user, lambda: attack(port, [job.pid, *map(int, children)]))
+        assert answer == 1, "the store can be read; a secret cannot"
+        step = steps()[-1]
         # As long as two looks of the watcher, and beyond.
         time.sleep(1.5)
-        wait_for(lambda: steps()[-1] > at, job)
+        wait_for(lambda: steps()[-1] > step, job)
         job.send_signal(signal.SIGTERM)
         said, _ = job.communicate(timeout=LIMIT_S)
     finally:

@@ -79,18 +79,18 @@ def test_what_an_unauthenticated_client_writes_is_not_there(
 
 
 def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore) -> None:
-    ours = SealedStore(base, SECRET, "drumline")
-    ours.set("key", "word")
+    sealed = SealedStore(base, SECRET, "drumline")
+    sealed.set("key", "word")
     recorded = base.get("drumline/key")
     base.set("drumline/other", recorded)  # type: ignore[arg-type]
     base.set("drumline/room/key", recorded)  # type: ignore[arg-type]
-    assert (ours.check(["key"]), ours.check(["other"]), ours.under("room").check(["key"])) == (
-        True,
-        False,
-        False,
-    )
+    assert (
+        sealed.check(["key"]),
+        sealed.check(["other"]),
+        sealed.under("room").check(["key"]),
+    ) == (True, False, False)
     assert not SealedStore(base, SECRET + "?", "drumline").check(["key"])
-    assert not ours.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
+    assert not sealed.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
 
 
 def test_one_side_without_the_secret_is_reported(base: dist.HashStore) -> None:
@@ -147,8 +147,8 @@ def test_no_unknown_client_stops_a_run_and_it_obeys_a_signal(
 def test_a_failure_is_claimed_by_a_rank_and_by_no_other(base: dist.HashStore, value: bytes) -> None:
     store = SealedStore(base, SECRET, "drumline/room")
     base.set("drumline/room/failure/first", value)  # type: ignore[arg-type]
-    mine = Failure(Place(host="a", rank=1), "ValueError: x", 1)
-    assert claim_failure(store, mine, ValueError("x"), rank_0_hosts_store=True) is None
+    failure = Failure(Place(host="a", rank=1), "ValueError: x", 1)
+    assert claim_failure(store, failure, ValueError("x"), rank_0_hosts_store=True) is None
     later = claim_failure(
         store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False
     )

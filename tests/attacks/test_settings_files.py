@@ -219,8 +219,8 @@ def test_verify_waits_for_nothing(tmp_path: Path, kind: str) -> None:
     for file in (run.config_file, run.environment_file, run.ledger, run.event_file(0)):
         os.mkfifo(file) if kind == "fifo" else file.symlink_to(kind)
     with bounded():
-        found = verify_run(tmp_path, lambda _: None).problems
-    named = {finding.where for finding in found}
+        problems = verify_run(tmp_path, lambda _: None).problems
+    named = {finding.where for finding in problems}
     assert named >= {"config.toml", "environment.json", "events/rank-00000.jsonl", "ledger.jsonl"}
 
 

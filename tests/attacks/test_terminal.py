@@ -210,8 +210,11 @@ def banner_of_an_ssh_server(text: str, path: Path, capsys: pytest.CaptureFixture
 def fact_of_a_rank_in_an_error(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.watch.fact_differences import Difference, described
 
-    found = [Difference("versions", text, ["1", "2"]), Difference("versions", "b", [text, "2"])]
-    what, step = described(found, ["a", "b"])
+    differences = [
+        Difference("versions", text, ["1", "2"]),
+        Difference("versions", "b", [text, "2"]),
+    ]
+    what, step = described(differences, ["a", "b"])
     return printed_by_cli(PreflightError(what, next_step=step), capsys, code=3)
 
 

@@ -99,8 +99,8 @@ class TwoNodes:
 
     def end(self) -> list[tuple[int, str]]:
         (self.folder / "go").touch()
-        said = [node.communicate(timeout=LIMIT_S)[0] for node in self.nodes]
-        return [(node.returncode, text) for node, text in zip(self.nodes, said, strict=True)]
+        outputs = [node.communicate(timeout=LIMIT_S)[0] for node in self.nodes]
+        return [(node.returncode, text) for node, text in zip(self.nodes, outputs, strict=True)]
 
 
 @pytest.fixture(params=[SECRET, None], ids=["with a secret", "without"])

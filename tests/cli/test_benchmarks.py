@@ -58,18 +58,18 @@ SOAK = (
 
 @pytest.mark.parametrize("name", ["cpu", *SOAK])
 def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = options(tmp_path, name)
+    chosen = options(tmp_path, name)
     with RunManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
-        table = importlib.import_module(f"benchmarks.tables.{name}").make(asked, ddp)
-    publish(table, asked.out)
+        table = importlib.import_module(f"benchmarks.tables.{name}").make(chosen, ddp)
+    publish(table, chosen.out)
     if _guard.cache_info().currsize:  # it would end with this process
         _guard().kill()
         _guard().communicate()
         _guard.cache_clear()
 
     text = capsys.readouterr().out
-    ours = [row for row in table.rows if "ours" in row.way]
-    assert ours
+    rows = [row for row in table.rows if "ours" in row.way]
+    assert rows
     assert any(
         way in row.way for row in table.rows for way in ("by hand", "torch.save", "DataLoader")
     )
@@ -87,9 +87,9 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
             "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'"
             in text
         )
-    document = json.loads((asked.out / f"{table.name}.json").read_text())
+    document = json.loads((chosen.out / f"{table.name}.json").read_text())
     assert [row["way"] for row in document["rows"]] == [row.way for row in table.rows]
-    ElementTree.parse(asked.out / f"{table.name}.svg")
+    ElementTree.parse(chosen.out / f"{table.name}.svg")
 
 
 @pytest.mark.soak
@@ -199,11 +199,11 @@ def test_bytes_prepared_on_the_device_are_the_samples_that_workers_would_prepare
     photo_bytes.images = photos.images
     request = BatchRequest(3, 0, 16, shuffled=True)
     (floats, labels), (images, chances, same) = (
-        BatchMaker(one, seed=0)[request] for one in (photos, photo_bytes)
+        BatchMaker(dataset, seed=0)[request] for dataset in (photos, photo_bytes)
     )
-    found = prepared(images, chances, 8)
-    assert torch.equal(found, floats)
+    batch = prepared(images, chances, 8)
+    assert torch.equal(batch, floats)
     assert torch.equal(same, labels)
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
     parameters = sum(parameter.numel() for parameter in ResNet50(1000).parameters())
     assert parameters == 25_557_032  # torchvision's

@@ -160,7 +160,7 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["model"]["widths"] == [8]
     environment = json.loads((run / "environment.json").read_text())
-    assert [one["rank"] for one in environment["ranks"]] == [0, 1]
+    assert [rank["rank"] for rank in environment["ranks"]] == [0, 1]
     for rank in (0, 1):
         kinds = [event["kind"] for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")]
         assert {"start", "train", "evaluation", "end"} <= set(kinds)

@@ -84,14 +84,16 @@ def test_the_metrics_of_the_f1_script_are_those_of_scikit_learn(runner: Any) -> 
     data = task.eval_data()
     model = task.model()
     outputs = task.loss(model, data.columns).outputs
-    found = {}
+    results = {}
     for name, metric in task.metrics().items():
         metric.update(*outputs)
-        found[name] = metric.compute()
+        results[name] = metric.compute()
     labels = data.columns["labels"]
     chosen = runner.chosen(model, data)
-    assert found["f1"].item() == pytest.approx(f1_score(labels, chosen, average="macro"), abs=1e-6)
-    assert found["confusion"].tolist() == confusion_matrix(labels, chosen).tolist()
+    assert results["f1"].item() == pytest.approx(
+        f1_score(labels, chosen, average="macro"), abs=1e-6
+    )
+    assert results["confusion"].tolist() == confusion_matrix(labels, chosen).tolist()
 
 
 @pytest.mark.soak
@@ -110,9 +112,9 @@ def test_the_loss_of_the_tokens_script_is_a_mean_over_tokens() -> None:
 def test_the_ema_script_reports_the_accuracy_of_the_average_on_two_ranks(
     runner: Any, tmp_path: Path
 ) -> None:
-    found = runner.compare_ema(runner.script("ema", "drumline"), tmp_path / "ema")
-    assert found["accuracy reported"] == found["accuracy of the average"]
-    assert 1 < int(found["stopped after"].removesuffix(" epochs")) < 60
+    comparison = runner.compare_ema(runner.script("ema", "drumline"), tmp_path / "ema")
+    assert comparison["accuracy reported"] == comparison["accuracy of the average"]
+    assert 1 < int(comparison["stopped after"].removesuffix(" epochs")) < 60
 
 
 @pytest.mark.usefixtures("warm")

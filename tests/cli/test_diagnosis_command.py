@@ -88,16 +88,18 @@ def test_the_diagnosis_explains_the_end_and_decides_on_a_restart(
     words = ["--procs", "2", "--max-restarts", str(restarts), "stands.py", alarm, action, "2"]
     ended = finish(start(*words, cwd=tmp_path))[0]
     assert ended == (code, "", said)
-    told = starts_of(tmp_path, 0)
-    assert told == starts_of(tmp_path, 1)
-    assert len(told) == said.count("restarting") + 1
-    assert len({one["DRUMLINE_WATCH_DIR"] for one in told}) == len(told), "each start has its own"
-    assert {len(one["DRUMLINE_SECRET"]) for one in told} == {64}
-    assert len({one["DRUMLINE_SECRET"] for one in told}) == len(told)
-    assert {(one["DRUMLINE_WATCH_NODES"], one["DRUMLINE_WATCH_RUN"]) for one in told} == {
+    starts = starts_of(tmp_path, 0)
+    assert starts == starts_of(tmp_path, 1)
+    assert len(starts) == said.count("restarting") + 1
+    assert len({start["DRUMLINE_WATCH_DIR"] for start in starts}) == len(starts), (
+        "each start has its own"
+    )
+    assert {len(start["DRUMLINE_SECRET"]) for start in starts} == {64}
+    assert len({start["DRUMLINE_SECRET"] for start in starts}) == len(starts)
+    assert {(start["DRUMLINE_WATCH_NODES"], start["DRUMLINE_WATCH_RUN"]) for start in starts} == {
         (None, None)
     }
-    assert not any(Path(one["DRUMLINE_WATCH_DIR"]).parent.exists() for one in told)
+    assert not any(Path(start["DRUMLINE_WATCH_DIR"]).parent.exists() for start in starts)
 
 
 def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path: Path) -> None:
@@ -108,9 +110,9 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path:
         *(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files)
     )
     assert [code for code, *_ in ended] == [70, 70], ended
-    told = [starts_of(tmp_path, rank) for rank in range(2)]
-    assert [len(one) for one in told] == [2, 2], ended
-    for first, second in zip(*told, strict=True):
+    starts = [starts_of(tmp_path, rank) for rank in range(2)]
+    assert [len(start) for start in starts] == [2, 2], ended
+    for first, second in zip(*starts, strict=True):
         assert first["DRUMLINE_SECRET"] == second["DRUMLINE_SECRET"]
         assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
         assert first["DRUMLINE_WATCH_DIR"] != second["DRUMLINE_WATCH_DIR"]
@@ -197,8 +199,8 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     assert (code, output) == (70, ""), errors
     host = re.escape(socket.gethostname())
     stopped = rf"hang: rank 1 on {host} is stopped by a signal, .*; 1 rank is blocked in all_reduce #\d+\."
-    told = rf"drumline: {stopped} Try: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
-    assert re.fullmatch(rf"{told}{re.escape(AGAIN.format(1))}{told}", errors), errors
+    message = rf"drumline: {stopped} Try: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
+    assert re.fullmatch(rf"{message}{re.escape(AGAIN.format(1))}{message}", errors), errors
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
     names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
     assert sorted(path.name for path in (folder / "diagnoses").iterdir()) == names
@@ -269,9 +271,9 @@ def test_a_watched_script_that_exits_without_a_message_is_reported(tmp_path: Pat
     words = ["--watch", "--procs", "2", "--max-restarts", "1", "ends.py"]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, output) == (3, ""), errors
-    told = f"drumline: failure: rank 1 on {socket.gethostname()} exited with code 3. "
+    message = f"drumline: failure: rank 1 on {socket.gethostname()} exited with code 3. "
     first, again, last = errors.splitlines(keepends=True)
-    assert first.startswith(told), errors
+    assert first.startswith(message), errors
     assert (again, last) == (AGAIN.format(1), first), "once for each start"
 
 

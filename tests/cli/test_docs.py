@@ -75,23 +75,23 @@ class Command(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
-        Block(found[1], found[2], found[3], text[: found.start()].rstrip().rpartition("\n\n")[2])
-        for found in FENCE.finditer(text)
+        Block(match[1], match[2], match[3], text[: match.start()].rstrip().rpartition("\n\n")[2])
+        for match in FENCE.finditer(text)
     ]
 
 
 def commands(block: Block) -> list[Command]:
-    found: list[Command] = []
+    results: list[Command] = []
     lines = iter(block.text.splitlines())
     for line in lines:
         if line.startswith("$ "):
             typed = line.removeprefix("$ ")
             while typed.endswith("\\"):
                 typed = typed.removesuffix("\\") + next(lines).strip()
-            found.append(Command(typed, []))
-        elif found and line.strip() not in ("", "..."):
-            found[-1].shown.append(line)
-    return found
+            results.append(Command(typed, []))
+        elif results and line.strip() not in ("", "..."):
+            results[-1].shown.append(line)
+    return results
 
 
 def of_kind(kind: str) -> Iterator[tuple[Path, Block]]:
@@ -227,18 +227,18 @@ def test_make_test_is_there() -> None:
 
 
 def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) -> None:
-    found = {
+    typed_commands = {
         command.typed
         for _, block in of_kind("text")
         for command in commands(block)
         if command.typed.startswith("torchrun --nnodes 2 ")
     }
-    assert len(found) == 1, "the pages show different commands"
+    assert len(typed_commands) == 1, "the pages show different commands"
     address = f"127.0.0.1:{free_port()}"
     # One rank a node: that it is two agents that meet is what matters, and starting torch is what
     # takes time.
     words = (
-        found.pop()
+        typed_commands.pop()
         .replace("FIRST_HOST:29500", address)
         .replace("--nproc-per-node 2", "--nproc-per-node 1")
     )
@@ -317,8 +317,10 @@ def test_settings_and_flags_exist(page: Path) -> None:
         if "." in name and name != "section.name":
             assert annotation_of(name) is not None, f"{page.name} mentions --{name}"
     for verb, words in LAUNCHED.findall(text.replace("\\\n", " ")):
-        given = split_command(shlex.split(words))[0] if verb == "launch" else shlex.split(words)
-        for flag in FLAG_OF_VERB.findall(" ".join(given)):
+        words_before = (
+            split_command(shlex.split(words))[0] if verb == "launch" else shlex.split(words)
+        )
+        for flag in FLAG_OF_VERB.findall(" ".join(words_before)):
             assert flag in FLAGS_OF_VERBS[verb], f"{page.name} gives `drumline {verb}` --{flag}"
     for line in text.replace("\\\n", " ").splitlines():
         for flag in FLAG.findall(line.partition("drumline train ")[2].partition(" | ")[0]):

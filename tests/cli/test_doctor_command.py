@@ -57,9 +57,9 @@ def test_wrong_usage_is_reported(
     for name in ("SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NODELIST"):
         monkeypatch.delenv(name, raising=False)
     assert main(["doctor", *words.split()]) == ExitCode.USAGE
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for problem in problems:
-        assert problem in told
+        assert problem in printed
 
 
 def test_help_tells_every_flag_and_fits_a_terminal(
@@ -67,14 +67,14 @@ def test_help_tells_every_flag_and_fits_a_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["doctor", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert max(map(len, told.splitlines())) <= 80
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
     for word in (
         *(f"\n  --{name}" for name in OWN_FLAGS),
         "DRUMLINE_SECRET",
         "3 something must be fixed",
     ):
-        assert word in told
+        assert word in printed
 
 
 def test_slurm_says_which_node_this_is() -> None:
@@ -123,9 +123,9 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert any(line.startswith("variable              NCCL_DEBUG=WARN (") for line in lines)
     assert lines[-1].startswith("result: ready to train" if code == 0 else "result: not ready")
     assert main(["doctor", "--json"]) == code
-    told = json.loads(capsys.readouterr().out)
-    assert told["result"] == lines[-1]
-    assert told["facts"][socket.gethostname()]["python"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["result"] == lines[-1]
+    assert document["facts"][socket.gethostname()]["python"]
 
 
 TASK = """
@@ -167,9 +167,11 @@ def test_a_task(
     problem = f"problem: {file}:Spare: none of 2 batches uses spare.weight and spare.bias: several ranks would wait"
     assert any(line.startswith(problem) for line in lines)
     main([*words, "--dist.static_graph", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["task"]["unused"] == {"spare.weight": 2, "spare.bias": 2}
-    assert [one for one in told["findings"] if one["check"] == "unused parameters"] == []
+    document = json.loads(capsys.readouterr().out)
+    assert document["task"]["unused"] == {"spare.weight": 2, "spare.bias": 2}
+    assert [
+        finding for finding in document["findings"] if finding["check"] == "unused parameters"
+    ] == []
     for name, value in rank_environment(0, 2, 1).items():
         monkeypatch.setenv(name, value)
     assert main(words) == ExitCode.USAGE

@@ -63,9 +63,9 @@ def run_in(folder: Path, command: str) -> str:
 
 
 def assert_learned(output: str) -> None:
-    found = re.findall(r"(?:accuracy|step \d+:)\s+([\d.]+)(%?)", output)
-    assert found, output
-    value, percent = found[-1]
+    matches = re.findall(r"(?:accuracy|step \d+:)\s+([\d.]+)(%?)", output)
+    assert matches, output
+    value, percent = matches[-1]
     assert float(value) / (100 if percent else 1) > 0.9, output
 
 

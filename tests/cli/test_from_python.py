@@ -167,11 +167,11 @@ def test_ctrl_c_stops_the_ranks_and_the_call(tmp_path: Path, warm: None) -> None
 
 
 def processes_in(folder: Path) -> list[str]:
-    found = []
+    results = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "cwd").readlink() == folder:
-                found.append((entry / "cmdline").read_bytes().decode())
+                results.append((entry / "cmdline").read_bytes().decode())
         except OSError:
             continue
-    return found
+    return results

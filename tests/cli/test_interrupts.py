@@ -117,9 +117,9 @@ def test_an_interrupt_that_python_would_drop_is_obeyed(
 
 def ranks_of(pid: int) -> list[int]:
     return [
-        one
-        for one in descendants(pid)
-        if "RANK=" in Path(f"/proc/{one}/environ").read_text(errors="replace")
+        descendant
+        for descendant in descendants(pid)
+        if "RANK=" in Path(f"/proc/{descendant}/environ").read_text(errors="replace")
     ]
 
 

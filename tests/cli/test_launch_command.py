@@ -122,9 +122,9 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, scrip
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (code, errors) == (0, "")
-    found = said(tmp_path)
-    assert found.keys() == {"0-0", "1-0"}
-    for rank, words in enumerate(found.values()):
+    text = said(tmp_path)
+    assert text.keys() == {"0-0", "1-0"}
+    for rank, words in enumerate(text.values()):
         assert (words["RANK"], words["WORLD_SIZE"], words["LOCAL_RANK"]) == (
             str(rank),
             "2",
@@ -181,10 +181,10 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     ]
     ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
-    found = said(tmp_path)
-    assert found.keys() == {"0-0", "0-1", "1-0", "1-1"}
-    assert {words["NOTE"] for words in found.values()} == {"a secret"}
-    assert all(words["GROUP_RANK"] == words["RANK"] for words in found.values())
+    text = said(tmp_path)
+    assert text.keys() == {"0-0", "0-1", "1-0", "1-1"}
+    assert {words["NOTE"] for words in text.values()} == {"a secret"}
+    assert all(words["GROUP_RANK"] == words["RANK"] for words in text.values())
     outputs = [output for _, output, _ in ended]
     assert outputs == [f"drumline: node {rank} of 2 joins at 127.0.0.1:{port}\n" for rank in (1, 0)]
     # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost

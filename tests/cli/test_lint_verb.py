@@ -50,7 +50,7 @@ def messages_of(*scripts: str) -> list[str]:
     readings = [
         read_bytes(Path(f"{number}.sh"), text.encode()) for number, text in enumerate(scripts)
     ]
-    return [f"{one.rule} {one.message}" for one in report_of(readings).findings]
+    return [f"{finding.rule} {finding.message}" for finding in report_of(readings).findings]
 
 
 def report_of(readings: list) -> Report:  # type: ignore[type-arg]

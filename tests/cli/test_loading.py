@@ -22,9 +22,9 @@ def test_what_is_loaded_is_not_looked_at_again() -> None:
         loaded = [object()]
     later = [object()]
     assert gc.isenabled()
-    seen = gc.get_objects()
-    assert not any(one is loaded for one in seen)
-    assert any(one is later for one in seen)
+    objects = gc.get_objects()
+    assert not any(item is loaded for item in objects)
+    assert any(item is later for item in objects)
 
 
 def test_a_failure_does_not_leave_it_off() -> None:

@@ -45,16 +45,16 @@ def test_the_table_and_the_json_agree_and_nothing_is_left(tmp_path: Path) -> Non
         ["0.5", "GiB", "(512", "MiB)", "none", "none"],
     ]
     printed = drumline(*words, "--json", cwd=tmp_path)
-    found = json.loads(printed.stdout)
-    assert [[one["world_size"], one["mode"]] for one in found["ranks"]] == [
+    document = json.loads(printed.stdout)
+    assert [[rank["world_size"], rank["mode"]] for rank in document["ranks"]] == [
         [1, "ddp"],
         [2, "ddp"],
         [2, "zero1"],
         [2, "fsdp"],
     ]
     parts = ("parameters", "gradients", "optimizer", "activations", "communication")
-    assert all(one["total"] == sum(one[part] for part in parts) > 0 for one in found["ranks"])
-    assert found["gpus"][0]["modes"] == {"1": "ddp", "2": "ddp"}
+    assert all(rank["total"] == sum(rank[part] for part in parts) > 0 for rank in document["ranks"])
+    assert document["gpus"][0]["modes"] == {"1": "ddp", "2": "ddp"}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -57,10 +57,10 @@ def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:
-    while not (found := what()):
+    while not (value := what()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    return found
+    return value
 
 
 def pid_of_rank(run: Path, rank: int) -> int | None:

@@ -49,10 +49,10 @@ def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(tmp_path: Pat
         4,
         2,
     )
-    assert [one["critical_steps"] for one in result["ranks"]] == [0, 4]
+    assert [rank["critical_steps"] for rank in result["ranks"]] == [0, 4]
     assert sum(result["parts_s"].values()) == pytest.approx(result["step_s"], rel=0.02)
     assert result["parts_s"]["data"] > 0
-    assert (result["bucket_cap_mb"], [one["num_bytes"] for one in result["buckets"]]) == (
+    assert (result["bucket_cap_mb"], [bucket["num_bytes"] for bucket in result["buckets"]]) == (
         4,
         [65 * 8 * 4],
     )
@@ -66,14 +66,14 @@ def test_steps_of_a_script_are_profiled_and_it_is_ended_after_them(tmp_path: Pat
 def test_a_launched_script_continues_after_the_profiled_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["--procs", "2", "--profile", "3:6", "--profile-to", "here", "train.py", "9"]
-    found = drumline("launch", *words, cwd=tmp_path)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("took 9 steps") == 2
+    result = drumline("launch", *words, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("took 9 steps") == 2
     assert (
         "profile of train.py: steps 3 to 5, 2 ranks, cpu, gloo\nrank 1 is slow: the others wait"
-        in found.stdout
+        in result.stdout
     )
-    assert "the trace of all ranks: " in found.stdout
+    assert "the trace of all ranks: " in result.stdout
 
 
 def measured_on(host: str, rank: int, gb_per_s: float) -> dict[str, Any]:

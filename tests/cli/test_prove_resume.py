@@ -314,11 +314,12 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
 
 
 def test_kills_that_cannot_be_are_refused() -> None:
-    told = refused("digits", "--world", "2", "--kill-at", "3,2", "--kill-rank", "5")
+    refusal = refused("digits", "--world", "2", "--kill-at", "3,2", "--kill-rank", "5")
     assert (
-        "--kill-rank: '5' is neither 'all' nor a rank of every leg that is killed (0 to 1)" in told
+        "--kill-rank: '5' is neither 'all' nor a rank of every leg that is killed (0 to 1)"
+        in refusal
     )
-    assert "--kill-at: 2 steps for 1 kill (--world 2,2)" in told
+    assert "--kill-at: 2 steps for 1 kill (--world 2,2)" in refusal
     few = refused("digits", "--world", "9,2", "--steps", "1")
     assert "--steps: 1 is too few: " in few
     assert "; give at least 4" in few
@@ -341,7 +342,7 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
     assert f"'task.py:Sound': there is no file task.py (looked in {folder})" in missing.stderr
     request.getfixturevalue("warm")
     (folder / "broken.py").write_text("import nothing_of_this_name")
-    for task, said in (
+    for task, message in (
         ("tasks.py:Sond", "tasks.py has no class 'Sond'; did you mean 'Sound'?"),
         (
             "broken.py:Sound",
@@ -350,7 +351,7 @@ def test_a_task_that_is_not_there_is_reported_before_anything_runs(
     ):
         result = drumline("prove-resume", task, cwd=folder)
         assert result.returncode == 2
-        assert said in result.stderr
+        assert message in result.stderr
         assert not result.stdout
 
 

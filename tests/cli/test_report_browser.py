@@ -139,8 +139,8 @@ def test_without_scripts_it_has_tables_and_the_slow_rank(browser: Browser, page:
 def colours_by_chart(browser: Browser) -> dict[str, dict[str, str]]:
     """By the title of the chart: the colour of each name in its legend. The first row of a legend
     is the step."""
-    found: dict[str, dict[str, str]] = browser.value(LEGENDS)
-    return found
+    value: dict[str, dict[str, str]] = browser.value(LEGENDS)
+    return value
 
 
 def test_the_sets_of_a_run_have_the_same_colours_in_every_chart(

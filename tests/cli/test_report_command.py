@@ -104,8 +104,8 @@ def test_a_live_report_is_on_the_loopback_behind_its_token_until_the_run_ends(
 
 def fetched(url: str, **headers: str) -> str:
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
-        found: str = answer.read().decode()
-        return found
+        text: str = answer.read().decode()
+        return text
 
 
 def status_of(url: str, **headers: str) -> int:

@@ -95,25 +95,25 @@ def test_the_doctors_measurement_is_a_network(
         str(file),
     ]
     assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["network"], found["network_source"]) == (
+    document = json.loads(capsys.readouterr().out)
+    assert (document["network"], document["network_source"]) == (
         "lab.json",
         "measured with gloo on 2 ranks",
     )
     # 2 MiB at 1 MB/s from 0.5 s on, then the optimizer.
-    assert found["sizes"][0]["step_s"][1] == pytest.approx(0.5 + 2 * MIB / 1e6 + 0.1, rel=0.01)
-    assert Path(found["file"]).parent == tmp_path / "scale"
-    assert Path(found["plot"]).is_file()
+    assert document["sizes"][0]["step_s"][1] == pytest.approx(0.5 + 2 * MIB / 1e6 + 0.1, rel=0.01)
+    assert Path(document["file"]).parent == tmp_path / "scale"
+    assert Path(document["plot"]).is_file()
     # The all-reduces of the profile are one, if it is of several nodes: 2 x 1 MiB in 0.1 s on two
     # ranks.
     write_profile(tmp_path / "pair", make_profile(num_nodes=2))
     assert main(["scale", "predict", str(tmp_path / "pair"), "--nodes", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["network"], found["network_source"]) == (
+    document = json.loads(capsys.readouterr().out)
+    assert (document["network"], document["network_source"]) == (
         "measured",
         "measured with gloo on 2 ranks",
     )
-    assert found["sizes"][0]["step_s"][1] == pytest.approx(0.9 + 0.1 + 0.1, rel=0.01)
+    assert document["sizes"][0]["step_s"][1] == pytest.approx(0.9 + 0.1 + 0.1, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def assert_recovers(folder: Path, mode: str, world_size: int, faults: Sequence[s
             for line in lines
         )
     faulty, whole = (newest(folder / name / "run") for name in ("faulty", "whole"))
-    for one in (faulty, whole):
-        one.documents["progress"].pop("facts")  # with the settings, which differ
+    for each_run in (faulty, whole):
+        each_run.documents["progress"].pop("facts")  # with the settings, which differ
     assert_same_bits(faulty, whole)
     assert drumline("verify", "run", cwd=folder / "faulty").returncode == 0

@@ -150,17 +150,17 @@ class Server(NamedTuple):
             return json.load(answer)
 
     def runs(self, experiment: str) -> list[dict[str, Any]]:
-        found = self.get(f"experiments/get-by-name?experiment_name={experiment}")["experiment"][
-            "experiment_id"
-        ]
-        runs: list[dict[str, Any]] = self.get("runs/search", experiment_ids=[found])["runs"]
+        experiment_id = self.get(f"experiments/get-by-name?experiment_name={experiment}")[
+            "experiment"
+        ]["experiment_id"]
+        runs: list[dict[str, Any]] = self.get("runs/search", experiment_ids=[experiment_id])["runs"]
         return runs
 
     def steps(self, run: dict[str, Any], metric: str) -> list[int]:
         history = self.get(
             f"metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
         )
-        return [int(one.get("step", 0)) for one in history["metrics"]]
+        return [int(metric.get("step", 0)) for metric in history["metrics"]]
 
 
 @pytest.fixture(scope="module")
@@ -320,8 +320,8 @@ def test_a_server_that_stops_to_answer_does_not_hold_the_run_up(
     assert end["kind"] == "end"
     assert warning["message"].startswith("mlflow does not answer, and lacks ")
     (run,) = server.runs("hangs")
-    seen = server.steps(run, "train/loss")
-    assert 1 <= len(seen) < 12
+    steps = server.steps(run, "train/loss")
+    assert 1 <= len(steps) < 12
 
     # The same command shows the result of the finished run again, and brings what the server lacks.
     (tmp_path / "mine.py").write_text(SERVER_HANGS.replace("if self.step == 5", "if False"))

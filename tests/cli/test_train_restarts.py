@@ -48,9 +48,11 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [2, 0, 0], (
         result.stderr
     )
-    told = f"drumline: error: rank 1 on {socket.gethostname()} crashed at step 5: ValueError: label 7 of 3 classes\n"
-    assert result.stderr.count(told) == 2, result.stderr
-    assert result.stderr.index(again.format(1)) < result.stderr.index(told), "first it was killed"
+    message = f"drumline: error: rank 1 on {socket.gethostname()} crashed at step 5: ValueError: label 7 of 3 classes\n"
+    assert result.stderr.count(message) == 2, result.stderr
+    assert result.stderr.index(again.format(1)) < result.stderr.index(message), (
+        "first it was killed"
+    )
     assert result.stderr.count("Traceback") == 2, "once for each start"
     assert "resumed at step 2" in result.stdout
     assert "resumed at step 4" in result.stdout

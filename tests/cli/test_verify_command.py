@@ -111,8 +111,8 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
     result = verify("--json", "runs/spirals", cwd=runs)
     assert (result.returncode, result.stderr) == (1, "")
-    found = [problem["what"] for problem in json.loads(result.stdout)["runs"][0]["problems"]]
-    assert found == ["damaged: world_size is None", "damaged: step is None"]
+    descriptions = [problem["what"] for problem in json.loads(result.stdout)["runs"][0]["problems"]]
+    assert descriptions == ["damaged: world_size is None", "damaged: step is None"]
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
             check=False,
         )
 
-    said = run("say", "a b", "", stdin="typed", NOTE="n")
-    assert (said.returncode, said.stderr) == (0, "an error\n")
-    assert said.stdout.startswith(f'["{tmp_path}", "n", ["a b", ""], "typed"')
+    result = run("say", "a b", "", stdin="typed", NOTE="n")
+    assert (result.returncode, result.stderr) == (0, "an error\n")
+    assert result.stdout.startswith(f'["{tmp_path}", "n", ["a b", ""], "typed"')
     assert '", null, []' in run("say").stdout, "nothing of the process before is left"
     assert run("exit", "7").returncode == 7
     assert run("die").returncode == -signal.SIGKILL

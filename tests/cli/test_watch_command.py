@@ -130,10 +130,10 @@ def command(*words: str) -> list[str]:
 
 
 def watch(environment: dict[str, str], *words: str) -> tuple[int, str]:
-    found = subprocess.run(
+    result = subprocess.run(
         command(*words), env=environment, capture_output=True, text=True, check=False, timeout=60
     )
-    return found.returncode, found.stdout + found.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
 def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -200,13 +200,13 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
         assert re.fullmatch(
             r"\d\d:\d\d:\d\d step 812, 2.5 steps/s: 2 ranks on 1 host\n", lines.readline().decode()
         )
-        seen = ""
-        while "trains" not in seen:
-            seen += os.read(ours, 1 << 16).decode()
+        output = ""
+        while "trains" not in output:
+            output += os.read(ours, 1 << 16).decode()
         at_work.does("write", status(step=815, stopped=True, notices=(STALL,)))
-        while "815" not in seen or "stall: rank 1" not in seen:
-            seen += os.read(ours, 1 << 16).decode()
-        assert re.search("\x1b\\[1;31m[^\n]*stopped by a signal", seen)
+        while "815" not in output or "stall: rank 1" not in output:
+            output += os.read(ours, 1 << 16).decode()
+        assert re.search("\x1b\\[1;31m[^\n]*stopped by a signal", output)
         told = ""
         while "stopped by a signal" not in told:  # the other one may look later, but before the end
             told += lines.readline().decode()
@@ -214,7 +214,7 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
         at_work.leaves()
         with suppress(OSError):  # that is how the end of a terminal reads
             while True:
-                seen += os.read(ours, 1 << 16).decode()
+                output += os.read(ours, 1 << 16).decode()
         rest = told + lines.read().decode()
         lines.close()
         os.close(ours)

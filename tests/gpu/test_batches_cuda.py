@@ -86,10 +86,10 @@ def check_same(expected: Iterator[Any], found: Iterator[Any], *, count: int) -> 
         kept.append([tensor.clone() for tensor in batch])
         del batch
     for copies in kept:
-        for one, other in zip(next(expected), copies, strict=True):
-            assert other.is_cuda
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other.cpu())
+        for left, right in zip(next(expected), copies, strict=True):
+            assert right.is_cuda
+            assert left.dtype == right.dtype
+            assert torch.equal(left, right.cpu())
 
 
 def epochs(loader: IndexedLoader, count: int) -> Iterator[Any]:
@@ -255,9 +255,9 @@ class Boxes(FailsAt):
 
 def test_a_batch_that_moves_itself_is_moved_when_it_is_handed_out() -> None:
     expected = make(FailsAt(0), CPU)
-    found = make(Boxes(0), GPU)
-    for one, other in zip(expected, found, strict=True):
-        assert torch.equal(one, other.inside.cpu())
+    made = make(Boxes(0), GPU)
+    for left, right in zip(expected, made, strict=True):
+        assert torch.equal(left, right.inside.cpu())
 
 
 @dataclass
@@ -279,12 +279,12 @@ class HidesBatches(TwoPartDataset):
 
 
 def test_memory_that_a_batch_hides_is_not_used_again_too_early() -> None:
-    kept = []
+    copies = []
     for hidden in make(HidesBatches(), GPU):
         busy()
-        kept.append(hidden.inside.sum(1))
+        copies.append(hidden.inside.sum(1))
         del hidden
-    for one, total in zip(make(FailsAt(0), CPU), kept, strict=True):
+    for one, total in zip(make(FailsAt(0), CPU), copies, strict=True):
         assert torch.equal(one * 20_000, total.cpu())
 
 

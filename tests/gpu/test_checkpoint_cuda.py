@@ -55,14 +55,14 @@ def test_continues_bit_for_bit_on_the_gpu(tmp_path: Path, options: dict[str, Any
     path = save(tmp_path, model, optimizer)
     other, resumed = make(GPU, **options)
     assert load_checkpoint(path, other, resumed) == {"step": 3}
-    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        for key, value in optimizer.state[ours].items():
-            assert resumed.state[theirs][key].device == value.device, key
-            assert resumed.state[theirs][key].dtype == value.dtype, key
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        for key, value in optimizer.state[left].items():
+            assert resumed.state[right][key].device == value.device, key
+            assert resumed.state[right][key].dtype == value.dtype, key
     train(model, optimizer)
     train(other, resumed)
-    for ours, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs)
+    for left, right in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -76,13 +76,13 @@ def test_moves_to_the_other_device(
     path = save(tmp_path, model, optimizer)
     other, resumed = make(target, **(options if target == GPU else gpu_only))
     load_checkpoint(path, other, resumed)
-    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        assert theirs.device == target
-        assert torch.equal(ours.cpu(), theirs.cpu())
-        state = resumed.state[theirs]
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        assert right.device == target
+        assert torch.equal(left.cpu(), right.cpu())
+        state = resumed.state[right]
         assert state["exp_avg"].device == target
         assert state["step"].item() == 3
-        assert torch.equal(optimizer.state[ours]["exp_avg"].cpu(), state["exp_avg"].cpu())
+        assert torch.equal(optimizer.state[left]["exp_avg"].cpu(), state["exp_avg"].cpu())
     train(other, resumed)
 
 

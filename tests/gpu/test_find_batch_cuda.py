@@ -38,12 +38,12 @@ def test_what_fits_is_found_and_the_gpu_is_left_as_it_was() -> None:
     ddp = RunManager()
     ddp.setup()
     try:
-        found = search_batch(config, Hungry, ddp, margin=0.5)
+        result = search_batch(config, Hungry, ddp, margin=0.5)
     finally:
         ddp.cleanup()
-    assert found.measures_memory
-    assert any(not trial.fits for trial in found.trials)
-    assert 0.2 * free < found.chosen.memory < 0.5 * free
+    assert result.measures_memory
+    assert any(not trial.fits for trial in result.trials)
+    assert 0.2 * free < result.chosen.memory < 0.5 * free
     held = torch.empty(int(0.7 * free), dtype=torch.uint8, device="cuda")  # no limit is left
     del held
     torch.cuda.empty_cache()

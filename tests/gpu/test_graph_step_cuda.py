@@ -104,9 +104,9 @@ def assert_same_state(left: store.Snapshot, right: store.Snapshot) -> None:
     """Of the same training in two ways to step: a rate on the device is saved as a tensor, another
     as a number."""
     for file in left.tensors:
-        kept = [name for name in left.tensors[file] if not name.startswith("groups/")]
-        assert kept == [name for name in right.tensors[file] if not name.startswith("groups/")]
-        for name in kept:
+        names = [name for name in left.tensors[file] if not name.startswith("groups/")]
+        assert names == [name for name in right.tensors[file] if not name.startswith("groups/")]
+        for name in names:
             assert torch.equal(left.tensors[file][name], right.tensors[file][name]), (
                 f"{file}: {name} differs"
             )

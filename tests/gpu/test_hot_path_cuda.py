@@ -80,14 +80,14 @@ def test_recomputed_activations_give_the_same_bits(build: Callable[..., nn.Modul
     plain = build().to(GPU)
     recomputed = build(activation_checkpointing=True).to(GPU)
     recomputed.load_state_dict(plain.state_dict())
-    found = []
+    results = []
     # cuDNN may add in any order; only with that out of the way are bits a fair demand.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False):
         for model in (plain, recomputed):
             torch.manual_seed(1)
             for _ in range(2):
                 model(batch(build)[0]).logsumexp(-1).sum().backward()
-            found.append(
+            results.append(
                 [
                     *(p.grad for p in model.parameters()),
                     *model.buffers(),
@@ -95,7 +95,7 @@ def test_recomputed_activations_give_the_same_bits(build: Callable[..., nn.Modul
                 ]
             )
 
-    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
 
 
 def test_what_waits_is_found() -> None:

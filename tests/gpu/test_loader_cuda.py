@@ -44,9 +44,9 @@ def test_batches_are_those_of_the_cpu(workers: int) -> None:
     dataset = digits(split="train", augment=True)
     with closing(make("cuda", dataset, workers=workers)) as loader:
         for expected, found in zip(make("cpu", dataset), loader, strict=True):
-            for one, other in zip(expected, found, strict=True):
-                assert other.is_cuda
-                assert torch.equal(one, other.cpu())
+            for left, right in zip(expected, found, strict=True):
+                assert right.is_cuda
+                assert torch.equal(left, right.cpu())
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -191,21 +191,22 @@ def test_ras_is_asked_while_ranks_run_and_while_one_is_stopped(tmp_path: Path) -
     with logged_ranks(tmp_path, "ras") as ranks:
         ranks.wait_for("reduced-0", "reduced-1")
         deadline = time.monotonic() + LIMIT
-        while len(found := ranks.ask_ras()) < 2:
-            assert time.monotonic() < deadline, found
+        while len(answers := ranks.ask_ras()) < 2:
+            assert time.monotonic() < deadline, answers
         assert all(
-            one.answers and one.is_member and not one.error and one.num_collectives for one in found
-        ), found
+            answer.answers and answer.is_member and not answer.error and answer.num_collectives
+            for answer in answers
+        ), answers
         ranks.keep_status("ras-healthy.json")
         os.kill(ranks.pids[1], signal.SIGSTOP)
         begun = time.monotonic()
-        found = ()
-        while all(one.answers for one in found):
-            assert time.monotonic() < deadline, found
+        answers = ()
+        while all(answer.answers for answer in answers):
+            assert time.monotonic() < deadline, answers
             time.sleep(0.2)
-            found = ranks.ask_ras()
-        print(f"RAS misses a stopped rank after {time.monotonic() - begun:.1f} s: {found}")
-        assert [one.rank for one in found if not one.answers] == [1]
+            answers = ranks.ask_ras()
+        print(f"RAS misses a stopped rank after {time.monotonic() - begun:.1f} s: {answers}")
+        assert [answer.rank for answer in answers if not answer.answers] == [1]
         ranks.keep_status("ras-stopped.json")
         os.kill(ranks.pids[1], signal.SIGCONT)
         ranks.finish()

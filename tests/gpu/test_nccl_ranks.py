@@ -181,20 +181,20 @@ def losses(folder: Path, name: str) -> list[float]:
 
 def pid_of(folder: Path, name: str, rank: int) -> int:
     ranks = json.loads((folder / name / "environment.json").read_text())["ranks"]
-    return next(int(one["pid"]) for one in ranks if one["rank"] == rank)
+    return next(int(entry["pid"]) for entry in ranks if entry["rank"] == rank)
 
 
 def test_every_kind_of_step_trains_exits_and_agrees_with_eager(folder: Path) -> None:
-    found = {}
+    results = {}
     for step in ("eager", "graph", "compile", "compiled_graph"):
         command = train(folder, "Points", step, "--train.step", step)
         assert command.process.returncode == 0, command.output
         assert "not destroyed" not in command.output
         assert "run eagerly" not in command.output
-        found[step] = losses(folder, step)
-    assert found["graph"] == found["eager"]
+        results[step] = losses(folder, step)
+    assert results["graph"] == results["eager"]
     for step in ("compile", "compiled_graph"):
-        assert found[step] == pytest.approx(found["eager"], rel=0.05, abs=0.03)
+        assert results[step] == pytest.approx(results["eager"], rel=0.05, abs=0.03)
 
 
 def test_captured_steps_of_a_compiled_model_do_not_keep_the_process(folder: Path) -> None:
@@ -381,9 +381,9 @@ def test_the_doctors_collectives_are_right(folder: Path) -> None:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    assert all('"ok": true' in text for text in told), told
+    outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert all('"ok": true' in text for text in outputs), outputs
 
 
 def test_a_group_that_cannot_be_destroyed_does_not_keep_the_process(folder: Path) -> None:

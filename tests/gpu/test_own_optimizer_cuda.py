@@ -68,11 +68,11 @@ def count_captures(config: Config, run: Path, task: type, forget_after: int | No
 
 
 def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path) -> None:
-    found = [
+    results = [
         run_ranks(1, count_captures, digits(step), tmp_path / step, OwnAdam)
         for step in ("eager", "graph")
     ]
-    assert found == [[0], [2]]
+    assert results == [[0], [2]]
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
 

@@ -47,14 +47,14 @@ class Gpt(Task):
     """GPT-2 in three sizes, on random tokens."""
 
     def model(self) -> nn.Module:
-        own = self.config.model
+        model = self.config.model
         return GPT(
             vocab_size=VOCABULARY,
-            context=own.context,
-            layers=own.layers,
-            heads=own.heads,
-            width=own.width,
-            activation_checkpointing=own.activation_checkpointing,
+            context=model.context,
+            layers=model.layers,
+            heads=model.heads,
+            width=model.width,
+            activation_checkpointing=model.activation_checkpointing,
         )
 
     def train_data(self) -> TensorDataset:
@@ -119,7 +119,7 @@ def measured(config: Config, world_size: int) -> int:
 
 def compare(config: Config, world_size: int, mode: str = "ddp") -> None:
     plan = plan_memory(config, Gpt(config), worlds=(world_size,), ranks_per_node=world_size)
-    planned = next(one for one in plan.ranks if one.mode == mode)
+    planned = next(rank for rank in plan.ranks if rank.mode == mode)
     real = max(run_ranks(world_size, measured, config, world_size, timeout_s=300.0))
     size = f"{plan.num_parameters / 1e6:.0f}M {config.train.precision} {mode} on {world_size}"
     print(

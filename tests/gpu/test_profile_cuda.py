@@ -74,14 +74,14 @@ CASES = [
 def test_a_planted_bottleneck_is_named_first(
     folder: Path, task: str, bottleneck: str, words: tuple[str, ...]
 ) -> None:
-    found = profile(folder, task, *words)
-    assert (found["backend"], found["world_size"]) == ("nccl", 2)
-    assert found["advice"][0]["bottleneck"] == bottleneck, json.dumps(found["advice"], indent=1)
-    for one in found["ranks"]:
-        mean = sum(one["step_s"]) / len(one["step_s"])
-        assert sum(one["parts_s"].values()) == pytest.approx(mean, rel=0.02)
+    result = profile(folder, task, *words)
+    assert (result["backend"], result["world_size"]) == ("nccl", 2)
+    assert result["advice"][0]["bottleneck"] == bottleneck, json.dumps(result["advice"], indent=1)
+    for rank in result["ranks"]:
+        mean = sum(rank["step_s"]) / len(rank["step_s"])
+        assert sum(rank["parts_s"].values()) == pytest.approx(mean, rel=0.02)
     if task == "ItemEachStep":
-        assert "planted.py:" in found["advice"][0]["text"], "the line of the .item() is named"
+        assert "planted.py:" in result["advice"][0]["text"], "the line of the .item() is named"
 
 
 def test_a_throttled_link_is_named_first(folder: Path) -> None:
@@ -91,13 +91,13 @@ def test_a_throttled_link_is_named_first(folder: Path) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("no `unshare` command")
     limited = ("unshare", "--net", sys.executable, "-c", SLOW_LOOPBACK, "400mbit")
-    found = profile(folder, "Planted", "--task.width", "1024", prefix=limited)
-    assert (found["backend"], found["world_size"]) == ("nccl", 2)
-    assert found["advice"][0]["bottleneck"] == "network", json.dumps(found["advice"], indent=1)
-    for one in found["ranks"]:
-        mean = sum(one["step_s"]) / len(one["step_s"])
-        assert sum(one["parts_s"].values()) == pytest.approx(mean, rel=0.02)
-    rates = [one["num_bytes"] * 8 / one["reduce_s"] for one in found["buckets"]]
+    result = profile(folder, "Planted", "--task.width", "1024", prefix=limited)
+    assert (result["backend"], result["world_size"]) == ("nccl", 2)
+    assert result["advice"][0]["bottleneck"] == "network", json.dumps(result["advice"], indent=1)
+    for rank in result["ranks"]:
+        mean = sum(rank["step_s"]) / len(rank["step_s"])
+        assert sum(rank["parts_s"].values()) == pytest.approx(mean, rel=0.02)
+    rates = [bucket["num_bytes"] * 8 / bucket["reduce_s"] for bucket in result["buckets"]]
     assert rates
     assert max(rates) < 400e6, "two ranks share the limit of the loopback"
 
@@ -121,17 +121,17 @@ def test_overlap_and_idle_time_can_be_compared_with_other_tools(folder: Path) ->
     )
     run_folder = folder / "profiled"
     result = read_profile(run_folder)
-    found = {one.rank: ours(one) for one in result.ranks}
-    assert all(0 <= percent <= 100 for pair in found.values() for percent in pair)
+    by_rank = {rank.rank: ours(rank) for rank in result.ranks}
+    assert all(0 <= percent <= 100 for pair in by_rank.values() for percent in pair)
     pytest.importorskip("hta", reason="Holistic Trace Analysis is not on the path")
-    others = theirs({rank: trace_path(run_folder / "profile", rank) for rank in found})
-    for rank, pair in found.items():
+    others = theirs({rank: trace_path(run_folder / "profile", rank) for rank in by_rank})
+    for rank, pair in by_rank.items():
         assert others[rank] == pytest.approx(pair, abs=GOAL), (rank, pair, others[rank])
 
 
 @pytest.mark.timeout(450)
 def test_what_a_change_brings_is_within_its_band(folder: Path) -> None:
-    found = profile(folder, "TinyBuckets", "--try")
-    (trial,) = [one for one in found["trials"] if "dist.bucket_cap_mb" in one["settings"]]
+    result = profile(folder, "TinyBuckets", "--try")
+    (trial,) = [trial for trial in result["trials"] if "dist.bucket_cap_mb" in trial["settings"]]
     assert trial["failure"] is None
     assert trial["band"][0] <= trial["ratio"] <= trial["band"][1], trial

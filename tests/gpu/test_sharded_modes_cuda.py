@@ -135,10 +135,10 @@ def test_modes_and_numbers_of_ranks_change_between_starts(folder: Path) -> None:
     # Adam divides by the size of gradients, so that weights of small ones differ in their last
     # digits.
     expected = newest(folder / "whole").tensors["model"]
-    found = newest(folder / "legs").tensors["model"]
-    assert found.keys() == expected.keys()
+    model = newest(folder / "legs").tensors["model"]
+    assert model.keys() == expected.keys()
     for name, weights in expected.items():
-        assert float((found[name] - weights).norm() / weights.norm()) < 0.01, name
+        assert float((model[name] - weights).norm() / weights.norm()) < 0.01, name
 
 
 def test_the_optimizer_may_run_on_the_host(folder: Path) -> None:

@@ -266,10 +266,10 @@ def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path:
     run_ranks(1, train_here, waits, Normalised, tmp_path / "waits")
     for step in (2, 4, 6, 8, 10):
         name = Path("checkpoints") / f"step-{step:08d}"
-        one = store.read(tmp_path / "beside" / name)
+        content = store.read(tmp_path / "beside" / name)
         two = store.read(tmp_path / "waits" / name)
-        one.documents["progress"].pop("facts"), two.documents["progress"].pop("facts")
-        assert_same_bits(one, two)
+        content.documents["progress"].pop("facts"), two.documents["progress"].pop("facts")
+        assert_same_bits(content, two)
     for run, kind in (("beside", "device"), ("waits", "none")):
-        found = list(read_events(tmp_path / run / "events" / "rank-00000.jsonl"))
-        assert {event["copy"] for event in found if event["kind"] == "checkpoint"} == {kind}
+        events = list(read_events(tmp_path / run / "events" / "rank-00000.jsonl"))
+        assert {event["copy"] for event in events if event["kind"] == "checkpoint"} == {kind}

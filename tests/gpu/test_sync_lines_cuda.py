@@ -50,12 +50,12 @@ def test_the_lines_that_wait_for_the_device_are_named(tmp_path: Path) -> None:
     script = str(tmp_path / "train.py")
     lines = SCRIPT.splitlines()
     number = {
-        call: next(at for at, line in enumerate(lines, 1) if call in line)
+        call: next(number for number, line in enumerate(lines, 1) if call in line)
         for call in ("item", "synchronize")
     }
-    found = {sync["source"]: sync for sync in result["syncs"]}
-    assert found[f"{script}:{number['item']}"]["call"] == "cudaStreamSynchronize"
-    assert found[f"{script}:{number['synchronize']}"]["call"] == "cudaDeviceSynchronize"
+    syncs = {sync["source"]: sync for sync in result["syncs"]}
+    assert syncs[f"{script}:{number['item']}"]["call"] == "cudaStreamSynchronize"
+    assert syncs[f"{script}:{number['synchronize']}"]["call"] == "cudaDeviceSynchronize"
     parts = result["parts_s"]
     assert sum(parts.values()) == pytest.approx(result["step_s"], rel=0.02)
     assert parts["compute"] > 0.3 * result["step_s"]

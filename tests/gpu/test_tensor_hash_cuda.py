@@ -57,21 +57,21 @@ def test_it_does_with_deterministic_algorithms_too() -> None:
     tensors = [made((3 * COLUMNS + 5,), torch.float32), made((9,), torch.float16)]
     torch.use_deterministic_algorithms(True)
     try:
-        found = hash_tensors([tensor.to(GPU) for tensor in tensors], GPU).tolist()
+        hashes = hash_tensors([tensor.to(GPU) for tensor in tensors], GPU).tolist()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert found == hash_tensors(tensors, CPU).tolist()
+    assert hashes == hash_tensors(tensors, CPU).tolist()
 
 
 def test_a_flipped_bit_is_found_on_the_gpu() -> None:
     tensor = torch.randn(3 * COLUMNS + 5, device=GPU)
-    found = hash_tensors([tensor], GPU).tolist()
+    hashes = hash_tensors([tensor], GPU).tolist()
     for place in (0, 1, COLUMNS - 1, COLUMNS, 3 * COLUMNS + 4):
         for bit in (0, 23, 31):
             tensor.view(torch.int32)[place] ^= -(2**31) if bit == 31 else 1 << bit
-            found += hash_tensors([tensor], GPU).tolist()
+            hashes += hash_tensors([tensor], GPU).tolist()
             tensor.view(torch.int32)[place] ^= -(2**31) if bit == 31 else 1 << bit
-    assert len(set(found)) == 16
+    assert len(set(hashes)) == 16
 
 
 def test_hashing_does_not_wait_for_the_device() -> None:

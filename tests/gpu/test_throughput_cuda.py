@@ -39,12 +39,12 @@ def count(model: nn.Module, batch: Tensor) -> ModelFlops:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = count_flops(loss, model.parameters(), num_samples=len(batch), num_tokens=None)
-    assert found is not None
+        flops = count_flops(loss, model.parameters(), num_samples=len(batch), num_tokens=None)
+    assert flops is not None
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss().backward()  # type: ignore[no-untyped-call]
-    assert found.total == counter.get_total_flops()
-    return found
+    assert flops.total == counter.get_total_flops()
+    return flops
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_the_arithmetic_of_fp32_is_as_it_is_set(allowed: bool) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = count_flops(
+            flops = count_flops(
                 lambda: model(batch).sum(), model.parameters(), num_samples=2, num_tokens=None
             )
     finally:
         torch.backends.cudnn.allow_tf32 = before
-    assert found is not None
-    assert found.arithmetic == ("tf32" if allowed else "float32")
+    assert flops is not None
+    assert flops.arithmetic == ("tf32" if allowed else "float32")
 
 
 @pytest.mark.parametrize("step", ["eager", "graph", "compile"])

@@ -135,8 +135,8 @@ def normalise(share: list[int]) -> list[float]:
     with RunManager(backend="gloo") as ddp:
         model = ddp.wrap(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), sync_batchnorm=True)
         rows = torch.arange(12.0).reshape(6, 2)
-        mine = rows[: share[0]] if rank == 0 else rows[share[0] :]
-        model(mine.to(ddp.device)).sum().backward()
+        own_rows = rows[: share[0]] if rank == 0 else rows[share[0] :]
+        model(own_rows.to(ddp.device)).sum().backward()
         return [float(x) for x in model.module[0].running_mean]  # type: ignore[index,union-attr]
 
 

@@ -270,7 +270,7 @@ class Testbed:
                     Host(name, address, folder / name, self._switch, shm=shm, warm=warm)
                 )
             for host in self.hosts:
-                host.set_names({other.name: other.address for other in self.hosts})
+                host.set_names({host.name: host.address for host in self.hosts})
         except BaseException:
             self.close()
             raise

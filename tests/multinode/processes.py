@@ -33,7 +33,7 @@ def parent(pid: int) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    return [other for other in everyone() if parent(other) == pid]
+    return [process for process in everyone() if parent(process) == pid]
 
 
 def command(pid: int) -> str:

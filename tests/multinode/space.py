@@ -49,10 +49,10 @@ class Space:
         )
         assert self._holder.stdout
         with self._holder.stdout as words:
-            said = words.readline()
-            if said != "ready\n":
+            answer = words.readline()
+            if answer != "ready\n":
                 raise RuntimeError(
-                    f"{name} did not come up: {said}{words.read()}(code {self._holder.wait()})"
+                    f"{name} did not come up: {answer}{words.read()}(code {self._holder.wait()})"
                 )
         (self.pid,) = processes.children(self._holder.pid)
         self._is_mine = processes.namespace(self.pid, "pid")

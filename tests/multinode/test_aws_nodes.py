@@ -243,9 +243,9 @@ class Cloud:
 
 
 def checkpoints(cloud: Cloud) -> list[int]:
-    found = (cloud.folder / "shared/runs/Slow/checkpoints").glob("step-*")
+    folders = (cloud.folder / "shared/runs/Slow/checkpoints").glob("step-*")
     return sorted(
-        int(number[1]) for path in found if (number := re.fullmatch(r"step-(\d+)", path.name))
+        int(number[1]) for path in folders if (number := re.fullmatch(r"step-(\d+)", path.name))
     )
 
 

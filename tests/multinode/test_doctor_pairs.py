@@ -38,9 +38,9 @@ class Clinic:
     def set_variables(self, host: Host, **variables: str) -> None:
         """Of the doctor's program on one host: hosts have mounts of their own, so the same path
         leads elsewhere."""
-        other = host.folder / "python"
-        self._write_python(other, variables)
-        bind(host, other, self.python)
+        other_folder = host.folder / "python"
+        self._write_python(other_folder, variables)
+        bind(host, other_folder, self.python)
 
     def _write_python(self, path: Path, variables: dict[str, str]) -> None:
         exports = "".join(
@@ -102,9 +102,9 @@ def bind(host: Host, source: Path, target: Path) -> None:
 def told(result: dict[str, Any], check: str, level: str = "problem") -> dict[str, str]:
     """Where and what, of one check."""
     return {
-        found["where"]: found["what"] + " | " + found["fix"]
-        for found in result["findings"]
-        if found["check"] == check and found["level"] == level
+        finding["where"]: finding["what"] + " | " + finding["fix"]
+        for finding in result["findings"]
+        if finding["check"] == check and finding["level"] == level
     }
 
 
@@ -149,9 +149,9 @@ def test_slow_lines_black_holes_a_wrong_interface_and_what_differs_between_hosts
     for folder, file in ((code, "train.py"), (data, "samples.bin")):
         folder.mkdir()
         (folder / file).write_text("as it should be")
-        other = tmp_path / f"other-{folder.name}"
-        other.mkdir()
-        (other / file).write_text("something else")
+        other_folder = tmp_path / f"other-{folder.name}"
+        other_folder.mkdir()
+        (other_folder / file).write_text("something else")
     site = tmp_path / "site"
     clock = tmp_path / "clock"
     (site / "torch").mkdir(parents=True)

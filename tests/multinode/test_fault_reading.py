@@ -66,10 +66,10 @@ def event(kind: str, at: float, **fields: Any) -> str:
 def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     events = tmp_path / "run" / "events"
     events.mkdir(parents=True)
-    told = event(
+    hang = event(
         "hang", 9.0, rank=3, host="b", cause="stopped", message="hang: rank 3 on b is stopped"
     )
-    (events / "watch.jsonl").write_text(f"{told}\n")
+    (events / "watch.jsonl").write_text(f"{hang}\n")
     slow = "straggler: rank 1 on a takes 5.0x as long as its peers"
     lines = [
         event("start", 1.0),
@@ -80,8 +80,8 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     ]
     (events / "rank-00000.jsonl").write_text("\n".join(lines) + "\n")
 
-    said = said_in(tmp_path)
-    assert [(one.word, one.host, one.rank) for one in said] == [
+    sentences = said_in(tmp_path)
+    assert [(sentence.word, sentence.host, sentence.rank) for sentence in sentences] == [
         ("straggler", "a", 1),
         ("hang", "b", 3),
     ]
@@ -102,15 +102,15 @@ def test_a_case_that_went_wrong_is_reported_in_full() -> None:
     assert not is_fine(replace(fine, new_step_s=None))
     assert not is_fine(replace(fine, left_behind=["sleep"]))
     assert not is_fine(replace(fine, problems=["11 steps were lost"]))
-    other = replace(STOPPED, rank=2, time=STOPPED.time + 1)
-    told = report(
-        replace(fine, said=[vars(STOPPED), vars(other)], is_right=False, screen=["one line"])
+    second = replace(STOPPED, rank=2, time=STOPPED.time + 1)
+    text = report(
+        replace(fine, said=[vars(STOPPED), vars(second)], is_right=False, screen=["one line"])
     )
-    assert "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n" in told
-    assert f"said: 2.5 s after it: stopped, host b, rank 3: {STOPPED.message}\n" in told
-    assert "said: 3.5 s after it: stopped, host b, rank 2: " in told
-    assert '"new_step_s": 9.0' in told
-    assert "one line" in told
+    assert "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n" in text
+    assert f"said: 2.5 s after it: stopped, host b, rank 3: {STOPPED.message}\n" in text
+    assert "said: 3.5 s after it: stopped, host b, rank 2: " in text
+    assert '"new_step_s": 9.0' in text
+    assert "one line" in text
 
 
 def test_the_table_counts_what_is_missing() -> None:

@@ -58,10 +58,10 @@ def job_of(pid: int) -> str:
 
 def agents(host: Host) -> tuple[set[int], set[int]]:
     """Those whose ranks run, and those that wait for the next attempt."""
-    found = find(host, AGENT)
+    pids = find(host, AGENT)
     jobs = {job_of(pid) for pid in find(host, "ranks.py")}
-    running = {pid for pid in found if job_of(pid) in jobs}
-    return running, found - running
+    running = {pid for pid in pids if job_of(pid) in jobs}
+    return running, pids - running
 
 
 def kill_agent(host: Host) -> None:

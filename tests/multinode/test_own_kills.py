@@ -45,4 +45,4 @@ def test_a_rank_that_its_launcher_kills_because_another_node_restarted(tmp_path:
 
 
 def sentences(folder: Path) -> list[str]:
-    return [said.message for said in said_in(folder)]
+    return [sentence.message for sentence in said_in(folder)]

@@ -55,9 +55,9 @@ def test_pods_join_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Pa
         host.start(*pod_words(container, number=number, host=host), cwd=tmp_path)
         for number, host in enumerate(make_testbed("a", "b", warm=True))
     ]
-    assert [one.wait(100) for one in jobs] == [0, 0], [one.text() for one in jobs]
+    assert [job.wait(100) for job in jobs] == [0, 0], [job.text() for job in jobs]
     lines = sorted(
-        line for one in jobs for line in one.text().splitlines() if line[:2] in ("a ", "b ")
+        line for job in jobs for line in job.text().splitlines() if line[:2] in ("a ", "b ")
     )
     assert lines == [
         f"{host} {rank} 4 {rank % 2} 10.77.0.1" for rank, host in enumerate(("a", "a", "b", "b"))

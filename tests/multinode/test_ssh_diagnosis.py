@@ -32,12 +32,12 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_pr
     code = job.wait()
     text = job.text()
     assert code == 70, text
-    told = [starts_of(tmp_path, rank) for rank in range(2)]
-    assert [len(one) for one in told] == [2, 2], text
-    assert len({one["DRUMLINE_SECRET"] for each in told for one in each}) == 2, (
+    starts = [starts_of(tmp_path, rank) for rank in range(2)]
+    assert [len(start) for start in starts] == [2, 2], text
+    assert len({one["DRUMLINE_SECRET"] for each in starts for one in each}) == 2, (
         "each start has its own"
     )
-    for first, second in zip(*told, strict=True):
+    for first, second in zip(*starts, strict=True):
         assert first["DRUMLINE_SECRET"] == second["DRUMLINE_SECRET"]
         assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
         assert [word.partition(":")[0] for word in first["DRUMLINE_WATCH_NODES"].split(",")] == [

@@ -70,8 +70,8 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = newest(run).documents["progress"]["facts"]["balance"]
-    return found
+    balance: dict[str, Any] = newest(run).documents["progress"]["facts"]["balance"]
+    return balance
 
 
 def last_sizes(run: Path) -> list[int]:
@@ -88,7 +88,7 @@ def assert_once(run: Path) -> None:
     report = verify_run(run, lambda *_: None)
     assert report.problems == []
     assert "each exactly once" in next(
-        one.summary for one in report.sections if one.name == "samples"
+        section.summary for section in report.sections if section.name == "samples"
     )
 
 
@@ -140,7 +140,7 @@ def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) 
 
     # What a kill after step 30 leaves, killed once more after step 36.
     killed = Path(shutil.copytree(run, tmp_path / "killed"))
-    for step in (one for one in catalog.list_steps(killed / "checkpoints") if one > 30):
+    for step in (step for step in catalog.list_steps(killed / "checkpoints") if step > 30):
         shutil.rmtree(killed / "checkpoints" / catalog.folder_name(step))
     interrupted_at(36, 2, balanced, OneSlow, killed)
     train_on(2, balanced, OneSlow, killed)
@@ -173,5 +173,5 @@ def test_four_ranks_and_then_two(tmp_path: Path) -> None:
 def test_one_rank_has_nothing_to_balance(tmp_path: Path) -> None:
     train_here(config_of(steps=2), Classify, tmp_path)
     assert "data.balance auto has no effect: there is one rank" in [
-        one["message"] for one in events(tmp_path, "note")
+        event["message"] for event in events(tmp_path, "note")
     ]

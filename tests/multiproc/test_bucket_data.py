@@ -69,15 +69,15 @@ def test_one_rank_copies_and_both_train(bucket: Bucket, tmp_path: Path) -> None:
         again = replace(config, train=replace(config.train, epochs=2))
         assert run_ranks(2, train_from_bucket, proxy.url, again, tmp_path / "run") == [10, 10]
         assert run_ranks(1, evaluate_from_bucket, proxy.url, tmp_path / "run") == [37]
-        asked = [path for method, path in proxy.requests if path.endswith("points.npy")]
-        assert len(asked) == 1, "each start, or each rank, has fetched it"
+        paths = [path for method, path in proxy.requests if path.endswith("points.npy")]
+        assert len(paths) == 1, "each start, or each rank, has fetched it"
 
         # A cache of each machine's own: for a finished run, and for one that resumes.
         assert run_ranks(2, train_with_own_cache, proxy.url, again, tmp_path / "run") == [10, 10]
         longer = replace(config, train=replace(config.train, epochs=3))
         assert run_ranks(2, train_with_own_cache, proxy.url, longer, tmp_path / "run") == [15, 15]
-        asked = [path for method, path in proxy.requests if path.endswith("points.npy")]
-        assert len(asked) == 3, "one more for each cache"
+        paths = [path for method, path in proxy.requests if path.endswith("points.npy")]
+        assert len(paths) == 3, "one more for each cache"
         assert list(tmp_path.glob("cache-of-rank-*/**/points.npy"))
 
         missing = replace(config, data=replace(config.data, dir="s3://no-such/points"))

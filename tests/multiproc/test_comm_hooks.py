@@ -154,14 +154,14 @@ def test_gradients_that_are_compressed_train_nearly_the_same(tmp_path: Path) -> 
 
 def resumed_messages(run: Path, configs: list[Config]) -> list[list[str]]:
     """Resume a run once with each config; what is logged as a warning each time."""
-    found: list[list[str]] = []
+    results: list[list[str]] = []
     handler = logging.Handler()
-    handler.emit = lambda record: found[-1].append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: results[-1].append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(handler)
     for config in configs:
-        found.append([])
+        results.append([])
         train_here(config, Wide, run)
-    return found
+    return results
 
 
 @pytest.mark.soak
@@ -199,15 +199,15 @@ def test_the_mean_of_errors() -> None:
 
 
 def refusals(run: Path) -> list[str]:
-    found = []
+    results = []
     with pytest.raises(UsageError) as caught:
         train_here(config_of(compressed(), steps=2), Scalar, run)
-    found.append(str(caught.value))
+    results.append(str(caught.value))
     with RunManager(watch=NO_SIDECAR) as ddp:
         ddp.wrap(nn.Linear(3, 3), comm="fp16")
         with pytest.raises(UsageError) as caught:
             ddp.wrap(nn.Linear(3, 3), comm="powersgd")
-    return [*found, str(caught.value)]
+    return [*results, str(caught.value)]
 
 
 def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_state_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     for rank in saved.documents["comm"]["ranks"]:
         rank["dict"][0][1] = {"dict": [["columns", 2]]}
     tensors = {
-        file: {name: one.clone() for name, one in group.items()}
+        file: {name: tensor.clone() for name, tensor in group.items()}
         for file, group in saved.tensors.items()
     }
     store.write(tmp_path / "checkpoints", 5, tensors=tensors, documents=saved.documents, metrics={})

@@ -44,7 +44,7 @@ def gradient_of_one_step() -> list[list[float]]:
             old - now.detach() for old, now in zip(before, job.model.parameters(), strict=True)
         ]
         job.close()
-        return [one.flatten().tolist() for one in gradients]
+        return [gradient.flatten().tolist() for gradient in gradients]
 
 
 def gradient_by_hand() -> list[list[float]]:
@@ -62,13 +62,13 @@ def gradient_by_hand() -> list[list[float]]:
         ) / 2
         gradients = torch.autograd.grad(loss, list(job.model.parameters()))
         job.close()
-        return [one.flatten().tolist() for one in gradients]
+        return [gradient.flatten().tolist() for gradient in gradients]
 
 
 def test_gradients_over_all_ranks_pairs_are_those_of_one_process() -> None:
     [expected] = run_ranks(1, gradient_by_hand)
     assert max(abs(value) for one in expected for value in one) > 1e-3
     for world_size in (1, 2, 4):
-        for found in run_ranks(world_size, gradient_of_one_step):
-            for one, other in zip(found, expected, strict=True):
-                assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+        for results in run_ranks(world_size, gradient_of_one_step):
+            for left, right in zip(results, expected, strict=True):
+                assert left == pytest.approx(right, rel=1e-9, abs=1e-12)

@@ -84,7 +84,7 @@ def examined(
     ddp.cleanup()
     result = json.loads(lines[0])
     assert result["ok"] == (not result["findings"])
-    return [(one["where"], one["what"], one["fix"]) for one in result["findings"]]
+    return [(finding["where"], finding["what"], finding["fix"]) for finding in result["findings"]]
 
 
 def wrong_value() -> Any:
@@ -212,7 +212,7 @@ def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(
     findings, numbers = local_collectives(
         2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100
     )
-    assert [one.what for one in findings] == ["rank 1 on h froze"]
+    assert [finding.what for finding in findings] == ["rank 1 on h froze"]
     assert numbers == {}
 
 
@@ -312,7 +312,9 @@ def test_the_timer_knows_a_store_that_does_not_respond_and_a_rendezvous_that_doe
     said: queue.Queue[list[Finding]] = queue.Queue()
     alone = PhaseTimer(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
     with alone.phase("the rendezvous"):
-        assert [(one.where, one.what, one.fix) for one in said.get(timeout=20)] == [
+        assert [
+            (sentence.where, sentence.what, sentence.fix) for sentence in said.get(timeout=20)
+        ] == [
             (
                 "node-b",
                 "rank 1 on node-b did not finish the rendezvous within 0.1 s: ranks reach the rendezvous "

@@ -65,27 +65,29 @@ def header(path: Path) -> dict[str, Any]:
     gap."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
-    found: dict[str, Any] = json.loads(content[8 : 8 + length])
-    assert found.pop("__metadata__") == {"format": "pt"}  # transformers refuses a file without it
-    spans = sorted(entry["data_offsets"] for entry in found.values())
+    document: dict[str, Any] = json.loads(content[8 : 8 + length])
+    assert document.pop("__metadata__") == {
+        "format": "pt"
+    }  # transformers refuses a file without it
+    spans = sorted(entry["data_offsets"] for entry in document.values())
     assert [span[0] for span in spans] == [0, *(span[1] for span in spans[:-1])]
     assert spans[-1][1] == len(content) - 8 - length
-    return found
+    return document
 
 
 def test_the_file_is_plain_and_loads_strictly(trained: Path, tmp_path: Path) -> None:
     to = tmp_path / "new" / "weights.safetensors"
     assert main(["export", str(trained), "--which", "last", "--to", str(to)]) == 0
     fresh = TiedLayers().double()
-    own = newest(trained).tensors["model"]
+    model = newest(trained).tensors["model"]
     assert header(to).keys() == fresh.state_dict().keys()
     assert (
-        "second.weight" not in own
+        "second.weight" not in model
     )  # a checkpoint has a tied weight once, the file has it under both names
     fresh.load_state_dict(load_file(to), strict=True)
     assert fresh.second.weight is fresh.first.weight
     for name, tensor in fresh.state_dict().items():
-        assert torch.equal(tensor, own["first.weight" if name == "second.weight" else name])
+        assert torch.equal(tensor, model["first.weight" if name == "second.weight" else name])
     assert sorted(path.name for path in to.parent.iterdir()) == [
         "weights.md",
         "weights.safetensors",

@@ -40,25 +40,25 @@ def manager(config: Config) -> RunManager:
 
 
 def range_here(config: Config, *tasks: type[Task]) -> list[RangeTest]:
-    found = []
+    results = []
     for task in tasks:
         ddp = manager(config)
         try:
-            found.append(measure_range(config, task, ddp, OPTIONS, note=lambda _: None))
+            results.append(measure_range(config, task, ddp, OPTIONS, note=lambda _: None))
         finally:
             ddp.cleanup()
-    return found
+    return results
 
 
 def search_here(config: Config, *tasks: type[Task]) -> list[BatchSearch]:
-    found = []
+    results = []
     for task in tasks:
         ddp = manager(config)
         try:
-            found.append(search_batch(config, task, ddp, margin=0.05))
+            results.append(search_batch(config, task, ddp, margin=0.05))
         finally:
             ddp.cleanup()
-    return found
+    return results
 
 
 @pytest.mark.soak
@@ -69,7 +69,7 @@ def test_the_suggestion_does_not_depend_on_the_number_of_ranks() -> None:
     tasks = (Classify, WeighTokens)
     alone = range_here(config, *tasks)
     pairs = run_ranks(2, range_here, config, *tasks)
-    assert [one.losses for one in pairs[0]] == [one.losses for one in pairs[1]]
+    assert [pair.losses for pair in pairs[0]] == [pair.losses for pair in pairs[1]]
     assert [one.has_diverged for one in alone] == [True, False]
     for one, two in zip(alone, pairs[0], strict=True):
         if one.has_diverged:  # tokens that are predicted from themselves are learned at any rate
@@ -114,8 +114,8 @@ def test_it_begins_with_the_weights_of_model_init(tmp_path: Path) -> None:
     file = tmp_path / "zeros.safetensors"
     save_file(
         {
-            name: torch.zeros_like(one)
-            for name, one in Classify(config).model().state_dict().items()
+            name: torch.zeros_like(tensor)
+            for name, tensor in Classify(config).model().state_dict().items()
         },
         file,
     )

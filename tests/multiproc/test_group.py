@@ -89,7 +89,7 @@ def gather_unequal() -> tuple[list[list[int]], int]:
 
 def test_a_rank_sends_rank_0_what_it_has_and_no_padding() -> None:
     (gathered, first), (nothing, second), (_, third) = run_ranks(3, gather_unequal)
-    assert gathered == [list(range(5)), [], [200 + one for one in range(12)]]
+    assert gathered == [list(range(5)), [], [200 + number for number in range(12)]]
     assert (nothing, [first, second, third]) == ([], [5, 0, 12])
 
 

@@ -70,8 +70,8 @@ class Onlooker:
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        seen: list[Any] = json.loads(self._process.stdout.readline())
-        return seen
+        document: list[Any] = json.loads(self._process.stdout.readline())
+        return document
 
     def look(self, place: str) -> None:
         phase, step, micro, beats, *_ = self.ask()

@@ -59,8 +59,8 @@ def test_every_public_name_is_for_scripts() -> None:
 
 def test_a_type_checker_knows_what_a_loader_is() -> None:
     found = {
-        str(one.__annotations__["train"]): one.__annotations__["return"]
-        for one in get_overloads(DDPManager.loader)
+        str(overload.__annotations__["train"]): overload.__annotations__["return"]
+        for overload in get_overloads(DDPManager.loader)
     }
     assert found["Literal[True]"] == "Loader"
     assert found["Literal[False]"] == "EvaluationLoader"
@@ -411,11 +411,11 @@ def test_an_error_of_the_teardown_is_raised_or_of_a_broken_group_logged(broken: 
 
 
 def _logged() -> list[str]:
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(handler)
-    return said
+    return messages
 
 
 def leave_slowly() -> tuple[bool, list[str]]:

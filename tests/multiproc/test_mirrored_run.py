@@ -45,9 +45,9 @@ def mirrored(url: str, **train: Any) -> Config:
 
 
 def without_url(run: Path) -> store.Snapshot:
-    found = newest(run)
-    del found.documents["progress"]["facts"]["config"]["checkpoint.mirror"]
-    return found
+    checkpoint = newest(run)
+    del checkpoint.documents["progress"]["facts"]["config"]["checkpoint.mirror"]
+    return checkpoint
 
 
 def messages(run: Path, kind: str) -> list[str]:

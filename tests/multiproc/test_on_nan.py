@@ -172,7 +172,7 @@ def test_warn_continues_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_
         == "model/1.weight"
     )
     found = verify_run(tmp_path, print)
-    assert [str(one) for one in found.problems] == [
+    assert [str(problem) for problem in found.problems] == [
         f"checkpoints/step-{last:08d}: model/1.weight is not finite (NaN or infinity)"
     ]
     assert found.last_valid_step == bad - 1

@@ -172,8 +172,10 @@ def test_updates_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     assert train_on(2, config, SkipsNaN, tmp_path).step == 10
     tensors = newest(tmp_path).tensors
     values: list[Tensor] = [*tensors["model"].values(), *tensors["optimizer"].values()]
-    assert all(bool(torch.isfinite(one).all()) for one in values)
-    steps = {float(one) for name, one in tensors["optimizer"].items() if name.endswith("/step")}
+    assert all(bool(torch.isfinite(value).all()) for value in values)
+    steps = {
+        float(tensor) for name, tensor in tensors["optimizer"].items() if name.endswith("/step")
+    }
     assert steps == {8.0}  # one update of each epoch was left out
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
     (warning, *_) = [

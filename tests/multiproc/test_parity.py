@@ -100,9 +100,9 @@ def test_any_world_trains_like_one_process_on_the_full_batch(
     for task in tasks:
         expected = full_batch_weights(make_config(optim=OPTIM), task)
         for accumulate in ACCUMULATE:
-            found = newest(tmp_path / task.__name__ / str(accumulate)).tensors["model"]
-            assert found.keys() == expected.keys()
-            for name, tensor in found.items():
+            model = newest(tmp_path / task.__name__ / str(accumulate)).tensors["model"]
+            assert model.keys() == expected.keys()
+            for name, tensor in model.items():
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
 
 
@@ -160,11 +160,11 @@ def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path) -> None:
 
 def evaluate_again(config: Config, tasks: tuple[type[Task], ...], runs: Path) -> str:
     """A finished run only evaluates; what it found is in its last event."""
-    found = []
+    results = []
     for task in tasks:
         run = runs / task.__name__
         train_here(config, task, run)
         events = read_events(run / "events" / f"rank-{int(os.environ['RANK']):05d}.jsonl")
         end = [event for event in events if event["kind"] == "end"][-1]
-        found.append(sorted(end["metrics"].items()))
-    return repr(found)
+        results.append(sorted(end["metrics"].items()))
+    return repr(results)

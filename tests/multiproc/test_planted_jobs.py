@@ -24,10 +24,10 @@ def test_a_slow_dataset_is_named_first(tmp_path: Path) -> None:
     )
     train_on(2, replace(config, dist=replace(config.dist, threads=1)), SlowData, tmp_path)
     result = analyse(tmp_path)
-    found = advise(result)
-    assert found[0].bottleneck == "data", found
+    advice = advise(result)
+    assert advice[0].bottleneck == "data", advice
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
     assert result.cores_per_rank
     assert result.loading_cores is not None
     assert result.loading_cores < 0.5, "it waits for storage"
-    assert int((found[0].settings or {})["data.workers"]) > 1
+    assert int((advice[0].settings or {})["data.workers"]) > 1

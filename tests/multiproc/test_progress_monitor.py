@@ -79,9 +79,9 @@ def test_where_phases_are_marked_collectives_are_no_moves(tmp_path: Path) -> Non
     while beat.num_marks < 10:
         time.sleep(0.01)
     count.close()
-    found = read_heartbeat(tmp_path / "heartbeat")
-    assert found is not None
-    assert (found.num_moves, found.phase) == (0, Phase.BACKWARD)
+    heartbeat = read_heartbeat(tmp_path / "heartbeat")
+    assert heartbeat is not None
+    assert (heartbeat.num_moves, heartbeat.phase) == (0, Phase.BACKWARD)
 
 
 def test_a_look_that_fails_is_no_sign_and_not_the_last(tmp_path: Path) -> None:

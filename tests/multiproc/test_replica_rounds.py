@@ -86,9 +86,9 @@ def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) ->
         task = Seeded(config)
         loader = ddp.loader(task.train_data(), batch_size=config.train.batch_size)
         model = task.model()
-        own = list(model.parameters())
-        optimizer = torch.optim.SGD(own, lr=0.1, momentum=0.9)
-        shared = [one.detach().clone() for one in own]
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        shared = [parameter.detach().clone() for parameter in parameters]
         is_local = config.dist.sync.startswith("local")
         settings = config.dist
         outer = torch.optim.SGD(
@@ -99,10 +99,10 @@ def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) ->
         sent: dict[int, tuple[int, list[Tensor], list[Tensor]]] = {}
 
         def begin(number: int, step: int) -> None:
-            begun = [own[index].detach().clone() for index in parts[number]]
+            begun = [parameters[index].detach().clone() for index in parts[number]]
             means = [
-                (shared[index] - one) / ddp.world_size
-                for index, one in zip(parts[number], begun, strict=True)
+                (shared[index] - part) / ddp.world_size
+                for index, part in zip(parts[number], begun, strict=True)
             ]
             for mean in means:
                 dist.all_reduce(mean)
@@ -115,15 +115,15 @@ def by_hand(config: Config, every: int, parts: list[list[int]], overlap: int) ->
             outer.step()
             outer.zero_grad()
             with torch.no_grad():
-                for index, one in zip(parts[number], begun, strict=True):
-                    own[index].add_(shared[index] - one)
+                for index, part in zip(parts[number], begun, strict=True):
+                    parameters[index].add_(shared[index] - part)
 
         step = 0
         while step < STEPS:
             for inputs, targets in loader:
                 step += 1
                 functional.cross_entropy(model(inputs), targets).backward()
-                nn.utils.clip_grad_norm_(own, 0.5)
+                nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
                 for number in range(len(parts)):
@@ -146,22 +146,22 @@ def test_rounds_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
         "diloco": (DistConfig(sync="diloco:4"), 4, whole, 0),
         "parts": (STREAMED, 6, [[0], [1, 2, 3]], 2),
     }
-    train_each_on(2, *((config_of(one[0]), Seeded, tmp_path / name) for name, one in jobs.items()))
-    results = run_ranks(2, each_by_hand, [(config_of(one[0]), *one[1:]) for one in jobs.values()])
+    train_each_on(2, *((config_of(job[0]), Seeded, tmp_path / name) for name, job in jobs.items()))
+    results = run_ranks(2, each_by_hand, [(config_of(job[0]), *job[1:]) for job in jobs.values()])
     for name, first, second in zip(jobs, *results, strict=True):
         weights = newest(tmp_path / name).tensors["model"]
-        for key, one, other in zip(
+        for key, left, right in zip(
             ("0.weight", "0.bias", "3.weight", "3.bias"), first, second, strict=True
         ):
             trained = weights[key]
             torch.testing.assert_close(
-                trained, torch.tensor(one, dtype=torch.float64), rtol=0, atol=1e-12
+                trained, torch.tensor(left, dtype=torch.float64), rtol=0, atol=1e-12
             )
-            assert one == other
+            assert left == right
 
 
 def each_by_hand(jobs: list[tuple[Any, ...]]) -> list[list[Any]]:
-    return [[one.tolist() for one in by_hand(*job)] for job in jobs]
+    return [[weight.tolist() for weight in by_hand(*job)] for job in jobs]
 
 
 def on_nodes(function: Any, *args: Any) -> Any:
@@ -239,18 +239,24 @@ def assert_shared_weights(run: Path, settings: DistConfig) -> None:
     if settings.sync_parts == 1:
         third = saved(run, 3).tensors
         fifth = saved(run, 5).tensors
-        assert all(torch.equal(third["model"][name], one) for name, one in fifth["model"].items())
-        own = [one for name, one in fifth["replicas"].items() if name.endswith("weights/0.weight")]
+        assert all(
+            torch.equal(third["model"][name], tensor) for name, tensor in fifth["model"].items()
+        )
+        own = [
+            tensor
+            for name, tensor in fifth["replicas"].items()
+            if name.endswith("weights/0.weight")
+        ]
         assert len(own) == 2
         assert not torch.equal(*own)
         assert not [name for name in third["replicas"] if "/weights/" in name]
     average = saved(run, 1).tensors["hooks"]
     for step in range(2, STEPS + 1):
         tensors = saved(run, step).tensors
-        for name, one in tensors["model"].items():
+        for name, tensor in tensors["model"].items():
             key = next(key for key in average if key.endswith(f"/{name}"))
-            if one.is_floating_point():
-                expected = 0.75 * average[key] + 0.25 * one
+            if tensor.is_floating_point():
+                expected = 0.75 * average[key] + 0.25 * tensor
                 torch.testing.assert_close(tensors["hooks"][key], expected, rtol=1e-5, atol=1e-6)
         average = tensors["hooks"]
 
@@ -266,12 +272,12 @@ def test_evaluations_are_of_the_shared_weights(tmp_path: Path) -> None:
 
 
 def resumed_messages(run: Path, config: Config) -> list[str]:
-    found: list[str] = []
+    results: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: results.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(handler)
     train_here(config, Seeded, run)
-    return found
+    return results
 
 
 @pytest.mark.soak
@@ -330,12 +336,12 @@ def summed(wire: str) -> tuple[float, list[float]]:
         values[::100] = 1.0  # so coarse a scale that the others are rounded to 0
         group = dist.group.WORLD
         assert group is not None
-        one = DeltaSum(values, wire, group)
+        delta_sum = DeltaSum(values, wire, group)
         total = torch.zeros(700)
         for _ in range(40):
-            one.start(values * (dist.get_rank() + 1))
-            one.advance()
-            last = one.take()
+            delta_sum.start(values * (dist.get_rank() + 1))
+            delta_sum.advance()
+            last = delta_sum.take()
             total += last
         expected = 40 * values * sum(range(1, dist.get_world_size() + 1))
         return float(((total - expected) / expected).abs().max()), last.tolist()
@@ -346,7 +352,7 @@ def test_what_rounding_leaves_out_is_sent_later() -> None:
     for position, most in enumerate((1e-5, 1e-3, 0.4)):
         errors, sums = zip(*(result[position] for result in results), strict=True)
         assert max(errors) < most
-        assert all(one == sums[0] for one in sums)
+        assert all(total == sums[0] for total in sums)
 
 
 def each_summed() -> list[tuple[float, list[float]]]:
@@ -358,7 +364,7 @@ def test_what_is_rounded_trains_nearly_the_same(tmp_path: Path) -> None:
     settings = DistConfig(sync="diloco:4")
     jobs = {wire: replace(settings, outer_dtype=wire) for wire in ("fp32", "bf16", "int8")}
     train_each_on(
-        2, *((config_of(one, steps=24), Seeded, tmp_path / name) for name, one in jobs.items())
+        2, *((config_of(job, steps=24), Seeded, tmp_path / name) for name, job in jobs.items())
     )
     weights = {name: newest(tmp_path / name).tensors["model"] for name in jobs}
     begin = Seeded(config_of(settings)).model().state_dict()
@@ -383,7 +389,7 @@ class Synchronized(Seeded):
 
 
 def refusals(run: Path) -> list[str]:
-    found = []
+    results = []
     dist = DistConfig(sync="local:8", sync_parts=5)
     jobs: list[tuple[DistConfig, type[Task]]] = [
         (dist, Seeded),
@@ -392,8 +398,8 @@ def refusals(run: Path) -> list[str]:
     for settings, task in jobs:
         with pytest.raises(UsageError) as caught:
             train_here(config_of(settings), task, run)
-        found.append(str(caught.value))
-    return found
+        results.append(str(caught.value))
+    return results
 
 
 def test_what_cannot_train_alone_is_refused(tmp_path: Path) -> None:
@@ -408,8 +414,8 @@ def test_what_cannot_train_alone_is_refused(tmp_path: Path) -> None:
 def test_one_process_is_one_replica(tmp_path: Path) -> None:
     train_here(config_of(DistConfig(sync="diloco:4"), steps=2), Seeded, tmp_path)
     notes = [
-        one["message"]
-        for one in read_events(tmp_path / "events" / "rank-00000.jsonl")
-        if one["kind"] == "note"
+        event["message"]
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] == "note"
     ]
     assert "dist.sync diloco:4 has no effect: there is one replica" in notes

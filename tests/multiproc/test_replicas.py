@@ -63,25 +63,25 @@ class Replica:
 
 def flip_everywhere_in_turn() -> dict[str, list[str]]:
     """The last rank's bits flip; what is said before, with the damage, and after it was undone."""
-    said = {}
+    messages = {}
     with RunManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp)
         for number, name in enumerate(WHERE):
             before = replica.check(10 * number)
             if ddp.rank == ddp.world_size - 1:
                 flip(replica.tensors()[name])
-            found = replica.check(10 * number + 5)
+            findings = replica.check(10 * number + 5)
             if ddp.rank == ddp.world_size - 1:
                 flip(replica.tensors()[name])
-            said[name] = [before, found, replica.check(10 * number + 6)]
-    return said
+            messages[name] = [before, findings, replica.check(10 * number + 6)]
+    return messages
 
 
 def test_a_flipped_bit_is_found_and_named() -> None:
     rank = 2
-    for said in run_ranks(3, flip_everywhere_in_turn):
+    for message in run_ranks(3, flip_everywhere_in_turn):
         for number, name in enumerate(WHERE):
-            assert said[name] == [
+            assert message[name] == [
                 "all agree",
                 f"the replicas differ at step {10 * number + 5}: rank {rank} (node-{rank}) differs from the other "
                 f"{rank} ranks in {name}; all agreed at step {10 * number} "
@@ -96,9 +96,9 @@ CODE = "; if it happens again at the same step, look for code that differs acros
 
 
 def test_two_ranks_cannot_tell_which_is_right() -> None:
-    for said in run_ranks(2, flip_everywhere_in_turn):
+    for message in run_ranks(2, flip_everywhere_in_turn):
         for number, name in enumerate(WHERE):
-            assert said[name][1] == (
+            assert message[name][1] == (
                 f"the replicas differ at step {10 * number + 5}: rank 0 (node-0) and rank 1 (node-1) differ in {name}, "
                 f"and no majority shows which is right; all agreed at step {10 * number} "
                 f"[step {10 * number + 5}]\n  try: rerun the same command "
@@ -110,22 +110,22 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
 def differ_otherwise() -> list[str]:
     """Two ranks with damage of their own; then a rank that lacks a tensor; then buffers that need
     not agree."""
-    said = []
+    messages = []
     with RunManager(watch=NO_SIDECAR) as ddp:
         replica = Replica(ddp)
         if ddp.rank in (1, 2):
             flip(replica.tensors()["0.bias" if ddp.rank == 1 else "2.weight"])
-        said.append(replica.check(3))
+        messages.append(replica.check(3))
         for on_difference in ("stop", "broadcast"):
             replica = Replica(ddp, on_difference=on_difference)
             if ddp.rank == 1:
                 replica.optimizer.state.clear()
-            said.append(replica.check(3))
+            messages.append(replica.check(3))
         replica = Replica(ddp, include_buffers=False)
         if ddp.rank == 1:
             flip(replica.tensors()["1.running_mean"])
-        said.append(replica.check(3))
-    return said
+        messages.append(replica.check(3))
+    return messages
 
 
 def test_other_differences() -> None:
@@ -268,8 +268,10 @@ def test_damage_is_not_saved(tmp_path: Path) -> None:
 
 def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(tmp_path: Path) -> None:
     config = watched(replicas_every=1, on_difference="broadcast")
-    for said, compared in run_ranks(3, train_damaged, config, tmp_path / "damaged", "4.weight", 4):
-        assert said == "trained to the end"
+    for message, compared in run_ranks(
+        3, train_damaged, config, tmp_path / "damaged", "4.weight", 4
+    ):
+        assert message == "trained to the end"
         assert compared == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
     run_ranks(3, train_damaged, config, tmp_path / "whole", "4.weight", -1)
     damaged = newest(tmp_path / "damaged")
@@ -294,15 +296,15 @@ def test_a_run_that_is_set_to_continue_warns_and_trains_to_the_end(tmp_path: Pat
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
-    for said, compared in run_ranks(
+    for message, compared in run_ranks(
         2, train_damaged, watched(replicas_every=0), tmp_path, "4.weight", 4
     ):
-        assert said == "trained to the end"
+        assert message == "trained to the end"
         assert compared == []
 
 
 def test_statistics_that_are_each_ranks_own_are_not_compared(tmp_path: Path) -> None:
     config = replace(watched(replicas_every=1), dist=DistConfig(broadcast_buffers=False))
-    for said, compared in run_ranks(2, train_damaged, config, tmp_path, "1.running_mean", -1):
-        assert said == "trained to the end"
+    for message, compared in run_ranks(2, train_damaged, config, tmp_path, "1.running_mean", -1):
+        assert message == "trained to the end"
         assert compared == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]

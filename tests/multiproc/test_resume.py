@@ -120,7 +120,7 @@ def assert_average_by_hand(snapshot: store.Snapshot) -> None:
     assert (ema["name"], by_hand["name"]) == ("EMA", "ByHand")
     tensors = snapshot.tensors["hooks"]
     averages, expected = (
-        decode_state(one["state"], tensors.__getitem__)["average"] for one in (ema, by_hand)
+        decode_state(hook["state"], tensors.__getitem__)["average"] for hook in (ema, by_hand)
     )
     assert averages.keys() == expected.keys() == snapshot.tensors["model"].keys()
     for name, average in averages.items():

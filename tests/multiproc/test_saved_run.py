@@ -73,11 +73,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluations(run: Path) -> dict[int, dict[str, float]]:
-    found = read_events(run / "events" / "rank-00000.jsonl")
+    events = read_events(run / "events" / "rank-00000.jsonl")
     return {
-        one["step"]: {name: one[name] for name in ("loss", "accuracy")}
-        for one in found
-        if one["kind"] == "evaluation"
+        event["step"]: {name: event[name] for name in ("loss", "accuracy")}
+        for event in events
+        if event["kind"] == "evaluation"
     }
 
 

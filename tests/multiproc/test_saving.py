@@ -40,13 +40,13 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
     assert "is untouched" in message
     assert "try: " in message
     assert other != "trained to the end"
-    found = catalog.newest_valid(run / "checkpoints")
-    assert found.path is not None
-    assert found.skipped == []
+    newest_step = catalog.newest_valid(run / "checkpoints")
+    assert newest_step.path is not None
+    assert newest_step.skipped == []
     for path in (run / "checkpoints").iterdir():
-        if path != found.path:
+        if path != newest_step.path:
             store.remove(path)
-    resumed_at = catalog.verify(found.path).step
+    resumed_at = catalog.verify(newest_step.path).step
     assert resumed_at > 2
     assert train_on(2, make_config(steps=resumed_at + 1), Classify, run).step == resumed_at + 1
     resumes = [

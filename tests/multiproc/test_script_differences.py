@@ -162,15 +162,19 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
         nodes.append(start(*place, "train.py", *own, cwd=tmp_path / f"{rank}", **variables))
     ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
-    found = events(tmp_path / "0")
-    assert sorted(one["kind"] for one in found) == [
+    differences = events(tmp_path / "0")
+    assert sorted(difference["kind"] for difference in differences) == [
         "difference",
         "difference",
         "difference",
         "straggler",
-    ], found
+    ], differences
     assert events(tmp_path / "1") == []
-    [facts] = [one["message"] for one in found if "the argument" in one["message"]]
+    [facts] = [
+        difference["message"]
+        for difference in differences
+        if "the argument" in difference["message"]
+    ]
     for what in (
         "argument --lr",
         "argument --samples",
@@ -179,15 +183,21 @@ def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
     ):
         assert f"the {what}: " in facts
     assert "node-rank" not in facts
-    [length] = [one["message"] for one in found if "DataLoader" in one["message"]]
+    [length] = [
+        difference["message"] for difference in differences if "DataLoader" in difference["message"]
+    ]
     assert "the length of the dataset" in length
-    [drift] = [one for one in found if "DDP module Linear" in one["message"]]
+    [drift] = [
+        difference for difference in differences if "DDP module Linear" in difference["message"]
+    ]
     assert drift["step"] in (1, 10, 100)
     assert "all agreed at step 0; their optimizers differ in SGD's lr: " in drift["message"]
-    [slow] = [one for one in found if one["kind"] == "straggler"]
+    [slow] = [difference for difference in differences if difference["kind"] == "straggler"]
     assert slow["rank"] == 1
-    for one in found:
-        assert ended[0][2].count(one["message"]) == 1, "on the screen of the first node, once"
+    for difference in differences:
+        assert ended[0][2].count(difference["message"]) == 1, (
+            "on the screen of the first node, once"
+        )
 
 
 @pytest.mark.soak

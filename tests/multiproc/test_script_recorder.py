@@ -53,8 +53,8 @@ def work(folder: Path) -> list[list[str]]:
     keys.append(list(written()))
     _train(first, recorder, 101)
     num_hashes = [
-        sum(len(hashes["tensors"]) for hashes in one["hashes"].values())
-        for one in written().values()
+        sum(len(hashes["tensors"]) for hashes in record["hashes"].values())
+        for record in written().values()
     ]
     assert num_hashes[0] == 200 > MAX_HASHES // MAX_MODULES - 200, (
         "two comparisons are more than its part"

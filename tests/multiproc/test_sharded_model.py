@@ -27,8 +27,8 @@ def accumulated(sharded: ShardedModel) -> list[float]:
                 loss.backward()
     (weight,) = sharded.model.parameters()
     assert weight.grad is not None
-    found: list[float] = own_part(weight.grad).flatten().tolist()
-    return found
+    gradient: list[float] = own_part(weight.grad).flatten().tolist()
+    return gradient
 
 
 def shard(mode: str) -> ShardedModel:
@@ -41,24 +41,24 @@ def on_a_rank() -> dict[str, Any]:
 
     join()
     models = {mode: shard(mode) for mode in ("zero1", "fsdp", "hsdp")}
-    found: dict[str, Any] = {mode: accumulated(one) for mode, one in models.items()}
+    gradients: dict[str, Any] = {mode: accumulated(model) for mode, model in models.items()}
     elsewhere = torch.empty(3, 2, device="meta")  # another device than the part's
     parameter = DTensor.from_local(elsewhere, models["fsdp"].mesh, [Shard(0)], run_check=False)
     part = torch.ones(3, 2, dtype=torch.float64)
     loaded = like_shard(parameter, part)
-    found["is shared"] = own_part(loaded).data_ptr() == part.data_ptr()
-    found["loaded"] = (loaded.shape, loaded.stride(), loaded.dtype, loaded.device)
+    gradients["is shared"] = own_part(loaded).data_ptr() == part.data_ptr()
+    gradients["loaded"] = (loaded.shape, loaded.stride(), loaded.dtype, loaded.device)
     groups = models["hsdp"].mesh.get_all_groups()
-    found["groups"] = sum(one is not dist.group.WORLD for one in groups)
+    gradients["groups"] = sum(group is not dist.group.WORLD for group in groups)
     group.leave_group(broken=True)
-    found["left"] = all(one in group._left_groups for one in groups)
-    return found
+    gradients["left"] = all(members in group._left_groups for members in groups)
+    return gradients
 
 
 def test_micro_batches_shards_and_groups_of_a_sharded_model() -> None:
-    for found in run_ranks(2, on_a_rank):
-        assert found["zero1"] == found["fsdp"] == found["hsdp"] == [259.0, 259.0]
-        assert found["is shared"], "what is mapped from a file is not moved before it is copied"
-        assert found["loaded"] == ((6, 2), (2, 1), torch.float64, CPU)
-        assert found["groups"] >= 1
-        assert found["left"], "a broken group is aborted with the groups of its mesh"
+    for results in run_ranks(2, on_a_rank):
+        assert results["zero1"] == results["fsdp"] == results["hsdp"] == [259.0, 259.0]
+        assert results["is shared"], "what is mapped from a file is not moved before it is copied"
+        assert results["loaded"] == ((6, 2), (2, 1), torch.float64, CPU)
+        assert results["groups"] >= 1
+        assert results["left"], "a broken group is aborted with the groups of its mesh"

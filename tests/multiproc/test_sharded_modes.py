@@ -158,11 +158,12 @@ def assert_trains_as_ddp(
             ("evaluation", "accuracy"),
         ):
             ours, theirs = (
-                [event[name] for event in events_of(one, kind)] for one in (run, folder / "ddp")
+                [event[name] for event in events_of(each_run, kind)]
+                for each_run in (run, folder / "ddp")
             )
             assert theirs
             assert ours == pytest.approx(theirs, rel=1e-9), f"{kind} {name} of {mode}"
-        ours, theirs = (flops_per_sample(one) for one in (run, folder / "ddp"))
+        ours, theirs = (flops_per_sample(each_run) for each_run in (run, folder / "ddp"))
         assert ours == pytest.approx(theirs, rel=1e-6), "of the whole model, and not of a shard"
         (last,) = {event["path"] for event in events_of(run, "checkpoint")[-1:]}
         written = {path.name for path in Path(last).glob("*-part-*")}
@@ -172,12 +173,12 @@ def assert_trains_as_ddp(
 
 
 def flops_per_sample(run: Path) -> list[float]:
-    found = [
+    flops = [
         event["tflop_per_s"] / event["samples_per_s"] * 1e12 for event in events_of(run, "train")
     ]
-    assert found
-    assert min(found) > 0
-    return found
+    assert flops
+    assert min(flops) > 0
+    return flops
 
 
 class Branching(Awkward):
@@ -381,8 +382,8 @@ def assert_compiles(folder: Path, modes: Sequence[str], policy: bool | str) -> N
         )
     for mode in modes:
         eager, compiled = (newest(folder / mode / step) for step in ("eager", "compile"))
-        for one in (eager, compiled):
-            one.documents["progress"].pop("facts")
+        for each_run in (eager, compiled):
+            each_run.documents["progress"].pop("facts")
         assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
@@ -465,7 +466,7 @@ class NoDimension(NoBuffers):
 
 
 def refusals(config: Config, run: Path) -> list[str]:
-    found = []
+    results = []
     for number, (task, dist) in enumerate(REFUSED):
         with pytest.raises(UsageError) as caught:
             train_here(
@@ -473,8 +474,8 @@ def refusals(config: Config, run: Path) -> list[str]:
                 task,
                 run / str(number),
             )
-        found.append(caught.value.what)
-    return found
+        results.append(caught.value.what)
+    return results
 
 
 REFUSED: list[tuple[type[Task], dict[str, Any]]] = [
@@ -496,5 +497,5 @@ MESSAGES = [
 
 
 def test_what_cannot_be_sharded_is_refused(tmp_path: Path) -> None:
-    for found in run_ranks(2, refusals, config_of(steps=2), tmp_path):
-        assert found == MESSAGES
+    for results in run_ranks(2, refusals, config_of(steps=2), tmp_path):
+        assert results == MESSAGES

@@ -88,9 +88,9 @@ def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(
     assert len(saved) + len(skipped) == 4
     # A save that was skipped has left nothing behind, and those that were not are complete on both
     # ranks.
-    found = sorted(path.name for path in (tmp_path / "skips" / "checkpoints").iterdir())
-    assert found == [f"step-{step:08d}" for step in saved]
-    for folder in found:
+    names = sorted(path.name for path in (tmp_path / "skips" / "checkpoints").iterdir())
+    assert names == [f"step-{step:08d}" for step in saved]
+    for folder in names:
         catalog.verify(tmp_path / "skips" / "checkpoints" / folder)
 
 
@@ -137,15 +137,15 @@ def test_a_rank_that_cannot_write_ends_the_run_and_the_last_checkpoint_stays(
     assert "try: " in first
     assert "rank 1 on " in first
     assert second != "trained to the end", "the others are told"
-    found = catalog.newest_valid(tmp_path / "checkpoints")
-    assert found.path is not None
-    assert (found.path.name, found.skipped) == ("step-00000002", [])
+    newest_step = catalog.newest_valid(tmp_path / "checkpoints")
+    assert newest_step.path is not None
+    assert (newest_step.path.name, newest_step.skipped) == ("step-00000002", [])
     train_on(2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path)
     train_on(
         2, replace(config, train=replace(config.train, steps=4)), NoBuffers, tmp_path / "whole"
     )
     resumed = newest(tmp_path)
     whole = newest(tmp_path / "whole")
-    for one in (resumed, whole):
-        one.documents["progress"].pop("facts")
+    for each_run in (resumed, whole):
+        each_run.documents["progress"].pop("facts")
     assert_same_bits(resumed, whole)

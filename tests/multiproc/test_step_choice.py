@@ -24,12 +24,12 @@ from tests.ranks import RanksFailed, run_ranks
 def kinds(*settings: tuple[str, str | None]) -> list[str]:
     """Of the steps for each `train.step` and the earlier choice of `auto`."""
     config = make_config()
-    found = []
+    results = []
     with make_manager(config) as ddp:
         job = build_job(config, Classify(config), ddp)
         for step, chosen in settings:
             try:
-                found.append(
+                results.append(
                     type(
                         make_step(
                             replace(job, step=step),
@@ -39,8 +39,8 @@ def kinds(*settings: tuple[str, str | None]) -> list[str]:
                     ).__name__
                 )
             except UsageError as error:
-                found.append(str(error))
-    return found
+                results.append(str(error))
+    return results
 
 
 def test_auto_keeps_its_choice_on_this_kind_of_device() -> None:

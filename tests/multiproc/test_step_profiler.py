@@ -50,7 +50,7 @@ def test_a_slow_rank_is_named_and_the_parts_add_up(tmp_path: Path) -> None:
         3,
     )
     assert sum(result.parts_s.values()) == pytest.approx(result.step_s, rel=0.02)
-    assert [one.critical_steps for one in result.ranks] == [0, 3]
+    assert [rank.critical_steps for rank in result.ranks] == [0, 3]
     assert headline(result).startswith("rank 1 is slow: the others wait")
     assert result.ranks[0].parts_s["waiting_for_rank"] > 0.1
     num_parameters = 6 * 300 + 300 + 3 * (300 * 300 + 300) + 300 * 2 + 2

@@ -58,9 +58,9 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
         assert losses == pytest.approx(
             [event["loss"] for event in events(tmp_path / "1", "evaluation")]
         )
-    for other in weights[1:]:
+    for weight in weights[1:]:
         for name, tensor in weights[0].items():
-            torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-9)
+            torch.testing.assert_close(weight[name], tensor, rtol=0, atol=1e-9)
     # Two whole epochs of five steps, and the end.
     assert evaluations == [[(29, 5), (29, 10), (29, 12)]] * 2
     start, *_ = events(tmp_path / "3", "start")

@@ -100,9 +100,9 @@ def measured() -> tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]:
                 name: [job.model(data.inputs).softmax(1).tolist(), data.targets.tolist()]
                 for name, data in sets.items()
             }
-        found = evaluate(job), evaluate(job), outputs
+        results = evaluate(job), evaluate(job), outputs
         job.close()
-        return found
+        return results
 
 
 def test_metrics_are_those_of_scikit_learn_on_one_and_three_ranks() -> None:
@@ -158,7 +158,7 @@ def gathered_here() -> list[list[str]]:
         own = {"values": torch.arange(5 + 3 * ddp.rank, dtype=torch.float32) + ddp.rank}
         document, tensors = gather_states(ddp.rank, own, device=ddp.device)
         assert document["ranks"] == [0, 1, 2]
-        return [[name, *one.tolist()] for name, one in tensors.items()]
+        return [[name, *tensor.tolist()] for name, tensor in tensors.items()]
 
 
 def test_only_rank_0_holds_the_states_of_all_ranks() -> None:

@@ -28,8 +28,8 @@ def traced(**settings: Any) -> Config:
 
 
 def lines(run: Path, rank: int, kind: str) -> list[dict[str, Any]]:
-    found = read_events(run / "trace" / f"rank-{rank:05d}.jsonl")
-    return [line for line in found if line["kind"] == kind]
+    events = read_events(run / "trace" / f"rank-{rank:05d}.jsonl")
+    return [line for line in events if line["kind"] == kind]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -40,7 +40,7 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(
     train_on(2, config, Normalised, tmp_path)
     train_here(config, Normalised, tmp_path / "alone")
     steps = [lines(tmp_path, rank, "step") for rank in (0, 1)]
-    assert [len(one) for one in steps] == [5, 5]
+    assert [len(step) for step in steps] == [5, 5]
 
     def samples(traces: list[list[dict[str, Any]]]) -> dict[tuple[int, int], tuple[int, str]]:
         return {
@@ -53,10 +53,10 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(
             )
         }
 
-    found = samples(steps)
-    assert sorted(position for _, position in found) == list(range(NUM_SAMPLES))
-    assert sorted(index for index, _ in found.values()) == list(range(NUM_SAMPLES))
-    assert found == samples([lines(tmp_path / "alone", 0, "step")]), (
+    expected = samples(steps)
+    assert sorted(position for _, position in expected) == list(range(NUM_SAMPLES))
+    assert sorted(index for index, _ in expected.values()) == list(range(NUM_SAMPLES))
+    assert expected == samples([lines(tmp_path / "alone", 0, "step")]), (
         "another world, the same samples"
     )
     names = set(steps[0][0]["tensors"])

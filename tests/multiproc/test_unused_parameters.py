@@ -133,9 +133,9 @@ def error_of_rank_one(world_size: int, config: Config, task: type[Branching], ru
 
 def message_of(trace: str) -> str:
     """The error's own lines, at the end of its traceback."""
-    found = re.search(r"\.UnusedParametersError: (.*)", trace, re.DOTALL)
-    assert found is not None, trace
-    return found[1].strip()
+    match = re.search(r"\.UnusedParametersError: (.*)", trace, re.DOTALL)
+    assert match is not None, trace
+    return match[1].strip()
 
 
 SOAK = pytest.mark.soak

@@ -195,9 +195,9 @@ def test_what_is_damaged_is_named(
     run: Path, damage: Callable[[Path], None], messages: list[str]
 ) -> None:
     damage(run)
-    found = "\n".join(str(problem) for problem in verify(run).problems)
+    text = "\n".join(str(problem) for problem in verify(run).problems)
     for message in messages:
-        assert message in found
+        assert message in text
 
 
 def test_an_incomplete_end_of_the_ledger_is_a_note_and_the_run_resumes_from_it(run: Path) -> None:

@@ -309,16 +309,16 @@ def notes_of(run: Path) -> list[str]:
 
 def outcomes(folder: Path, *jobs: tuple[type[Classify], dict[str, Any]]) -> list[str]:
     """Of these jobs, one after the other: the error, or what was noted."""
-    found = []
+    results = []
     for number, (task, dist_settings) in enumerate(jobs):
         config = replace(make_config(epochs=1), dist=DistConfig(**dist_settings))
         try:
             train_here(config, task, folder / str(number))
         except DrumlineError as error:
-            found.append(str(error))
+            results.append(str(error))
         else:
-            found.append(" | ".join(notes_of(folder / str(number))))
-    return found
+            results.append(" | ".join(notes_of(folder / str(number))))
+    return results
 
 
 SENTENCE = "the loss does not use these parameters: spare.bias and spare.weight"

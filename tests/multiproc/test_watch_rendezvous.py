@@ -34,11 +34,11 @@ class Rank:
     """Rendezvous one after the other, each under a name of its own."""
 
     def __init__(self) -> None:
-        found = topology_from(os.environ)
-        assert found is not None
-        self.topology: Topology = found
-        self.rank = found.rank
-        self.store = open_store(replace(found, secret="of the launcher"), timeout_s=30)
+        topology = topology_from(os.environ)
+        assert topology is not None
+        self.topology: Topology = topology
+        self.rank = topology.rank
+        self.store = open_store(replace(topology, secret="of the launcher"), timeout_s=30)
 
     def join(
         self, name: str, changed: Mapping[str, Any] | None = None, *, folder: Path | None = None
@@ -101,35 +101,35 @@ def facts(met: Joined | str) -> dict[str, Any]:
 
 def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
     me = Rank()
-    found = {}
+    results = {}
     # Others use the real ones at the same time.
     watch_folder.MEMORY = memory
     tempfile.tempdir = str(memory)
 
-    found["one node"] = facts(me.join("one node"))
+    results["one node"] = facts(me.join("one node"))
 
     two_nodes = me.join("two nodes", TWO_NODES)
     assert isinstance(two_nodes, tuple), two_nodes
     for peer in two_nodes[1].peers:
         socket.create_connection((peer.address, peer.port), timeout=10).close()
     me.wait_for_all("connected")
-    found["two nodes"] = facts(two_nodes)
+    results["two nodes"] = facts(two_nodes)
     keys = ("decision/joined", "decision/reachability", f"card/{me.rank}")
-    found["in the store"] = [two_nodes[0].store.raw.get(key).decode() for key in keys]
+    results["in the store"] = [two_nodes[0].store.raw.get(key).decode() for key in keys]
 
-    found["no local rank 0"] = facts(me.join("no local rank 0", NO_LOCAL_RANK_0))
+    results["no local rank 0"] = facts(me.join("no local rank 0", NO_LOCAL_RANK_0))
 
-    found["open folder"] = me.join(
+    results["open folder"] = me.join(
         "open folder", TWO_NODES, folder=open_folder if me.rank == 2 else None
     )
     if me.rank == 2:
         node_watch.sidecar_address = lambda node, addresses: "192.0.2.1"  # an address for examples
-    found["no network"] = me.join("no network", TWO_NODES)
+    results["no network"] = me.join("no network", TWO_NODES)
     me.wait_for_all("the end")
     me.store.add("gone", 1)
     while me.rank == 0 and me.store.add("gone", 0) < 4:  # it runs the store
         time.sleep(0.01)
-    return found
+    return results
 
 
 def test_sidecars_find_each_other(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     memory.mkdir()
     four = run_ranks(4, watched, open_folder, memory)
 
-    one = [found["one node"] for found in four]
+    one = [facts["one node"] for facts in four]
     assert all(met == one[0] for met in one)
     assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), (
         "no port is opened"
@@ -149,7 +149,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert len(one[0]["secret"]) == 64
     assert one[0]["folder"].name.startswith(watch_folder.PREFIX)
 
-    two = [found["two nodes"] for found in four]
+    two = [facts["two nodes"] for facts in four]
     assert [(met["node"], met["ranks"]) for met in two] == [
         (0, (0, 1)),
         (0, (0, 1)),
@@ -164,29 +164,29 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert (peer.node, peer.host, (peer.address, peer.port)) == (1, HOST, two[2]["listener"])
     assert two[3]["peers"][0].port == two[0]["listener"][1]
 
-    (secret,) = {found["two nodes"]["secret"] for found in four}
+    (secret,) = {facts["two nodes"]["secret"] for facts in four}
     assert not {secret, "of the launcher"} & set(
-        str([found["in the store"] for found in four]).split('"')
+        str([facts["in the store"] for facts in four]).split('"')
     )
 
-    none = [found["no local rank 0"] for found in four]
+    none = [facts["no local rank 0"] for facts in four]
     assert [(met["ranks"], met["mode"]) for met in none] == [((0, 1), 0o700)] * 2 + [
         ((2, 3), 0o700)
     ] * 2
     assert none[0]["folder"] == none[1]["folder"] != none[2]["folder"] == none[3]["folder"]
 
-    (said,) = {found["open folder"] for found in four}
+    (said,) = {facts["open folder"] for facts in four}
     assert said.startswith(
         f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}"
     )
     assert "leave DRUMLINE_WATCH_DIR to the launcher" in said
-    (said,) = {found["no network"] for found in four}
+    (said,) = {facts["no network"] for facts in four}
     assert said.startswith(
         f"the watchdog cannot listen at 192.0.2.1: Cannot assign requested address, on {HOST}"
     )
     made = {
-        found[name]["folder"]
-        for found in four
+        facts[name]["folder"]
+        for facts in four
         for name in ("one node", "two nodes", "no local rank 0")
     }
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"

@@ -176,9 +176,9 @@ def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
             call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         )
         modes = [
-            one.value
-            for one in call.args
-            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            argument.value
+            for argument in call.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         ]
         opens_text = name in ("open", "fdopen") and any(
             set(mode) <= set("rwax+t") for mode in modes

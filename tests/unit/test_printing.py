@@ -114,8 +114,8 @@ def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert "\x1b" not in ended.stderr
-    ours = [line for line in ended.stderr.splitlines() if line.startswith("drumline: ")]
-    assert [line.partition("ValueError")[0] for line in ours] == [
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("drumline: ")]
+    assert [line.partition("ValueError")[0] for line in lines] == [
         "drumline: error: a thread failed: ",
         "drumline: Task exception was never retrieved",
     ]

@@ -63,16 +63,20 @@ FOREIGN_MODULES = {
 
 
 def test_no_code_matches_the_words_of_a_message() -> None:
-    found = [
+    matches = [
         (str(path.relative_to(PACKAGE)), line, text)
         for path in sorted(PACKAGE.rglob("*.py"))
         for line, text in matched_words(path.read_text(encoding="utf-8"))
     ]
-    ours = [one for one in found if one[2] not in FOREIGN and one[0] not in FOREIGN_MODULES]
+    ours = [
+        (path, line, text)
+        for path, line, text in matches
+        if text not in FOREIGN and path not in FOREIGN_MODULES
+    ]
     assert ours == [], (
         "give the other side a typed field; a text of another program goes to FOREIGN"
     )
-    assert sorted(FOREIGN.keys() - {text for _, _, text in found}) == [], "no longer matched"
+    assert sorted(FOREIGN.keys() - {text for _, _, text in matches}) == [], "no longer matched"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,9 @@ def matches(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         # any(sign in text for sign in SIGNS)
         tested = ast.unparse(node.elt.left)
         yield from (
-            (node.elt, one.iter) for one in node.generators if ast.unparse(one.target) == tested
+            (node.elt, generator.iter)
+            for generator in node.generators
+            if ast.unparse(generator.target) == tested
         )
     elif isinstance(node, ast.MatchValue):
         yield ast.Name("_"), node.value

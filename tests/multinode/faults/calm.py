@@ -100,12 +100,14 @@ def _settings(steps: int) -> tuple[str, ...]:
 def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmness:
     notes = folder / "pauses.jsonl"
     pauses = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
-    stalls = [(one["began"], one["ended"] + SLACK_S) for one in pauses if one["what"] == "data"]
-    said = reading.said_in(folder)
+    stalls = [
+        (pause["began"], pause["ended"] + SLACK_S) for pause in pauses if pause["what"] == "data"
+    ]
+    sentences = reading.said_in(folder)
     noted = [
-        one
-        for one in said
-        if one.word == "stall" and any(low < one.time < high for low, high in stalls)
+        sentence
+        for sentence in sentences
+        if sentence.word == "stall" and any(low < sentence.time < high for low, high in stalls)
     ]
     events = folder / "run" / "events" / "rank-00000.jsonl"
     steps = (
@@ -115,8 +117,8 @@ def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmnes
         codes=codes,
         steps=int(steps),
         seconds=seconds,
-        paused=[one["what"] for one in pauses],
-        false_alarms=[one for one in said if one not in noted],
+        paused=[pause["what"] for pause in pauses],
+        false_alarms=[sentence for sentence in sentences if sentence not in noted],
         noted=noted,
         text=text,
     )
@@ -125,16 +127,19 @@ def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmnes
 def main(folder: Path, *, steps: int) -> int:
     """Both kinds: the healthy jobs side by side, then the long run."""
     outcomes = run_healthy(folder)
-    for one in outcomes:
+    for outcome in outcomes:
         print(
-            f"{one.name}: exit code {one.code}, {len(one.said)} stalls, {len(one.unexpected)} false alarms"
+            f"{outcome.name}: exit code {outcome.code}, {len(outcome.said)} stalls, "
+            f"{len(outcome.unexpected)} false alarms"
         )
-        if not one.is_fine:
-            print(f"{reading.to_text(one.unexpected)}\n{one.text[-4000:]}\nsee {folder / one.name}")
+        if not outcome.is_fine:
+            print(
+                f"{reading.to_text(outcome.unexpected)}\n{outcome.text[-4000:]}\nsee {folder / outcome.name}"
+            )
     long_run = folder / "long_run"
     long_run.mkdir()
     is_calm = _main_calm(long_run, steps=steps)
-    if not is_calm or not all(one.is_fine for one in outcomes):
+    if not is_calm or not all(outcome.is_fine for outcome in outcomes):
         return 1
     shutil.rmtree(folder)
     return 0

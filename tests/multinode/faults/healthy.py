@@ -93,7 +93,11 @@ def _start(job: Healthy, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
 
 
 def _judge(job: Healthy, code: int, log: Path) -> Outcome:
-    said = reading.said_in(log.parent)
+    sentences = reading.said_in(log.parent)
     # That it continues has no cause.
-    unexpected = [one for one in said if one.word != "stall" or one.cause not in ("", *job.causes)]
-    return Outcome(job.name, code, said, unexpected, log.read_text(errors="replace"))
+    unexpected = [
+        sentence
+        for sentence in sentences
+        if sentence.word != "stall" or sentence.cause not in ("", *job.causes)
+    ]
+    return Outcome(job.name, code, sentences, unexpected, log.read_text(errors="replace"))

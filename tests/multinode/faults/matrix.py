@@ -204,19 +204,19 @@ class Matrix:
     def _read(
         self, cases: Sequence[Case], folder: Path, trial: Trial, results: list[Result]
     ) -> None:
-        said = reading.said_in(folder)
+        sentences = reading.said_in(folder)
         screen = reading.sentences_on(job.text() for job in trial.all_jobs)
         steps = reading.steps_of(folder, folder / "run")
         times = [fired_at(notes_of(case, folder)) or math.inf for case in cases]
-        same = self._has_right_bits(cases[0].fault, folder, results[-1])
-        if any(one.time < times[0] for one in said):
+        is_same = self._has_right_bits(cases[0].fault, folder, results[-1])
+        if any(sentence.time < times[0] for sentence in sentences):
             results[0].problems.append("something was said before the fault")
         for case, result, fired, next_fired in zip(
             cases, results, times, [*times[1:], math.inf], strict=True
         ):
-            mine = [one for one in said if fired <= one.time < next_fired]
+            mine = [sentence for sentence in sentences if fired <= sentence.time < next_fired]
             result.screen = screen
-            result.has_right_bits = same
+            result.has_right_bits = is_same
             _judge(case, mine, steps, fired, result)
 
     def _has_right_bits(self, fault: Fault, folder: Path, result: Result) -> bool:
@@ -281,7 +281,9 @@ class Trial:
         def is_told() -> bool:
             steps = reading.steps_of(self._folder, self._folder / "run")
             goes_on = reading.again(steps, fired).first_new_step is not None
-            return goes_on or any(one.time >= fired for one in reading.said_in(self._folder))
+            return goes_on or any(
+                sentence.time >= fired for sentence in reading.said_in(self._folder)
+            )
 
         if case.fault.restarts or case.fault.is_outside:
             with contextlib.suppress(
@@ -359,18 +361,18 @@ def _judge(
     case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result
 ) -> None:
     if case.fault.restarts:
-        said = [one for one in said if not reading.is_of_a_slow_start(one)]
-    result.said = [vars(one) for one in said]
+        said = [sentence for sentence in said if not reading.is_of_a_slow_start(sentence)]
+    result.said = [vars(sentence) for sentence in said]
     if fired == math.inf:
         result.problems.append("the fault never struck")
         return
     if said:
         result.diagnosis_s = said[0].time - fired
-        result.is_right = all(is_right(case, one) for one in said)
+        result.is_right = all(is_right(case, sentence) for sentence in said)
     # Restarts are counted by these: one that is told twice is taken for two. Of a link, each end
     # tells.
     allowed = 2 if case.fault.names == "either" else 1
-    if (ends := sum(one.word in ("hang", "failure") for one in said)) > allowed:
+    if (ends := sum(sentence.word in ("hang", "failure") for sentence in said)) > allowed:
         result.problems.append(f"the end was told {ends} times")
     if case.fault.restarts:
         how = reading.again(steps, fired)

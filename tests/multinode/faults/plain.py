@@ -138,9 +138,9 @@ def _end(matrix: Matrix, notes: Path) -> None:
 def _judge(case: Case, jobs: list[Job], result: PlainResult) -> None:
     for node, job in enumerate(jobs):
         text = job.text()
-        named = [node * RANKS_PER_HOST + int(found[1]) for found in NAMES_LOCAL.finditer(text)]
-        named += [int(found[1]) for found in NAMES_RANK.finditer(text)]
-        named += [int(found[1]) for found in NAMES_ITSELF.finditer(text)]
+        named = [node * RANKS_PER_HOST + int(match[1]) for match in NAMES_LOCAL.finditer(text)]
+        named += [int(match[1]) for match in NAMES_RANK.finditer(text)]
+        named += [int(match[1]) for match in NAMES_ITSELF.finditer(text)]
         result.named += [rank for rank in dict.fromkeys(named) if rank not in result.named]
         result.text += f"--- {HOSTS[node]}\n{text[-4000:]}\n"
     result.names_only_the_right_one = case.fault.names == "rank" and result.named == [case.rank]

@@ -55,7 +55,7 @@ def event_files(folder: Path, name: str) -> list[Path]:
 def said_in(folder: Path) -> list[Said]:
     """Of all events below a folder, in the order of their times. What a sidecar leaves for rank 0
     to report, at its next log line, counts from the moment at which that does."""
-    found = [
+    sentences = [
         Said(
             time=float(event["time"]),
             word=event["kind"],
@@ -73,12 +73,12 @@ def said_in(folder: Path) -> list[Said]:
             if event["kind"] == "straggler":
                 host = str(event["about_host"])
                 rank = event["about_rank"]
-                found.append(
+                sentences.append(
                     Said(
                         float(event["time"]), "straggler", "straggler", host, rank, event["message"]
                     )
                 )
-    return sorted(found, key=lambda one: one.time)
+    return sorted(sentences, key=lambda one: one.time)
 
 
 def is_of_a_slow_start(said: Said) -> bool:
@@ -88,7 +88,7 @@ def is_of_a_slow_start(said: Said) -> bool:
 
 
 def sentences_on(screens: Iterable[str]) -> list[str]:
-    return [found[0] for text in screens for found in SENTENCE.finditer(text)]
+    return [match[0] for text in screens for match in SENTENCE.finditer(text)]
 
 
 def steps_of(folder: Path, run: Path) -> list[Done]:
@@ -122,12 +122,12 @@ class Again:
 
 
 def again(steps: list[Done], fired: float) -> Again:
-    struck = max((one.start for one in steps if one.time <= fired), default=0)
-    new = next((one for one in steps if one.start > struck and one.time > fired), None)
+    struck = max((step.start for step in steps if step.time <= fired), default=0)
+    new = next((step for step in steps if step.start > struck and step.time > fired), None)
     if new is None:
         return Again(None, None)
     # Ranks that the fault did not hit may have done another step since.
-    last = max((one.step for one in steps if one.start == struck), default=0)
+    last = max((step.step for step in steps if step.start == struck), default=0)
     return Again(new.time, last - (new.step - 1))
 
 
@@ -153,4 +153,4 @@ def recovered_in(run: Path) -> list[dict[str, object]]:
 
 
 def to_text(said: Iterable[Said]) -> str:
-    return "\n".join(json.dumps(vars(one)) for one in said)
+    return "\n".join(json.dumps(vars(sentence)) for sentence in said)

@@ -36,8 +36,9 @@ def _lines(result: Result) -> Iterator[str]:
     yield f"{result.fault} {result.seed} at step {result.step} of rank {result.rank} on {result.host}"
     yield f"wrong: {'; '.join(whats_wrong(result)) or 'nothing'}"
     yield f"expected: {_expected(result)}"
-    for one in result.said:
-        yield f"said: {_after(result, one)}: {one['cause']}, host {one['host']}, rank {one['rank']}: {one['message']}"
+    for sentence in result.said:
+        place = f"host {sentence['host']}, rank {sentence['rank']}"
+        yield f"said: {_after(result, sentence)}: {sentence['cause']}, {place}: {sentence['message']}"
     yield f"all of it: {json.dumps(asdict(result), indent=1)}"
 
 

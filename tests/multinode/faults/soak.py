@@ -133,6 +133,6 @@ def _line(result: Result) -> str:
 def _write(path: Path, results: list[Result], plain: list[PlainResult]) -> None:
     whole = {
         "cases": [asdict(result) for result in results],
-        "plain": [asdict(one) for one in plain],
+        "plain": [asdict(outcome) for outcome in plain],
     }
     path.write_text(json.dumps(whole, indent=1) + "\n")

@@ -30,7 +30,14 @@ def make_table(results: Sequence[Result], plain: Sequence[PlainResult], *, cap_s
     rows = [HEADINGS, tuple("---" for _ in HEADINGS)]
     for name, fault in FAULTS.items():
         if mine := [result for result in results if result.fault == name]:
-            rows.append(_row(fault.title, mine, [one for one in plain if one.fault == name], cap_s))
+            rows.append(
+                _row(
+                    fault.title,
+                    mine,
+                    [outcome for outcome in plain if outcome.fault == name],
+                    cap_s,
+                )
+            )
     rows.append(_row("all", results, plain, cap_s))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -46,20 +53,22 @@ def _row(
         _spread([result.new_step_s for result in results]),
         str(max((result.steps_lost or 0 for result in results), default=0)),
         str(sum(result.has_right_bits for result in results)),
-        _median([one.said_s for one in plain], f"nothing in {cap_s:g}"),
-        f"{sum(one.names_only_the_right_one for one in plain)} of {len(plain)}" if plain else "",
-        _median([one.new_step_s for one in plain], "none"),
+        _median([outcome.said_s for outcome in plain], f"nothing in {cap_s:g}"),
+        f"{sum(outcome.names_only_the_right_one for outcome in plain)} of {len(plain)}"
+        if plain
+        else "",
+        _median([outcome.new_step_s for outcome in plain], "none"),
     )
 
 
 def _spread(values: Sequence[float | None]) -> str:
     """Of those that there are; how many there are not is said too."""
-    known = sorted(value for value in values if value is not None)
-    if not known:
+    numbers = sorted(value for value in values if value is not None)
+    if not numbers:
         return "none"
-    p95 = known[math.ceil(0.95 * len(known)) - 1]
-    missing = f" ({len(values) - len(known)} without)" if len(known) < len(values) else ""
-    return f"{statistics.median(known):.1f}, {p95:.1f}{missing}"
+    p95 = numbers[math.ceil(0.95 * len(numbers)) - 1]
+    missing = f" ({len(values) - len(numbers)} without)" if len(numbers) < len(values) else ""
+    return f"{statistics.median(numbers):.1f}, {p95:.1f}{missing}"
 
 
 def _median(values: Sequence[float | None], nothing: str) -> str:

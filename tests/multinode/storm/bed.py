@@ -103,12 +103,12 @@ class StormBed:
 
     def ranks(self, host: Host) -> dict[int, int]:
         """The process of each rank, by the file that it writes to."""
-        found = {}
+        results = {}
         for pid in sorted(host.space.pids()):  # a sidecar, which has the same file, is younger
             with contextlib.suppress(OSError):
                 if name := RANK_FILE.search(str(Path(f"/proc/{pid}/fd/1").readlink())):
-                    found.setdefault(int(name[1]), pid)
-        return found
+                    results.setdefault(int(name[1]), pid)
+        return results
 
     def power_on(self, host: Host) -> None:
         host.power_on()

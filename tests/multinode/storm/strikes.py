@@ -67,9 +67,11 @@ def judge(
         until = following.time if following else float("inf")
         screen_until = following.screen_from if following else len(screen)
         about = [
-            said for said in sentences if strike.time <= said.time < until and _counts(said, strike)
+            sentence
+            for sentence in sentences
+            if strike.time <= sentence.time < until and _counts(sentence, strike)
         ]
-        strike.sentences = [said.message for said in about]
+        strike.sentences = [sentence.message for sentence in about]
         _judge_step(strike, steps, until)
         strike.effective = _effective_until(until, strike, steps)
         if strike.kind == "sidecar":
@@ -78,7 +80,7 @@ def judge(
         reports = (
             []
             if strike.kind == "agent"
-            else [(said.time, _is_right(said, strike)) for said in about]
+            else [(sentence.time, _is_right(sentence, strike)) for sentence in about]
         )
         printed_at = _printed_at(strike, screen[:screen_until], timeline)
         if printed_at is not None:

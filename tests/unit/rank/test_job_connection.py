@@ -29,9 +29,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def claim(error: Exception, folder: Path) -> Failure | None:
-    mine = Failure(Place("a", 0, 5), str(error), 1)
+    failure = Failure(Place("a", 0, 5), str(error), 1)
     environment = {"DRUMLINE_FAILURE_FILE": str(folder / "failure.json")}
-    return JobConnection().claim_failure(error, mine, environment=environment)
+    return JobConnection().claim_failure(error, failure, environment=environment)
 
 
 def diagnose(folder: Path, **content: object) -> None:

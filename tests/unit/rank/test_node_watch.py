@@ -69,10 +69,10 @@ def test_this_machine_is_identified_by_its_processes(monkeypatch: pytest.MonkeyP
 
 
 def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = tmp_path / "given"
-    for made in (make_watch_folder(given), make_watch_folder(given)):
-        assert made == given
-        assert given.stat().st_mode & 0o777 == 0o700
+    given_folder = tmp_path / "given"
+    for made in (make_watch_folder(given_folder), make_watch_folder(given_folder)):
+        assert made == given_folder
+        assert given_folder.stat().st_mode & 0o777 == 0o700
     mine = make_watch_folder(None)
     assert mine.stat().st_mode & 0o777 == 0o700
     assert mine.parent == watch_folder.MEMORY
@@ -103,8 +103,8 @@ def test_a_folder_is_in_use_from_the_start_and_removed_when_the_start_fails(
     )
 
     alone = Rendezvous(SealedStore(dist.HashStore(), None), ((0,),), ("a",), (LOOPBACK,), ({},))
-    given = tmp_path / "given"
-    for folder in (None, given):
+    given_folder = tmp_path / "given"
+    for folder in (None, given_folder):
         with contextlib.suppress(KeyError), new_node(WatchSettings(folder=folder)) as node:
             mine = Path(node.prepare()["folder"])
             listening = node.listen(alone)
@@ -164,7 +164,9 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
     assert sidecar_address(1, [None, "10.0.0.7"]) == "10.0.0.7"
     assert sidecar_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", "all are on one machine"
     outward = [
-        one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up
+        interface.address
+        for interface in interfaces()
+        if interface.address and not interface.is_loopback and interface.is_up
     ]
     # The host of rank 0's store takes the address that leads to another; no packet is sent.
     assert sidecar_address(0, [None, "192.0.2.1"]) in {"127.0.0.1", *outward}

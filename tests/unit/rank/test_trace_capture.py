@@ -61,7 +61,7 @@ class ThreadRanks:
     def _gather(self, value: Any) -> list[Any]:
         self._values[self._own.rank] = value
         self._barrier.wait()
-        values = [list(one) if isinstance(one, tuple) else one for one in self._values]
+        values = [list(value) if isinstance(value, tuple) else value for value in self._values]
         self._barrier.wait()
         return values
 

@@ -23,10 +23,10 @@ def test_training_continues_without_a_sidecar_that_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    one = SidecarProcess(options_of(tmp_path), None)
-    one.start()
-    assert one.fileno() is None
-    one.close()
+    sidecar = SidecarProcess(options_of(tmp_path), None)
+    sidecar.start()
+    assert sidecar.fileno() is None
+    sidecar.close()
     (line,) = capfd.readouterr().err.splitlines()
     what = "the watchdog's sidecar on node-a cannot be started (No such file or directory)"
     assert f"{what}; training continues, but hangs are not diagnosed. Try: " in line
@@ -36,11 +36,11 @@ def test_a_sidecar_that_cannot_live_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    one = SidecarProcess(options_of(tmp_path), None)
+    sidecar = SidecarProcess(options_of(tmp_path), None)
     waits = []
     for _ in range(MAX_STARTS):
-        one.start()
-        waits.append(one.reap())
+        sidecar.start()
+        waits.append(sidecar.reap())
     assert waits == [*(BACK_OFF_S * number for number in range(MAX_STARTS - 1)), None]
     (line,) = capfd.readouterr().err.splitlines()
     assert (
@@ -55,17 +55,17 @@ def test_it_runs_this_very_package_and_nothing_of_the_current_folder(
     (tmp_path / "queue.py").write_text("raise SystemExit('the wrong queue')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    one = SidecarProcess(options_of(tmp_path / "gone"), None)
-    one.start()
-    assert one.reap() is None  # in order: the job was over before it was there
+    sidecar = SidecarProcess(options_of(tmp_path / "gone"), None)
+    sidecar.start()
+    assert sidecar.reap() is None  # in order: the job was over before it was there
     assert capfd.readouterr().err == ""
 
 
 def test_a_sidecar_that_outlives_the_loop_is_reaped(tmp_path: Path) -> None:
-    one = SidecarProcess(options_of(tmp_path / "gone"), None)
-    one.start()
-    process = one._process
-    one.close()
+    sidecar = SidecarProcess(options_of(tmp_path / "gone"), None)
+    sidecar.start()
+    process = sidecar._process
+    sidecar.close()
     assert isinstance(process, subprocess.Popen)
     deadline = time.monotonic() + 60
     while Path(f"/proc/{process.pid}").exists():

@@ -70,7 +70,7 @@ def profile(critical: tuple[int, ...] = (5, 5), **changes: Any) -> ProfileResult
         "bucket_cap_mb": 25.0,
         "settings": {"data.workers": "0", "train.batch_size": "64", "train.step": "eager"},
         "step_s": STEP_S,
-        "parts_s": {part: sum(one.parts_s[part] for one in ranks) / len(ranks) for part in PARTS},
+        "parts_s": {part: sum(rank.parts_s[part] for rank in ranks) / len(ranks) for part in PARTS},
         "hidden_communication_s": 0.0,
         "ranks": tuple(ranks),
         "buckets": (),
@@ -194,9 +194,9 @@ def test_a_slow_link_gets_fewer_bytes_and_fewer_all_reduces() -> None:
 
 def test_smaller_buckets_that_begin_earlier_are_a_remedy_for_a_slow_link() -> None:
     buckets = (bucket(MIB, 0.003, 0.006), bucket(8 * MIB, 0.03, 0.048))
-    found = advise(profile(parts={"exposed_communication": 0.05}, buckets=buckets))
-    assert {one.bottleneck for one in found} == {"network"}
-    assert {"dist.bucket_cap_mb": "1"} in [one.settings for one in found]
+    advice = advise(profile(parts={"exposed_communication": 0.05}, buckets=buckets))
+    assert {entry.bottleneck for entry in advice} == {"network"}
+    assert {"dist.bucket_cap_mb": "1"} in [entry.settings for entry in advice]
 
 
 def test_a_slow_rank_is_named_with_what_it_does() -> None:
@@ -272,7 +272,7 @@ def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:
     21.7 unprofiled."""
     parts = {"gaps": 0.0613, "data": 0.003}
     result = profile(device="NVIDIA H200", backend="nccl", parts=parts, unprofiled_step_s=0.05)
-    (advice,) = (one for one in advise(result) if one.bottleneck == "launches")
+    (advice,) = (advice for advice in advise(result) if advice.bottleneck == "launches")
     assert advice.text == "the device waits 11 ms of each 50 ms step for the host to launch kernels"
     assert advice.band == (pytest.approx(0.0387), pytest.approx(0.0444, abs=1e-3))
 
@@ -280,10 +280,12 @@ def test_gaps_of_the_profiler_are_not_those_of_the_job() -> None:
 def test_fp32_on_a_gpu_is_the_last_advice() -> None:
     kernels = (Kernel(name="sm80_xmma_gemm_f32f32", seconds=0.06, calls=3.0),)
     result = profile(parts={"gaps": 0.02}, device="NVIDIA H200", kernels=kernels)
-    assert [one.bottleneck for one in advise(result)] == ["launches", "fp32"]
+    assert [advice.bottleneck for advice in advise(result)] == ["launches", "fp32"]
     assert advise(result)[-1].settings == {"train.precision": "bf16"}
-    assert [one.bottleneck for one in advise(replace(result, precision="bf16"))] == ["launches"]
-    assert [one.bottleneck for one in advise(as_script(result))] == ["launches", "fp32"]
+    assert [advice.bottleneck for advice in advise(replace(result, precision="bf16"))] == [
+        "launches"
+    ]
+    assert [advice.bottleneck for advice in advise(as_script(result))] == ["launches", "fp32"]
 
 
 @pytest.mark.parametrize(
@@ -303,8 +305,8 @@ def test_a_script_under_autocast_is_not_told_to_use_it(name: str) -> None:
 
 def test_the_most_expensive_bottleneck_is_first() -> None:
     parts = {"data": 0.02, "exposed_communication": 0.04}
-    found = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.001, 0.048),)))
-    assert [one.bottleneck for one in found] == ["network", "network", "data"]
+    advice = advise(profile(parts=parts, buckets=(bucket(8 * MIB, 0.001, 0.048),)))
+    assert [entry.bottleneck for entry in advice] == ["network", "network", "data"]
 
 
 def test_the_advice_in_lines() -> None:
@@ -353,15 +355,17 @@ def test_planned_buckets_are_those_of_ddp() -> None:
         ReadyBucket(num_bytes=10 * MIB, ready_s=0.02),
         ReadyBucket(num_bytes=10 * MIB, ready_s=0.06),
     ]
-    found = [(one.num_bytes, one.ready_s) for one in planned(measured, 8 * MIB, begin_s=0.0)]
-    assert found == [
+    sizes = [
+        (bucket.num_bytes, bucket.ready_s) for bucket in planned(measured, 8 * MIB, begin_s=0.0)
+    ]
+    assert sizes == [
         (8 * MIB, pytest.approx(0.016)),
         (8 * MIB, pytest.approx(0.044)),
         (4 * MIB, pytest.approx(0.06)),
     ]
     gradients = [torch.empty(1 << 18, device="meta") for _ in range(20)]  # 1 MiB each
     assigned, _ = dist._compute_bucket_assignment_by_size(gradients, [8 * MIB])
-    assert [len(one) * MIB for one in assigned] == [size for size, _ in found]
+    assert [len(bucket) * MIB for bucket in assigned] == [size for size, _ in sizes]
 
 
 def test_buckets_of_half_the_bytes_are_twice_as_many_gradients() -> None:
@@ -415,9 +419,11 @@ def test_waits_in_many_all_reduces_go_with_them() -> None:
     """60 tiny buckets on two NCCL ranks that share an H200: rank 1 joins each all-reduce late,
     though its own work is no longer. In buckets of 25 MB the step took 0.114 of the time, with
     eight times the samples 0.196."""
-    found = advise(read_profile(Path(__file__).parents[2] / "data" / "profiles" / "h200-late.json"))
+    advice = advise(
+        read_profile(Path(__file__).parents[2] / "data" / "profiles" / "h200-late.json")
+    )
     measured = {"dist.bucket_cap_mb": 0.114, "train.batch_size": 0.196}
-    for one in found[:2]:
-        low, high = one.band
-        assert low <= measured[next(iter(one.settings or {}))] * one.step_s <= high, one
-    assert "for rank 1 on gpu-1, whose own work takes no longer" in found[2].text
+    for entry in advice[:2]:
+        low, high = entry.band
+        assert low <= measured[next(iter(entry.settings or {}))] * entry.step_s <= high, entry
+    assert "for rank 1 on gpu-1, whose own work takes no longer" in advice[2].text

@@ -181,19 +181,19 @@ def logged(
 
 
 def without_saves(lines: list[str]) -> list[str]:
-    kept = [record for record in map(json.loads, lines) if record["kind"] != "checkpoint"]
-    return [json.dumps({**record, "number": number}) for number, record in enumerate(kept)]
+    records = [record for record in map(json.loads, lines) if record["kind"] != "checkpoint"]
+    return [json.dumps({**record, "number": number}) for number, record in enumerate(records)]
 
 
 def test_tails_that_only_the_ledger_knows_of_are_missed(tmp_path: Path) -> None:
     zero = logged()
-    one = without_saves(logged())
+    expected = without_saves(logged())
     history = ledger((0, 2, [6, 10, 12]))
-    assert problems(check(tmp_path, zero, one, history=history)) == []
-    assert problems(check(tmp_path, zero[:5], one[:4], history=history)) == [
+    assert problems(check(tmp_path, zero, expected, history=history)) == []
+    assert problems(check(tmp_path, zero[:5], expected[:4], history=history)) == [
         "rank-00000.jsonl: the events stop at step 6, but the ledger has a later save after step 10"
     ]
-    part = check(tmp_path, zero[:-3], one[:-2], history=history)
+    part = check(tmp_path, zero[:-3], expected[:-2], history=history)
     assert problems(part) == [], "killed before the save of step 12 was reported"
 
 
@@ -201,13 +201,13 @@ def test_a_tail_that_the_attempt_after_it_hides_is_missed(tmp_path: Path) -> Non
     first = logged(stop=8)
     second = logged(start=6)
     zero = [*first, *second]
-    one = [*without_saves(first), *without_saves(second)]
-    assert problems(check(tmp_path, zero, one)) == []
-    del one[2:5]
-    assert problems(check(tmp_path, zero, one)) == [
+    expected = [*without_saves(first), *without_saves(second)]
+    assert problems(check(tmp_path, zero, expected)) == []
+    del expected[2:5]
+    assert problems(check(tmp_path, zero, expected)) == [
         "rank-00001.jsonl, line 2: the events stop at step 2, but rank 0 has the train event of step 6"
     ]
-    assert problems(check(tmp_path, zero, one[2:])) == [
+    assert problems(check(tmp_path, zero, expected[2:])) == [
         "rank-00001.jsonl: has 1 attempt of it, but rank 0 has 2 that took steps"
     ]
 
@@ -217,14 +217,14 @@ def test_ranks_that_are_killed_at_the_same_time_lack_nothing(tmp_path: Path, cut
     """Wherever rank 0 was killed, rank 1 may be between the last and the next event that they
     share."""
     zero = logged()[:cut_0]
-    one = without_saves(logged())
+    expected = without_saves(logged())
     shared = sum(json.loads(line)["kind"] in ("train", "evaluation") for line in zero)
     saves = [record["step"] for record in map(json.loads, zero) if record["kind"] == "checkpoint"]
     least = (
         3 if saves else 0
     )  # what was reported by step 6, which rank 1 was at when that was saved
     for num_shared in range(max(least, shared - 1), min(7, shared + 1) + 1):
-        part = check(tmp_path, zero, one[: 1 + num_shared], history=ledger((0, 2, saves)))
+        part = check(tmp_path, zero, expected[: 1 + num_shared], history=ledger((0, 2, saves)))
         assert problems(part) == []
 
 
@@ -232,18 +232,18 @@ def test_an_end_that_is_missing_is_reported_unless_rank_0_may_have_been_killed_w
     tmp_path: Path,
 ) -> None:
     zero = logged()
-    one = without_saves(logged())
-    assert problems(check(tmp_path, zero, one[:-1])) == [
+    expected = without_saves(logged())
+    assert problems(check(tmp_path, zero, expected[:-1])) == [
         "rank-00001.jsonl, line 8: the end is missing, which rank 0 reported"
     ]
-    assert problems(check(tmp_path, zero[:-1], one)) == [
+    assert problems(check(tmp_path, zero[:-1], expected)) == [
         "rank-00000.jsonl, line 10: the end is missing, which rank 1 reported"
     ]
-    assert problems(check(tmp_path, zero[:-2], one)) == []
+    assert problems(check(tmp_path, zero[:-2], expected)) == []
 
 
 def test_a_job_at_work_is_not_taken_for_one_that_lost_its_events(tmp_path: Path) -> None:
     zero = logged()
-    one = without_saves(logged())
-    assert problems(check(tmp_path, zero[:3], one, is_at_work=True)) == []
-    assert problems(check(tmp_path, zero[:3], one)) != []
+    expected = without_saves(logged())
+    assert problems(check(tmp_path, zero[:3], expected, is_at_work=True)) == []
+    assert problems(check(tmp_path, zero[:3], expected)) != []

@@ -63,24 +63,26 @@ def test_a_page_has_result_goodput_faults_and_slow_ranks(tmp_path: Path) -> None
 
 
 def test_runs_are_side_by_side_with_what_differs(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "a" / "run", settings={"lr": "0.1", "momentum": "0.9"})
-    other = write_run(tmp_path / "b" / "run", settings={"lr": "0.2", "momentum": "0.9"}, steps=100)
-    page = render_page([read_run(one), read_run(other)])
+    first_run = write_run(tmp_path / "a" / "run", settings={"lr": "0.1", "momentum": "0.9"})
+    second_run = write_run(
+        tmp_path / "b" / "run", settings={"lr": "0.2", "momentum": "0.9"}, steps=100
+    )
+    page = render_page([read_run(first_run), read_run(second_run)])
     assert "200 of 200 100 of 100" in text_of(page)
     differs = text_of(page).partition("What differs")[2].partition("Curves")[0]
     assert "optim.lr 0.1 0.2" in differs
     assert "momentum" not in differs
     labels = [series["label"] for series in chart_data(page)[0]["series"]]
     assert labels == [
-        f"{run} {kind}" for run in (one, other) for kind in ("training", "evaluation")
+        f"{run} {kind}" for run in (first_run, second_run) for kind in ("training", "evaluation")
     ]
 
 
 def chart_data(page: str) -> list[dict[str, list[dict[str, Any]]]]:
-    found: list[dict[str, list[dict[str, Any]]]] = json.loads(
+    document: list[dict[str, list[dict[str, Any]]]] = json.loads(
         page.partition('id="data">')[2].partition("</script>")[0]
     )
-    return found
+    return document
 
 
 def test_what_a_hostile_folder_holds_is_text(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
         hashes = [
             base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
         ]
-        assert rules[rule] == " ".join(f"'sha256-{one}'" for one in hashes)
+        assert rules[rule] == " ".join(f"'sha256-{hash_}'" for hash_ in hashes)
     assert not re.search(r"<[^>]+ (style|on\w+)=", page), "the policy forbids these"
     without_scripts = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"(src|href)=|url\(|@import|https?://", without_scripts)

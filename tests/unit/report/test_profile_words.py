@@ -48,7 +48,7 @@ def changed(result: ProfileResult, **parts_ms: float) -> ProfileResult:
     parts = dict.fromkeys(result.parts_s, 0.0) | {name: ms / 1e3 for name, ms in parts_ms.items()}
     step_s = sum(parts.values())
     ranks = tuple(
-        replace(one, parts_s=parts, critical_steps=0, step_s=(step_s,)) for one in result.ranks
+        replace(rank, parts_s=parts, critical_steps=0, step_s=(step_s,)) for rank in result.ranks
     )
     return replace(result, parts_s=parts, step_s=step_s, ranks=ranks)
 

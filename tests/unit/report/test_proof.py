@@ -113,10 +113,10 @@ def make_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def prove(stage: Stage, **options: Any) -> list[str]:
         monkeypatch.setattr(proof, "run_to_the_end", stage.run_to_the_end)
         monkeypatch.setattr(proof, "run_and_kill", stage.run_and_kill)
-        wanted = ProofOptions(
+        proof_options = ProofOptions(
             **{"worlds": (1, 1), "steps": STEPS, "seed": 1, "moment": "step", **options}
         )
-        is_proved = Proof(wanted, ["task"], tmp_path, stage.said.append).run()
+        is_proved = Proof(proof_options, ["task"], tmp_path, stage.said.append).run()
         result = "proved: " if is_proved else "not proved: "
         first = next(place for place, line in enumerate(stage.said) if line.startswith(result))
         stage.said, lines = stage.said[:first], stage.said[first:]

@@ -150,10 +150,10 @@ def test_the_first_difference_is_named(
     at: int,
     sentence: str,
 ) -> None:
-    found = difference(reference, tmp_path / "other", lines)
-    assert found is not None
-    assert (found.kind, found.step, found.sentence) == (kind, at, sentence)
-    assert not found.unsaved
+    text = difference(reference, tmp_path / "other", lines)
+    assert text is not None
+    assert (text.kind, text.step, text.sentence) == (kind, at, sentence)
+    assert not text.unsaved
 
 
 def test_a_buffer_that_is_not_saved_is_no_difference_of_its_own(
@@ -169,10 +169,10 @@ def test_a_buffer_that_is_not_saved_is_named_with_what_differs(
 ) -> None:
     lines = [start() | {"unsaved": {"mask": "same", "rope": "x"}}, step(1)]
     lines += [step(2, unsaved={"mask": "x"}, tensors={"w": "x"}), step(3, unsaved={"later": "x"})]
-    found = difference(reference, tmp_path / "other", lines)
-    assert found is not None
-    assert (found.kind, found.step) == ("tensor", 2)
-    assert found.unsaved == ("mask", "rope"), "what differs at that step comes first"
+    text = difference(reference, tmp_path / "other", lines)
+    assert text is not None
+    assert (text.kind, text.step) == ("tensor", 2)
+    assert text.unsaved == ("mask", "rope"), "what differs at that step comes first"
 
 
 @pytest.mark.parametrize(
@@ -193,22 +193,22 @@ def test_evaluations_are_compared(
     whole = trace(
         tmp_path / "whole", [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")]
     )
-    found = difference(
+    text = difference(
         whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")]
     )
-    assert (found and (found.kind, found.step, found.sentence)) == (
+    assert (text and (text.kind, text.step, text.sentence)) == (
         sentence and ("evaluation", 2, sentence)
     )
     assert difference(whole, tmp_path / "killed", [start(), step(1), step(2)]) is None
 
 
 def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
-    one = trace(tmp_path / "one", [start(), step(1, indices=None)])
-    found = difference(
-        one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
+    first = trace(tmp_path / "one", [start(), step(1, indices=None)])
+    text = difference(
+        first, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
     )
-    assert found is not None
-    assert found.sentence == "the sample at position 1 of epoch 1 differs at step 1"
+    assert text is not None
+    assert text.sentence == "the sample at position 1 of epoch 1 differs at step 1"
 
 
 def test_a_run_without_a_trace_is_an_error(tmp_path: Path) -> None:

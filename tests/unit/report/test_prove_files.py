@@ -28,19 +28,20 @@ def checkpoint(root: Path, *, world: int = 2, cursor: int = 7, **tensors: list[f
 
 
 def test_the_same_files_are_the_same(tmp_path: Path) -> None:
-    one = checkpoint(tmp_path / "1")
+    first = checkpoint(tmp_path / "1")
     two = checkpoint(tmp_path / "2")
-    assert compare_checkpoints(one, two, 8, same_world=True) is None
+    assert compare_checkpoints(first, two, 8, same_world=True) is None
 
 
 def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
-    one = checkpoint(tmp_path / "1")
+    first = checkpoint(tmp_path / "1")
     two = checkpoint(tmp_path / "2", world=3)
-    assert compare_checkpoints(one, two, 8, same_world=False) is None
-    found = compare_checkpoints(one, two, 8, same_world=True)
-    assert found is not None
+    assert compare_checkpoints(first, two, 8, same_world=False) is None
+    differences = compare_checkpoints(first, two, 8, same_world=True)
+    assert differences is not None
     assert (
-        found.sentence == "rng.safetensors of the checkpoint of step 8 differs, first in rank-00002"
+        differences.sentence
+        == "rng.safetensors of the checkpoint of step 8 differs, first in rank-00002"
     )
 
 
@@ -61,17 +62,17 @@ def test_on_another_world_the_random_states_are_others(tmp_path: Path) -> None:
 def test_one_bit_is_found_and_named(
     tmp_path: Path, change: dict[str, object], sentence: str
 ) -> None:
-    one = checkpoint(tmp_path / "1")
+    first = checkpoint(tmp_path / "1")
     two = checkpoint(tmp_path / "2", **change)
-    found = compare_checkpoints(one, two, 8, same_world=True)
-    assert found is not None
-    assert (found.kind, found.sentence) == ("file", sentence)
+    differences = compare_checkpoints(first, two, 8, same_world=True)
+    assert differences is not None
+    assert (differences.kind, differences.sentence) == ("file", sentence)
 
 
 def test_a_file_that_only_one_has(tmp_path: Path) -> None:
-    one = checkpoint(tmp_path / "1")
+    first = checkpoint(tmp_path / "1")
     two = checkpoint(tmp_path / "2")
     (two / "scaler.json").write_text("{}")
-    found = compare_checkpoints(one, two, 8, same_world=True)
-    assert found is not None
-    assert found.sentence == "scaler.json of the checkpoint of step 8 differs"
+    differences = compare_checkpoints(first, two, 8, same_world=True)
+    assert differences is not None
+    assert differences.sentence == "scaler.json of the checkpoint of step 8 differs"

@@ -174,8 +174,8 @@ def test_descendants_are_found_at_any_depth() -> None:
         deadline = time.monotonic() + 10
         while len(descendants(child.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        found = descendants(child.pid)
-        assert len(found) == 2
+        pids = descendants(child.pid)
+        assert len(pids) == 2
     finally:
         for pid in (child.pid, *(descendants(child.pid))):
             subprocess.run(["kill", "-9", str(pid)], check=False)
@@ -201,61 +201,61 @@ def test_a_kill_is_described() -> None:
 
 
 def test_half_a_save_of_an_earlier_leg_is_not_this_one(tmp_path: Path) -> None:
-    one = leg(tmp_path)
-    wanted = kill("save", 4)
-    partial = one.folder / "checkpoints" / ".step-00000004.partial"
+    stopped_leg = leg(tmp_path)
+    planned_kill = kill("save", 4)
+    partial = stopped_leg.folder / "checkpoints" / ".step-00000004.partial"
     partial.mkdir(parents=True)
-    watch = LegProgress(one)
-    assert not watch.has_begun(wanted), "no rank has begun"
-    (one.folder / "trace").mkdir()
-    trace = one.folder / "trace" / "rank-00000.jsonl"
+    watch = LegProgress(stopped_leg)
+    assert not watch.has_begun(planned_kill), "no rank has begun"
+    (stopped_leg.folder / "trace").mkdir()
+    trace = stopped_leg.folder / "trace" / "rank-00000.jsonl"
     trace.write_text('{"kind": "start", "step": 2, "pid": 1}\n{"kind": "step", "step": 4}\n')
-    assert not watch.has_begun(wanted), "the save of this leg has not begun"
+    assert not watch.has_begun(planned_kill), "the save of this leg has not begun"
     partial.rmdir()
-    assert not watch.has_begun(wanted)
+    assert not watch.has_begun(planned_kill)
     partial.mkdir()
-    assert watch.has_begun(wanted)
+    assert watch.has_begun(planned_kill)
 
 
 def test_a_leg_is_not_killed_before_there_is_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
-    one = leg(tmp_path)
-    wanted = kill("step", 3)
-    (one.folder / "trace").mkdir(parents=True)
-    (one.folder / "trace" / "rank-00000.jsonl").write_text('{"kind": "step", "step": 3}\n')
-    partial = one.folder / "checkpoints" / ".step-00000002.partial"
+    stopped_leg = leg(tmp_path)
+    planned_kill = kill("step", 3)
+    (stopped_leg.folder / "trace").mkdir(parents=True)
+    (stopped_leg.folder / "trace" / "rank-00000.jsonl").write_text('{"kind": "step", "step": 3}\n')
+    partial = stopped_leg.folder / "checkpoints" / ".step-00000002.partial"
     partial.mkdir(parents=True)
-    watch = LegProgress(one)
-    assert not watch.has_begun(wanted), "the save of step 2 is still being written"
+    watch = LegProgress(stopped_leg)
+    assert not watch.has_begun(planned_kill), "the save of step 2 is still being written"
     partial.rename(partial.with_name("step-00000002"))
-    assert watch.has_begun(wanted)
+    assert watch.has_begun(planned_kill)
 
 
 def test_two_legs_are_killed_in_the_same_save(tmp_path: Path) -> None:
-    wanted = kill("save", 4)
+    planned_kill = kill("save", 4)
     for _ in range(2):
-        assert run_and_kill(leg(tmp_path, "again"), wanted)
+        assert run_and_kill(leg(tmp_path, "again"), planned_kill)
         assert last(tmp_path) == ("step", 4)
         shutil.rmtree(tmp_path / "run" / "trace")
 
 
 def test_ranks_are_killed_once_all_of_them_have_begun(tmp_path: Path) -> None:
-    one = leg(tmp_path)
-    (one.folder / "trace").mkdir(parents=True)
+    stopped_leg = leg(tmp_path)
+    (stopped_leg.folder / "trace").mkdir(parents=True)
     for rank, text in enumerate(['{"kind": "start", "step": 0, "pid": 7}\n', '{"kind": "sta']):
-        (one.folder / "trace" / f"rank-{rank:05d}.jsonl").write_text(text)
-    assert LegProgress(one).pids_of((0, 1, 2)) == [7]
+        (stopped_leg.folder / "trace" / f"rank-{rank:05d}.jsonl").write_text(text)
+    assert LegProgress(stopped_leg).pids_of((0, 1, 2)) == [7]
 
 
 def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> None:
-    one = leg(tmp_path)
-    one.log.write_text(
+    stopped_leg = leg(tmp_path)
+    stopped_leg.log.write_text(
         "drumline: error: 8 ranks cannot share 4 shards\n  try: start at most 4 ranks\n"
     )
     for code in (2, 3):
-        assert f"\n  try: do what it says; its full output is in {one.log}" in str(
-            failed(one, code)
+        assert f"\n  try: do what it says; its full output is in {stopped_leg.log}" in str(
+            failed(stopped_leg, code)
         )
-    assert "try: fix the job first; its" in str(failed(one, 1))
+    assert "try: fix the job first; its" in str(failed(stopped_leg, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")

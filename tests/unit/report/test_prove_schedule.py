@@ -124,12 +124,12 @@ def test_what_only_the_first_run_shows() -> None:
     assert too_early(options(kill_steps=(2,)), PATTERN) == (
         "--kill-at: 2 is too early: the first checkpoint is that of step 2"
     )
-    said = too_early(options(steps=4, worlds=(2, 2, 2)), PATTERN) or ""
-    assert said.startswith("--steps: 4 is too few: the first checkpoint is that of step 2")
-    assert said.endswith("give at least 5")
+    refusal = too_early(options(steps=4, worlds=(2, 2, 2)), PATTERN) or ""
+    assert refusal.startswith("--steps: 4 is too few: the first checkpoint is that of step 2")
+    assert refusal.endswith("give at least 5")
     assert too_early(options(steps=5, worlds=(2, 2, 2)), PATTERN) is None
-    for steps, said in ((1, "--steps: 1 is too few"), (3, "--steps: 3 is too few")):
+    for steps, refusal in ((1, "--steps: 1 is too few"), (3, "--steps: 3 is too few")):
         problem = too_few_steps(options(steps=steps), first_save=2) or ""
-        assert problem.startswith(said)
+        assert problem.startswith(refusal)
         assert problem.endswith("give at least 4")
     assert too_few_steps(options(steps=4), first_save=2) is None

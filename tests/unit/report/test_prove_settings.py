@@ -60,8 +60,8 @@ def test_the_users_settings_are_passed_on() -> None:
         "--optim.lr=1e-5",
     ]
     argv += ["--checkpoint.every_steps", "3", "--model.options.name", "a b"]
-    found = settings(*argv)
-    wanted = {
+    values = settings(*argv)
+    expected = {
         "model.widths": "8,16",
         "optim.clip_norm": "none",
         "data.pin_memory": "false",
@@ -69,15 +69,15 @@ def test_the_users_settings_are_passed_on() -> None:
         "checkpoint.every_steps": "3",
         "model.options.name": "a b",
     }
-    assert wanted.items() <= found.items()
+    assert expected.items() <= values.items()
 
 
 def test_a_file_is_passed_on_and_obeyed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[checkpoint]\nevery_steps = 4\n[optim]\nwarmup_steps = 5\n")
-    found = settings(file=file)
-    assert found["config"] == str(file)
-    assert not {"checkpoint.every_steps", "optim.warmup_steps"} & found.keys()
+    values = settings(file=file)
+    assert values["config"] == str(file)
+    assert not {"checkpoint.every_steps", "optim.warmup_steps"} & values.keys()
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_shortened() -> None:
@@ -173,8 +173,8 @@ def test_settings_that_it_takes() -> None:
 
 
 def test_modes_and_a_mode_exclude_each_other() -> None:
-    wanted = ProofOptions((2, 3), 8, seed=0, modes=("ddp", "fsdp"))
-    assert list(wrong_settings(layers("--dist.mode", "fsdp"), wanted)) == [
+    proof_options = ProofOptions((2, 3), 8, seed=0, modes=("ddp", "fsdp"))
+    assert list(wrong_settings(layers("--dist.mode", "fsdp"), proof_options)) == [
         "--dist.mode: --modes sets it for each leg"
     ]
-    assert not wanted.is_elastic
+    assert not proof_options.is_elastic

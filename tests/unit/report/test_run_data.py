@@ -61,15 +61,15 @@ def test_a_run_has_its_result_curves_and_moments(tmp_path: Path) -> None:
 
 def test_the_parts_of_the_time_add_up_and_repeated_steps_are_lost(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", fault_at=120))
-    found = goodput_of(run.attempts)
+    goodput = goodput_of(run.attempts)
     # 220 steps were taken; 20 of the 120 before the fault again. Saves at 50, 100, then 150 and
     # 200.
-    assert found.training_s == pytest.approx(20.0)
-    assert found.repeated_s == pytest.approx(2.0)
-    assert (found.start_s, found.restart_s) == (pytest.approx(10.0), pytest.approx(8.0))
-    assert (found.evaluation_s, found.save_s) == (pytest.approx(4.0), pytest.approx(2.0))
-    assert found.total_s == pytest.approx(RunClock(run.attempts).seconds) == pytest.approx(46.0)
-    assert found.share == pytest.approx(24 / 46)
+    assert goodput.training_s == pytest.approx(20.0)
+    assert goodput.repeated_s == pytest.approx(2.0)
+    assert (goodput.start_s, goodput.restart_s) == (pytest.approx(10.0), pytest.approx(8.0))
+    assert (goodput.evaluation_s, goodput.save_s) == (pytest.approx(4.0), pytest.approx(2.0))
+    assert goodput.total_s == pytest.approx(RunClock(run.attempts).seconds) == pytest.approx(46.0)
+    assert goodput.share == pytest.approx(24 / 46)
     loss = run.curves[0]
     assert loss.steps == list(range(5, 201, 5)), "the repeated steps are there once"
 
@@ -89,19 +89,21 @@ def test_the_time_between_two_commands_is_not_counted(tmp_path: Path) -> None:
 
 def test_the_slow_rank_stands_out_in_the_heat_map(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", slow_rank=2, fault_at=120))
-    found = make_heat_map(run.phases, run.hosts, RunClock(run.attempts))
-    assert [row.rank for row in found.slow_ranks] == [2]
-    slow = found.rows[2]
+    heat_map = make_heat_map(run.phases, run.hosts, RunClock(run.attempts))
+    assert [row.rank for row in heat_map.slow_ranks] == [2]
+    slow = heat_map.rows[2]
     assert slow.excess == pytest.approx(0.5, abs=0.05), "50 ms of 100 ms"
     assert (
-        max(cell for row in found.rows if row.rank != 2 for cell in row.cells if cell is not None)
+        max(
+            cell for row in heat_map.rows if row.rank != 2 for cell in row.cells if cell is not None
+        )
         < 0.01
     )
     values = [cell for cell in slow.cells if cell is not None]
     assert values[0] == pytest.approx(0.0)
     assert values[-1] == pytest.approx(0.5)
     assert None in slow.cells, "nothing was done while it restarted"
-    assert slow.step_s["forward"] > 1.5 * found.rows[0].step_s["forward"]
+    assert slow.step_s["forward"] > 1.5 * heat_map.rows[0].step_s["forward"]
     # Of many ranks the slow ones are shown.
     many = {rank: run.phases[2 if rank == 77 else 0] for rank in range(300)}
     large = make_heat_map(many, {}, RunClock(run.attempts))
@@ -282,17 +284,17 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: P
         b"incomplete"
     )
     (tmp_path / "no run").mkdir()
-    found = list_runs(tmp_path)
-    assert [(one.run.name, one.state) for one in found] == [
+    runs = list_runs(tmp_path)
+    assert [(run.run.name, run.state) for run in runs] == [
         ("new", "done"),
         ("old", "done"),
         ("broken", "corrupt"),
         ("killed", "stopped"),
         ("own", "own loop"),
     ]
-    own = found[-1]
+    own = runs[-1]
     assert (own.step, own.total_steps, own.stopped) == (120, None, None)
-    newest = found[0]
+    newest = runs[0]
     assert (newest.task, newest.step, newest.total_steps, newest.changed) == (
         "digits",
         200,
@@ -301,4 +303,4 @@ def test_runs_are_listed_by_time_and_damaged_ones_are_listed_as_such(tmp_path: P
     )
     assert newest.metrics == {"loss": 0.015, "accuracy": 0.9}
     assert newest.num_bytes == sum(path.stat().st_size for path in (tmp_path / "new").rglob("*.*"))
-    assert [one.run.name for one in list_runs(tmp_path / "new")] == ["new"]
+    assert [run.run.name for run in list_runs(tmp_path / "new")] == ["new"]

@@ -112,9 +112,9 @@ def cluster(
     """The run with these ranks, and all others waiting. `nodes`: changes of node_0, node_1, ...
     ."""
     ranks = {rank: blocked_rank(rank) for rank in range(world_size)} | {
-        one.rank: one for one in odd
+        rank.rank: rank for rank in odd
     }
-    away = {number for one in lost for number in one.ranks}
+    away = {number for host in lost for number in host.ranks}
     hosts: dict[str, list[RankState]] = {}
     for number, rank in sorted(ranks.items()):
         if number not in away:

@@ -83,7 +83,7 @@ class Run:
             for node in nodes
             if now > self.unheard_from.get(node.node, now)
         ]
-        away = {one.node for one in (*silent, *unheard)}
+        away = {host.node for host in (*silent, *unheard)}
         return ClusterState(
             me=0,
             nodes=tuple(node for node in nodes if node.node not in away),

@@ -84,8 +84,8 @@ async def nodes(num_nodes: int) -> AsyncIterator[list[Node]]:
     finally:
         for node in all_nodes:
             await node.close()
-        for one in sockets:
-            one.close()
+        for connection in sockets:
+            connection.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

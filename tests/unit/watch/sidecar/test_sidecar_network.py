@@ -33,7 +33,7 @@ def test_lines_go_between_hubs_and_all_others() -> None:
     async def run() -> None:
         async with nodes(5) as five:
             await until_all_talk(five)
-            assert [set(one.network.peers) for one in five] == [
+            assert [set(node.network.peers) for node in five] == [
                 {1, 2, 3, 4},
                 {0, 2, 3, 4},
                 {0, 1, 3, 4},
@@ -49,7 +49,7 @@ def test_lines_go_between_hubs_and_all_others() -> None:
             assert {zero.connect_result(node) for node in range(5)} == {""}
             assert set(zero.heartbeat_ages()) == {1, 2, 3, 4}
             assert five[4].heard[0][-1]["from"] == 0
-            assert not any(one.network.refused for one in five)
+            assert not any(node.network.refused for node in five)
 
     asyncio.run(run(), debug=True)
 
@@ -133,9 +133,9 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
         for one in (0, 2):
             sockets[one].close()
         node = await Node(1, peers, sockets[1]).start()
-        for other in (0, 2):
-            await until(lambda other=other: node.network.connect_result(other), "nothing is said")
-            assert node.network.connect_result(other) == "connection refused"
+        for peer in (0, 2):
+            await until(lambda peer=peer: node.network.connect_result(peer), "nothing is said")
+            assert node.network.connect_result(peer) == "connection refused"
         assert node.network.heartbeat_ages() == {}
         assert 0 < node.network.open_s() < 60
         await node.close()
@@ -208,8 +208,8 @@ def test_closing_while_others_connect_leaves_nothing() -> None:
             for node in four:
                 await node.close()
                 assert not node.network._all_connections
-            for one in sockets:
-                one.close()
+            for connection in sockets:
+                connection.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run(), debug=True)

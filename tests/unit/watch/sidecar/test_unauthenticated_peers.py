@@ -159,23 +159,23 @@ def test_another_secret_is_refused_by_both_ends(
         sockets = listeners(2)
         peers = peers_of(sockets)
         zero = await Node(0, peers, sockets[0]).start()
-        one = await Node(1, peers, sockets[1], secret=b"another").start()
-        await until(lambda: one.network.refused, "not refused")
+        node = await Node(1, peers, sockets[1], secret=b"another").start()
+        await until(lambda: node.network.refused, "not refused")
         assert set(zero.network.refused) == {handshake.WRONG_SECRET}
-        assert set(one.network.refused) == {handshake.NOT_TAKEN}
-        assert one.network.connect_result(0) == handshake.NOT_TAKEN
+        assert set(node.network.refused) == {handshake.NOT_TAKEN}
+        assert node.network.connect_result(0) == handshake.NOT_TAKEN
         assert "with 127.0.0.1 was closed: another DRUMLINE_SECRET" in caplog.text
         assert not zero.heard
-        assert not one.heard
-        await one.close()
+        assert not node.heard
+        await node.close()
         liar = await asyncio.start_server(pretend, "127.0.0.1", 0)
         port = liar.sockets[0].getsockname()[1]
-        one = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
-        await until(lambda: one.network.refused[handshake.WRONG_SECRET] > 1, "believed")
-        assert one.network.connect_result(0) == handshake.WRONG_SECRET
-        assert not one.heard
+        node = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
+        await until(lambda: node.network.refused[handshake.WRONG_SECRET] > 1, "believed")
+        assert node.network.connect_result(0) == handshake.WRONG_SECRET
+        assert not node.heard
         liar.close()
-        for each in (zero, one):
+        for each in (zero, node):
             await each.close()
         for each in sockets:
             each.close()
@@ -345,12 +345,14 @@ def test_a_flood_does_not_keep_nodes_out() -> None:
     peer = line("10.0.0.1")
     pending.add(peer)
     crowd = [line(f"192.0.2.{number % 250}") for number in range(500)]
-    for one in crowd:
-        pending.add(one)
-        assert not one.why, "the newest is in"
+    for stranger in crowd:
+        pending.add(stranger)
+        assert not stranger.why, "the newest is in"
     assert len(pending) == MAX_PENDING + 1
     assert not peer.why
-    assert [one.why for one in crowd] == [CROWDED] * (500 - MAX_PENDING) + [""] * MAX_PENDING
+    assert [stranger.why for stranger in crowd] == [CROWDED] * (500 - MAX_PENDING) + [
+        ""
+    ] * MAX_PENDING
     pending.remove(peer)
     pending.remove(peer)
     assert len(pending) == MAX_PENDING
@@ -447,22 +449,22 @@ def test_floods_idle_crowds_and_slow_messages_do_not_disturb() -> None:
                     for _ in range(100):
                         call.sendall(b"x" * (1 << 20))
             crowd = [stack.enter_context(target.call()) for _ in range(500)]
-            for one in crowd[-20:]:  # one letter at a time
+            for connection in crowd[-20:]:  # one letter at a time
                 with contextlib.suppress(OSError):
-                    one.sendall(b"{")
-            said = target.ask("join")
-            assert said["is_same_line"]
-            assert said["waiting"] <= 2 * MAX_PENDING
+                    connection.sendall(b"{")
+            answer = target.ask("join")
+            assert answer["is_same_line"]
+            assert answer["waiting"] <= 2 * MAX_PENDING
             for _ in range(8):
-                for one in crowd[-20:]:
+                for connection in crowd[-20:]:
                     with contextlib.suppress(OSError):
-                        one.sendall(b'"')
+                        connection.sendall(b'"')
                 time.sleep(0.2)
-            said = target.ask("again")
-        assert said["is_same_line"], "a line between sidecars broke"
-        assert said["refused"].keys() == {frames.TOO_LONG, LATE, CROWDED}
-        assert said["waiting"] == 0, "slow words bought more time"
-        assert said["grown"] < 8 << 20, f"{said['grown'] / 1e6:.1f} MB"
+            answer = target.ask("again")
+        assert answer["is_same_line"], "a line between sidecars broke"
+        assert answer["refused"].keys() == {frames.TOO_LONG, LATE, CROWDED}
+        assert answer["waiting"] == 0, "slow words bought more time"
+        assert answer["grown"] < 8 << 20, f"{answer['grown'] / 1e6:.1f} MB"
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(20) == 0
