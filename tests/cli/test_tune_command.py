@@ -42,9 +42,9 @@ def test_wrong_usage_is_reported(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README").write_text("nothing")
     assert main(["tune", *words.split()]) == ExitCode.USAGE
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for problem in problems:
-        assert problem in told
+        assert problem in printed
 
 
 def test_help_teaches_every_flag_and_fits_a_terminal(
@@ -52,15 +52,15 @@ def test_help_teaches_every_flag_and_fits_a_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["tune", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert max(map(len, told.splitlines())) <= 80
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
     for word in (
         *(f"\n  --{name}" for group in GROUPS.values() for name in group),
         "source cluster.sh",
         "NCCL_DEBUG=INFO",
         "1 a log shows",
     ):
-        assert word in told
+        assert word in printed
 
 
 def tune(monkeypatch: pytest.MonkeyPatch, *words: str, **facts: Any) -> int:
@@ -99,11 +99,11 @@ def test_what_is_printed_can_be_sourced_and_problems_are_comments(
     ]
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "none eth0\n"
     assert tune(monkeypatch, "--json", **facts) == ExitCode.PREFLIGHT_FAILED
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["value"], one["hosts"]) for one in found["variables"]] == [
+    document = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["value"], one["hosts"]) for one in document["variables"]] == [
         ("GLOO_SOCKET_IFNAME", "eth0", []), ("NCCL_P2P_DISABLE", None, []),
     ]  # fmt: skip
-    assert [one["check"] for one in found["problems"]] == ["torch"]
+    assert [one["check"] for one in document["problems"]] == ["torch"]
 
 
 def test_logs_are_read_from_files_and_from_stdin(
@@ -111,9 +111,9 @@ def test_logs_are_read_from_files_and_from_stdin(
 ) -> None:
     files = [str(recorded(f"sockets-rank{rank}.log")) for rank in range(2)]
     assert main(["tune", "--log", *files]) == 0
-    told = capsys.readouterr().out
-    assert "NET/Socket over lo 127.0.0.1: 0 <-> 1" in told
-    assert told.endswith("result: no problem in these logs\n")
+    printed = capsys.readouterr().out
+    assert "NET/Socket over lo 127.0.0.1: 0 <-> 1" in printed
+    assert printed.endswith("result: no problem in these logs\n")
     fault = (four_ranks() + warn("gpu-01", 102, "Cuda failure 'out of memory'")).encode()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(fault)))
     assert main(["tune", "--log", "-", "--json"]) == ExitCode.SOMETHING_WRONG
