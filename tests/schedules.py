@@ -192,7 +192,8 @@ def covered(run: Path) -> str:
     history = read_history(run / "ledger.jsonl", Section("samples"))
     steps = [
         (piece.epoch, piece.low + number * piece.stride, piece.stride)
-        for piece in pieces_of(history.ranges)
+        for ranges in history.ranges
+        for piece in pieces_of(ranges)
         for number in range(piece.last - piece.first + 1)
     ]
     return json.dumps(steps)

@@ -92,7 +92,7 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
         section.summary = "cannot be read"
         return None
     epochs: dict[int, list[EpochPiece]] = defaultdict(list)
-    pieces = [piece for steps in history.ranges for piece in _pieces(steps)]
+    pieces = [piece for steps in history.ranges for piece in pieces_of(steps)]
     for piece in pieces:
         _check_batch(piece, section)
         epochs[piece.epoch].append(piece)
@@ -110,7 +110,7 @@ def check_samples(path: Path, section: Section, checkpoints: list[SavedPosition]
 # Pieces
 
 
-def _pieces(steps: StepRange) -> Iterator[EpochPiece]:
+def pieces_of(steps: StepRange) -> Iterator[EpochPiece]:
     """In the order of their steps."""
     for first, runs in _blocks(steps):
         epoch = runs[0].epoch
