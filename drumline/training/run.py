@@ -83,7 +83,7 @@ from drumline.training.steps.choice import StepOptions, TrialFile, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task
-from drumline.training.tasks.other_libraries import uncalled_methods
+from drumline.training.tasks.built_in import uncalled_methods
 from drumline.watch.heartbeat import Phase
 
 

@@ -47,10 +47,11 @@ from drumline.training.job.evaluation_job import (
     loading_options,
     make_autocast,
     make_eval_loaders,
+    plan_sharding,
     set_arithmetic,
+    set_up_model,
 )
 from drumline.training.job.learning_rates import LearningRates, peak_rate
-from drumline.training.job.model_setup import plan_sharding, set_up_model
 from drumline.training.job.optimizer import (
     check_own_optimizer,
     find_uncapturable,

@@ -18,13 +18,10 @@ class LearningRates:
     step."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        optim: OptimConfig,
-        schedule: Callable[[int, int], float | None] | None = None,
+        self, optimizer: Optimizer, optim: OptimConfig, schedule: Callable[[int, int], float | None]
     ) -> None:
-        """`schedule(step, total_steps)`: the task's own factor; if it is None or returns None, the
-        settings decide."""
+        """`schedule(step, total_steps)`: the task's own factor; if it is None, the settings
+        decide."""
         self._optimizer = optimizer
         self._optim = optim
         self._schedule = schedule
@@ -52,7 +49,7 @@ class LearningRates:
                 group["lr"] = peak * factor
 
     def factor(self, step: int, total_steps: int) -> float:
-        factor = None if self._schedule is None else self._schedule(step, total_steps)
+        factor = self._schedule(step, total_steps)
         if factor is None:
             return rate_factor(self._optim, step, total_steps=total_steps)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:

@@ -36,9 +36,14 @@ from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.group import choose_device
 from drumline.rank.watched.job_connection import JobConnection
 from drumline.training.between_steps.saver import Saver
-from drumline.training.job.evaluation_job import is_channels_last, make_autocast, set_arithmetic
+from drumline.training.job.evaluation_job import (
+    _make_groups,
+    is_channels_last,
+    make_autocast,
+    plan_sharding,
+    set_arithmetic,
+)
 from drumline.training.job.learning_rates import peak_rate, rate_factor
-from drumline.training.job.model_setup import _make_groups, plan_sharding
 from drumline.training.output import make_display
 from drumline.training.steps.choice import make_step
 from drumline.training.steps.finite_steps import FiniteSteps

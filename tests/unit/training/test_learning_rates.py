@@ -79,7 +79,7 @@ def test_the_rate_in_the_log_is_of_the_group_with_the_highest_peak_like_the_head
     optimizer = SGD(
         [{"params": first.parameters(), "lr": 0.01}, {"params": second.parameters(), "lr": 0.5}]
     )
-    rates = LearningRates(optimizer, OptimConfig(schedule="linear"))
+    rates = LearningRates(optimizer, OptimConfig(schedule="linear"), lambda step, total: None)
     rates.set(2, 4)
     assert (rates.peak, rates.highest()) == (0.5, 0.25)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumline.training.tasks import ImageClassification, Task
-from drumline.training.tasks.other_libraries import uncalled_methods
+from drumline.training.tasks.built_in import uncalled_methods
 
 
 class FromElsewhere(Task):
