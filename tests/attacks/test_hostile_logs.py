@@ -30,7 +30,13 @@ PROCESSES: dict[str, Callable[[int], str]] = {
 }
 
 
-@pytest.mark.parametrize("process_of", PROCESSES.values(), ids=PROCESSES.keys())
+@pytest.mark.parametrize(
+    "process_of",
+    [
+        pytest.param(process, id=name, marks=() if name == "on many hosts" else pytest.mark.soak)
+        for name, process in PROCESSES.items()
+    ],
+)
 def test_many_processes_take_linear_time(process_of: Callable[[int], str]) -> None:
     def read(count: int) -> NcclLog:
         lines = [

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
 from tests.multinode.sshd import SshDaemons
@@ -108,6 +110,7 @@ def test_nodes_by_hand_listen_at_their_own_addresses(
         check_nodes(bed, seen)
 
 
+@pytest.mark.soak
 def test_hosts_over_ssh_listen_at_their_own_addresses(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:

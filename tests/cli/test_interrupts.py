@@ -96,7 +96,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("who", "procs"),
-    [("launcher", "2"), pytest.param("launcher", "1", marks=pytest.mark.soak), ("rank", "2")],
+    [
+        ("launcher", "2"),
+        pytest.param("launcher", "1", marks=pytest.mark.soak),
+        pytest.param("rank", "2", marks=pytest.mark.soak),
+    ],
 )
 def test_an_interrupt_that_python_would_drop_is_obeyed(
     tmp_path: Path, who: str, procs: str

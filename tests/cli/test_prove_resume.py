@@ -195,10 +195,11 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
             r"sample \d+ \(position 0 of epoch 1\) differs at step 1 \[leg 1\]",
             "unseeded randomness in the dataset: sample ",
         ),
-        (
+        pytest.param(
             "Remembering",
             r"weight differs after step \d, and \d other tensors with it \[leg 2\]",
             "state outside the checkpoint, in the model, the task or the optimizer",
+            marks=pytest.mark.soak,
         ),
         (
             "Drawing",

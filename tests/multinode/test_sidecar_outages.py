@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.multinode import firewall
 from tests.multinode.hosts import Host, Testbed
 
@@ -48,6 +50,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.soak
 def test_ends_say_how_the_other_is_unreachable_and_reconnect(
     make_testbed: Callable[..., Testbed],
 ) -> None:

@@ -72,6 +72,7 @@ class Leaves(ImageClassification):
 BLAMES_RANK_1 = "drumline: failure: rank 1 on b left the loop"
 
 
+@pytest.mark.soak
 def test_a_rank_that_exits_with_code_0_is_blamed_to_the_end(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def train_and_refuse(folder: Path, even: Config, balanced: Config) -> str:
     return str(caught.value)
 
 
+@pytest.mark.soak
 def test_a_slow_rank_gets_fewer_samples_and_the_run_is_the_same(tmp_path: Path) -> None:
     # The sizes cannot change between the steps 28 and 40.
     even, balanced = (

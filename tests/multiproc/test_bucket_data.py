@@ -54,6 +54,7 @@ def evaluate_from_bucket(url: str, run: Path) -> int:
 
 
 @pytest.mark.world_size(2)
+@pytest.mark.soak
 def test_one_rank_copies_and_both_train(bucket: Bucket, tmp_path: Path) -> None:
     config = make_config(epochs=1)
     config = replace(

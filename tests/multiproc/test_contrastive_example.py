@@ -65,6 +65,7 @@ def gradient_by_hand() -> list[list[float]]:
         return [gradient.flatten().tolist() for gradient in gradients]
 
 
+@pytest.mark.soak
 def test_gradients_over_all_ranks_pairs_are_those_of_one_process() -> None:
     [expected] = run_ranks(1, gradient_by_hand)
     assert max(abs(value) for one in expected for value in one) > 1e-3

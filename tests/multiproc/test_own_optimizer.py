@@ -136,6 +136,7 @@ def test_the_rates_are_each_groups_own_times_the_factor(tmp_path: Path) -> None:
     assert saved == pytest.approx([0.05 / 6, 0.01 / 6])
 
 
+@pytest.mark.soak
 def test_elastic_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
     config = elastic(shards=4, batch_size=16, samples=48, checkpoint=EVERY_STEP)
     for world_size in (1, 2):

@@ -122,7 +122,7 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
     ("world_size", "where", "ranks", "number"),
     [
         (2, "step", (1,), signal.SIGUSR1),
-        (2, "evaluation", (0, 1), signal.SIGTERM),
+        pytest.param(2, "evaluation", (0, 1), signal.SIGTERM, marks=pytest.mark.soak),
         pytest.param(2, "warm-up", (1,), signal.SIGTERM, marks=pytest.mark.soak),
     ],
 )

@@ -130,6 +130,7 @@ def assert_average_by_hand(snapshot: store.Snapshot) -> None:
         )
 
 
+@pytest.mark.soak
 def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     """There DDP settles its buckets in the second backward pass only."""
     config = replace(hard_config(steps=6), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))

@@ -66,6 +66,7 @@ def slow_on_one_rank(config: Config, folder: Path) -> None:
     )
 
 
+@pytest.mark.soak
 def test_saves_that_follow_each_other_closely_have_the_parts_of_their_own_step(
     tmp_path: Path,
 ) -> None:

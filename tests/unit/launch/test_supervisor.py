@@ -149,6 +149,7 @@ def test_what_waits_ends_with_a_supervisor_that_is_killed(node: SupervisorProces
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(
     node: SupervisorProcess,
 ) -> None:

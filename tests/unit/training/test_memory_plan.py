@@ -415,6 +415,7 @@ def test_gpus_are_named_or_given_by_their_memory() -> None:
         gpu_memory(["h10"])
 
 
+@pytest.mark.soak
 def test_sharded_settings_change_what_is_gathered_and_held() -> None:
     config = settings(micro_batch_size=1, precision="bf16")
     plain = plan(config, Text, worlds=(2,))["fsdp", 2]

@@ -94,6 +94,7 @@ def test_what_torchmetrics_would_merge_wrongly_is_refused(
             make_metrics(task_with(part=metric), ONE_OF_TWO)
 
 
+@pytest.mark.soak
 def test_the_trial_of_a_merge_leaves_nothing_behind() -> None:
     from torchmetrics.aggregation import SumMetric
 

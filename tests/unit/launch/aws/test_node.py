@@ -150,6 +150,7 @@ cp -r /opt/drumline/site {folder}/result/site
 """
 
 
+@pytest.mark.soak
 def test_a_node_installs_the_wheels_of_launch_and_nothing_else(node: Node) -> None:
     """Real wheels, a real pip: no index is asked, another hash is refused, the same wheels are not
     installed twice, not by two launches at once either."""

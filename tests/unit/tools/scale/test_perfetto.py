@@ -122,6 +122,7 @@ def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -
     ]
 
 
+@pytest.mark.soak
 def test_flows_stay_within_their_rank(perfetto: Perfetto, tmp_path: Path) -> None:
     ranks_with_flows(tmp_path)
     perfetto.open(tmp_path)

@@ -549,7 +549,7 @@ def test_long_computations_do_not_make_a_long_wait_usual() -> None:
     assert alarms[0].at - begun <= 5
 
 
-@pytest.mark.parametrize("cpu", [1.0, 0.0])
+@pytest.mark.parametrize("cpu", [1.0, pytest.param(0.0, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("others", "limit_s"), [(Phase.COMPILED, 3600), (Phase.BACKWARD, 600)])
 def test_a_compilation_before_the_first_step_may_take_an_hour_and_a_later_one_as_long_as_a_step(
     cpu: float, others: Phase, limit_s: int
