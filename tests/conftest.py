@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from drumline.base.startup import load_compiler_late
 from tests import fork_server
 from tests.warm import warm_python
 
@@ -215,8 +214,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if collected := _collected(session.config):
         collected.touch()
-    if "torch" in sys.modules:  # else the first optimizer loads the compiler, for seconds
-        load_compiler_late()
     gc.freeze()
     gc.enable()
 

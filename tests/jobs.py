@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from drumline.base.startup import load_compiler_late
 from drumline.checkpoint import store
 from drumline.config.schema import (
     CheckpointConfig,
@@ -192,7 +191,6 @@ def train_here(
     dist = replace(config.dist, start_timeout_s=60, train_timeout_s=30, same_code=False)
     ddp = make_manager(replace(config, dist=dist))
     ddp.setup()
-    load_compiler_late()
     try:
         TrainingRun(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress).train()
     finally:

@@ -1,29 +1,21 @@
 """How a command starts: when it began, what Ctrl-C does until its ranks run, and how torch is
 imported.
 
-Until ranks run, a signal handler exits: importlib drops a KeyboardInterrupt in its callbacks. torch
-loads its compiler (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third
-of the time to the first step; a placeholder answers calls while nothing is compiled, and any other
-use loads the real module.
+Until ranks run, a signal handler exits: importlib drops a KeyboardInterrupt in its callbacks.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
-import importlib.util
 import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType
 
 from drumline.base.errors import ExitCode
 from drumline.base.rank_environment import COMMAND_START, LAUNCH_START
@@ -35,15 +27,7 @@ SAME_SIGNAL_S = 2.0
 """A scheduler, a shell or `timeout` may signal a process and its parent, which passes it on: within
 this many seconds they count as one signal."""
 INTERRUPTED_EARLY = "interrupted before the first step; rerun the same command"
-COMPILER = "torch._dynamo"
-# Where torch keeps the result of `disable` for a function.
-DISABLED = "__dynamo_disable"
-# torch's rules for tensors without data (meta tensors) take a third of its import, and are for
-# compilers.
-TENSOR_RULES = "torch._meta_registrations"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
-# Programs that search all modules ask each for dunder names; only these two mean that it is used.
-NEEDS_REAL = ("__path__", "__all__")
 Handler = Callable[[int, FrameType | None], object]
 _task_began: float | None = None
 
@@ -144,14 +128,11 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def load_torch_quietly(*, computes: bool) -> None:
+def load_torch_quietly() -> None:
     """Import torch without its C++ logs: its store logs a lost connection with a stack, we print
-    one line. The ranks' log level does not change. `computes`: whether this process may use
-    tensors."""
+    one line. The ranks' log level does not change."""
     if "torch" in sys.modules:
         return
-    if not computes:
-        sys.modules[TENSOR_RULES] = LateModule(TENSOR_RULES)
     is_ours = STORE_LOG not in os.environ
     os.environ.setdefault(STORE_LOG, "ERROR")
     with loading():
@@ -169,113 +150,7 @@ def quiet_profiler() -> None:
 
 def default_procs() -> int:
     """One rank per GPU, or one rank on a machine without GPUs."""
-    load_torch_quietly(computes=True)  # if it is one, this process becomes the rank
+    load_torch_quietly()
     import torch
 
     return max(1, torch.cuda.device_count())
-
-
-class LateModule(ModuleType):
-    """A placeholder in `sys.modules`, replaced by the real module at its first use."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in NEEDS_REAL:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(self.load(), name)
-
-    def __dir__(self) -> list[str]:
-        return dir(self.load())
-
-    def load(self) -> ModuleType:
-        """The real module, which replaces this one."""
-        if self.is_placeholder:
-            if LoadedMeanwhile not in sys.meta_path:
-                sys.meta_path.insert(0, LoadedMeanwhile)
-            del sys.modules[self.__name__]
-            package, _, name = self.__name__.rpartition(".")
-            # While it loads, the modules that it imports look for it there.
-            if vars(sys.modules[package]).get(name) is self:
-                delattr(sys.modules[package], name)
-        with loading():
-            return importlib.import_module(self.__name__)
-
-    @property
-    def is_placeholder(self) -> bool:
-        """Whether the real module has not been loaded yet."""
-        return sys.modules.get(self.__name__) is self
-
-
-class LoadedMeanwhile(Loader):
-    """Finds a module that was loaded while Python was importing it: to import `late.part`, Python
-    checks `sys.modules`, then asks `late` for its path, which loads both, and would create a second
-    `late.part`."""
-
-    @classmethod
-    def find_spec(
-        cls, name: str, path: object = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if target is not None or name not in sys.modules:  # a target is to be reloaded
-            return None
-        return importlib.util.spec_from_loader(name, cls(sys.modules[name]))
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-        self._spec = module.__spec__
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return self._module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Its own loader has run it. Some modules do not allow Python to set attributes on them."""
-        with suppress(AttributeError):
-            module.__spec__ = self._spec
-
-
-def load_compiler_late() -> None:
-    """Install the placeholder. Not before the process group exists: torch clears the compiler's
-    caches there."""
-    if COMPILER not in sys.modules:
-        import torch
-
-        sys.modules[COMPILER] = torch._dynamo = _LateCompiler()
-
-
-class _LateCompiler(LateModule):
-    def __init__(self) -> None:
-        super().__init__(COMPILER)
-        self.__spec__ = importlib.util.find_spec(COMPILER)
-        self.left_out: list[tuple[Callable[..., Any], bool]] = []
-        self.graph_break = lambda msg="": None  # there is no graph
-        # The default mode: setting another one loads the compiler.
-        self.utils = _LatePart(self, "utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
-        # A second process group clears this cache, which is empty then.
-        self.trace_rules = _LatePart(self, "trace_rules", clear_lru_cache=lambda: None)
-
-    def disable(self, function: Any = None, recursive: bool = True, **options: Any) -> Any:
-        """torch's own functions ask with `wrapping=False`, and keep the answer where it can be
-        corrected later."""
-        if options != {"wrapping": False} or not self.is_placeholder:
-            return self.load().disable(function, recursive, **options)
-        self.left_out.append((function, recursive))
-        return function
-
-    def load(self) -> Any:
-        is_first = self.is_placeholder
-        real: Any = super().load()
-        if is_first:
-            for function, recursive in self.left_out:
-                setattr(function, DISABLED, real.disable(function, recursive, wrapping=False))
-            vars(self).update(vars(real))  # for code that still holds the placeholder
-        return real
-
-
-class _LatePart(ModuleType):
-    """A module of the compiler before the compiler is loaded."""
-
-    def __init__(self, compiler: _LateCompiler, part: str, **answers: Callable[[], Any]) -> None:
-        """`answers`: functions whose result is known without it."""
-        super().__init__(f"{COMPILER}.{part}")
-        vars(self).update(answers, _load=lambda: getattr(compiler.load(), part))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._load(), name)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from drumline.base.errors import ExitCode, summary
-from drumline.base.startup import load_compiler_late
 from drumline.base.terminal import print_message
 from drumline.training.failure_report import report_failure
 from drumline.training.job.job import Progress
@@ -31,7 +30,6 @@ def as_rank(prepare: Callable[[], RankWork]) -> int:
     try:
         ddp, do_work = prepare()
         ddp.setup()
-        load_compiler_late()
         do_work()
     except KeyboardInterrupt as error:
         exit_interrupted(error, ddp, "interrupted")

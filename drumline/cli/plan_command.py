@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from drumline.base.errors import ExitCode
-from drumline.base.startup import interruptible, load_compiler_late, loading
+from drumline.base.startup import interruptible, loading
 from drumline.base.terminal import show_lines
 from drumline.base.text import memory_size, plural
 from drumline.cli.command_line import HELP_FLAG, read_command, show_json
@@ -59,7 +59,6 @@ def run(argv: Sequence[str]) -> int:
         from drumline.training.memory.memory_plan import plan_memory
         from drumline.training.tasks.built_in import load_task, resolve_task
 
-    load_compiler_late()
     task_class = load_task(task)
     config = resolve_task(task, task_class, layers)
     worlds = flags.own.get("world", WORLDS)

@@ -12,7 +12,7 @@ from typing import NoReturn, assert_never
 
 from drumline.base.errors import ExitCode, PreflightError, UsageError
 from drumline.base.rank_environment import write_rank
-from drumline.base.startup import interrupted, launch_start, load_compiler_late
+from drumline.base.startup import interrupted, launch_start
 from drumline.base.terminal import print_message
 from drumline.base.topology import Topology, topology_from
 from drumline.cli.as_rank import exit_interrupted, exit_now, failure_code
@@ -97,7 +97,6 @@ class TrainingProcess:
     def _join_group(self) -> None:
         """Collective."""
         self.ddp.setup(None if self.regrouping is None else self.regrouping.live)
-        load_compiler_late()
         self.clock.mark("rendezvous")
         if self.config.dist.mode == "auto":
             from drumline.training.job.mode_choice import settle_mode  # few runs need it

@@ -75,7 +75,7 @@ def exit_between_starts() -> None:
 def _run_guarded(
     node: NodePlan, program: Program, supervision: Supervision, watch: WatchFolder
 ) -> int:
-    startup.load_torch_quietly(computes=False)
+    startup.load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from drumline.launch.node.agent import run_agent

@@ -18,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drumline.base.startup import begin_now, loading
+from drumline.rank.compile_cache import use_private_cache
 
-# Everything that a task's rank loads before it reads its arguments.
-RANK_MODULE = "drumline.cli.train_rank"
+# Everything that a task's rank loads before it reads its arguments, and what torch loads with the
+# first optimizer.
+RANK_MODULES = ("drumline.cli.train_rank", "torch._dynamo")
 # At first the ranks are busy loading the same modules.
 AFTER_S = 10.0
 
@@ -28,10 +30,12 @@ AFTER_S = 10.0
 class Standby:
     """One process for each rank of this node, after enough calls of `fill`."""
 
-    def __init__(self, program: Sequence[str], *, count: int, module: str = RANK_MODULE) -> None:
-        """`program`: Python's arguments for a rank; `module`: what is imported before."""
+    def __init__(
+        self, program: Sequence[str], *, count: int, modules: Sequence[str] = RANK_MODULES
+    ) -> None:
+        """`program`: Python's arguments for a rank; `modules`: what is imported before."""
         self._program = tuple(program)
-        self._module = module
+        self._modules = tuple(modules)
         self._count = count
         self._waiting: list[tuple[subprocess.Popen[bytes], int]] = []
         """The processes, each with the pipe that it reads."""
@@ -50,7 +54,7 @@ class Standby:
                 "-m",
                 "drumline.launch.node.standby",
                 str(reading),
-                self._module,
+                ",".join(self._modules),
                 *self._program,
             ]
             try:
@@ -112,10 +116,12 @@ class Standby:
         self._waiting = []
 
 
-def main(pipe: str, module: str, *program: str) -> None:
-    """Load the module, wait for the order, and become a rank."""
+def main(pipe: str, modules: str, *program: str) -> None:
+    """Load the modules, wait for the order, and become a rank."""
+    use_private_cache()
     with loading():
-        importlib.import_module(module)
+        for module in modules.split(","):
+            importlib.import_module(module)
     with open(int(pipe), "rb") as file:  # noqa: PTH123
         order = json.loads(file.read() or b"{}")
     if not order:  # not needed

@@ -115,7 +115,7 @@ def main(fd: int, supervisor: int) -> int:
         standby = Standby(program.python_arguments(), count=num_procs)
         if not waits:  # they load torch while this process does
             standby.fill(at_once=True)
-    load_torch_quietly(computes=False)
+    load_torch_quietly()
     import drumline.launch.node.agent  # noqa: F401 - most of the time it takes to start
 
     while waits and standby is not None and not select.select([stdin], [], [], FILL_S)[0]:

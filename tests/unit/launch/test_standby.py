@@ -52,7 +52,7 @@ def start(
 
 
 def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_path: Path) -> None:
-    standby = Standby(PROGRAM, module="loaded_before", count=2)
+    standby = Standby(PROGRAM, modules=["loaded_before"], count=2)
     standby.fill(at_once=True)
     standby.fill()
     first, second = (process for process, _ in standby._waiting)
@@ -74,7 +74,7 @@ def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_pa
 
 
 def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    standby = Standby(PROGRAM, module="loaded_before", count=3)
+    standby = Standby(PROGRAM, modules=["loaded_before"], count=3)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     before = len(list(Path("/proc/self/fd").iterdir()))
     standby.fill(at_once=True)
@@ -85,7 +85,7 @@ def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.Monk
 def test_what_waits_is_not_taken_for_another_program_and_ends_when_it_is_not_needed(
     tmp_path: Path,
 ) -> None:
-    standby = Standby(PROGRAM, module="loaded_before", count=1)
+    standby = Standby(PROGRAM, modules=["loaded_before"], count=1)
     standby.fill()
     (waiting,) = (process for process, _ in standby._waiting)
     assert start(standby, tmp_path, ("-m", "some_rank", "c"))[0] != waiting.pid
