@@ -3,7 +3,7 @@ encoded.
 
 The training loop adds every step; consecutive steps of one global batch each are one entry of five
 numbers. An epoch is one entry, or two when its last batch is short. Before each save rank 0 writes
-the entries of all ranks (`training/between_steps/ledger_file.py`); `drumline verify` replays them. (The
+the entries of all ranks (`training/between_steps/saver.py`); `drumline verify` replays them. (The
 samples of a stream are assigned round-robin, so there an entry states how many samples of a global
 batch a rank had, not which.)
 """

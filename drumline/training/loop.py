@@ -6,9 +6,9 @@ from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.rank.group import collective_counter
 from drumline.training.between_steps import actions
-from drumline.training.between_steps.action import AT_EPOCH_END, Action, SimpleAction
+from drumline.training.between_steps.actions import AT_EPOCH_END, Action, SimpleAction
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.preemption import Preemption
+from drumline.training.between_steps.preemption import Preempt, Preemption
 from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.task_hooks import hooks_after_step
 from drumline.training.between_steps.trace import TracedStep
@@ -69,7 +69,7 @@ def between_steps(
             interval=0,
         ),
         # Last, so that its save contains everything of this step, and the step is not saved twice.
-        actions.Preempt(preemption, saver, compare, non_finite),
+        Preempt(preemption, saver, compare, non_finite),
     ]
 
 

@@ -16,8 +16,7 @@ from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.node_group import NodesChanged
 from drumline.runs.events import Reporter
 from drumline.runs.run_folder import RunFolder, locked, set_aside
-from drumline.training.between_steps.action import SimpleAction
-from drumline.training.between_steps.actions import FirstStep
+from drumline.training.between_steps.actions import FirstStep, SimpleAction
 from drumline.training.between_steps.balance import Balance, make_balance
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import (
@@ -78,8 +77,7 @@ from drumline.training.resume import (
     resume,
 )
 from drumline.training.run_context import RunContext, RunRequest, facts_of
-from drumline.training.steps.capture_checks import find_unsafe
-from drumline.training.steps.choice import StepOptions, TrialFile, make_step
+from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
 from drumline.training.tasks.base import Task

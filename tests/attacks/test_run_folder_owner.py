@@ -20,7 +20,7 @@ from drumline.launch.node.rank_logs import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
 from drumline.runs.events import JsonLines
 from drumline.runs.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
-from drumline.training.between_steps.ledger_file import LedgerFile
+from drumline.training.between_steps.saver import LedgerFile
 from drumline.training.failure_report import _append
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.sidecar.sidecar_reporter import write_status_file

@@ -1,11 +1,13 @@
-"""What happens between steps, but for the save (`saver`).
+"""What happens between steps, but for the save (`saver`) and the stop (`preemption`).
 
-Every rank has the same actions and runs them in the same order, which `loop.between_steps` sets.
+An action has a name, `due` (when to run) and `run`. Every rank has the same actions and runs them
+in the same order, which `loop.between_steps` sets.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,20 +18,81 @@ import torch
 from drumline.metrics.meters import means
 from drumline.parallel.replicas import ReplicaComparison
 from drumline.rank.collectives import all_sum
-from drumline.training.between_steps.action import AT_EPOCH_END, Action, Periodic, SimpleAction
 from drumline.training.between_steps.data_advice import DataAdvice
 from drumline.training.between_steps.evaluation import evaluate, numbers
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.preemption import Preemption
-from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.throughput import DdpStepTimes, ExposedCommunication, Speed
 from drumline.training.between_steps.trace import TracedStep
+from drumline.training.job.job import Progress
 from drumline.training.output import WatchNotices
 from drumline.training.run_context import RunContext
 from drumline.training.steps.compilation import report_recompilations
 from drumline.training.steps.eager import AnyStep
 from drumline.training.tasks.base import Task
 from drumline.training.tasks.hook import Hook
+
+AT_EPOCH_END = sys.maxsize
+
+
+class Action:
+    """Something that happens between steps, on every rank."""
+
+    name = ""
+    interval = 1
+    """After how many steps `due` is called; it is also called after the first step, at the end of
+    each epoch and after the last step. 0: after every step, for an action that a thread or a signal
+    triggers."""
+
+    def start(self, context: RunContext) -> None:
+        """Collective: before the first step."""
+
+    def due(self, step: int) -> bool:
+        """Whether to run after this step: the same on every rank where `run` is collective."""
+        raise NotImplementedError
+
+    def run(self, context: RunContext) -> None:
+        """Collective, unless its docstring differs."""
+        raise NotImplementedError
+
+
+class SimpleAction(Action):
+    """An action that needs nothing but these functions."""
+
+    def __init__(
+        self,
+        name: str,
+        due: Callable[[int], bool],
+        run: Callable[[RunContext], None],
+        *,
+        interval: int,
+    ) -> None:
+        self.name = name
+        self.interval = interval
+        self._due = due
+        self._run = run
+
+    def due(self, step: int) -> bool:
+        return self._due(step)
+
+    def run(self, context: RunContext) -> None:
+        self._run(context)
+
+
+class Periodic(Action):
+    """Due after every so many steps and epochs (0: never), and after the last step."""
+
+    def __init__(self, progress: Progress, *, every_steps: int, every_epochs: int) -> None:
+        self._progress = progress
+        self.interval = every_steps or AT_EPOCH_END
+        self._every_epochs = every_epochs or sys.maxsize
+
+    def due(self, step: int) -> bool:
+        cursor = self._progress.cursor
+        return (
+            step % self.interval == 0
+            or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
+            or step >= self._progress.last_step
+        )
 
 
 class FirstStep(Action):
@@ -291,7 +354,7 @@ class CompareReplicas(Action):
 
     name = "compare_replicas"
 
-    def __init__(self, context: RunContext, non_finite: NonFinite, saver: Saver) -> None:
+    def __init__(self, context: RunContext, non_finite: NonFinite, saver: Periodic) -> None:
         job = context.job
         config = context.config
         self._non_finite = non_finite
@@ -321,42 +384,3 @@ class CompareReplicas(Action):
         self._non_finite.check()
         if self._is_on:
             self._replicas.check(context.progress.step)
-
-
-class Preempt(Action):
-    """When any rank has received a signal or a notice: at the step that all agree on, save and end
-    the run."""
-
-    name = "preempt"
-    interval = 0
-
-    def __init__(
-        self,
-        preemption: Preemption,
-        saver: Saver,
-        comparison: CompareReplicas,
-        non_finite: NonFinite,
-    ) -> None:
-        self._preemption = preemption
-        self._saver = saver
-        self._comparison = comparison
-        self._non_finite = non_finite
-
-    def start(self, context: RunContext) -> None:
-        self._preemption.begin()
-        self.run(context)
-
-    def due(self, step: int) -> bool:
-        return self._preemption.is_asked
-
-    def run(self, context: RunContext) -> None:
-        step = context.progress.step
-        # At its last step the run ends as usual.
-        if step >= context.progress.last_step or not self._preemption.stops_at(step):
-            return
-        context.progress.is_stopping = True
-        if self._saver.saved_step != step:
-            # also reports updates that were skipped since the last log line
-            self._non_finite.read()
-            self._comparison.run(context)
-            self._saver.save_step({}, must_save=True)

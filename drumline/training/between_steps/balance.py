@@ -28,7 +28,7 @@ from drumline.data.loader import IndexedLoader
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import ddp_measurements, measure_ddp_every
-from drumline.training.between_steps.action import Action
+from drumline.training.between_steps.actions import Action
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.throughput import ExposedCommunication
 from drumline.training.run_context import RunContext

@@ -36,6 +36,9 @@ from drumline.rank.failure import FIRST
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.stop_vote import StopVote
 from drumline.runs.run_folder import write_whole
+from drumline.training.between_steps.actions import Action, CompareReplicas
+from drumline.training.between_steps.non_finite import NonFinite
+from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
 from drumline.training.manager import RunManager
 from drumline.training.output import screen
@@ -305,6 +308,45 @@ class Preemption:
             for number in self._pipe.wait(BUSY_POLL_S):
                 self._receive(number)
         os._exit(code)
+
+
+class Preempt(Action):
+    """When any rank has received a signal or a notice: at the step that all agree on, save and end
+    the run."""
+
+    name = "preempt"
+    interval = 0
+
+    def __init__(
+        self,
+        preemption: Preemption,
+        saver: Saver,
+        comparison: CompareReplicas,
+        non_finite: NonFinite,
+    ) -> None:
+        self._preemption = preemption
+        self._saver = saver
+        self._comparison = comparison
+        self._non_finite = non_finite
+
+    def start(self, context: RunContext) -> None:
+        self._preemption.begin()
+        self.run(context)
+
+    def due(self, step: int) -> bool:
+        return self._preemption.is_asked
+
+    def run(self, context: RunContext) -> None:
+        step = context.progress.step
+        # At its last step the run ends as usual.
+        if step >= context.progress.last_step or not self._preemption.stops_at(step):
+            return
+        context.progress.is_stopping = True
+        if self._saver.saved_step != step:
+            # also reports updates that were skipped since the last log line
+            self._non_finite.read()
+            self._comparison.run(context)
+            self._saver.save_step({}, must_save=True)
 
 
 def report_preemption(context: RunContext, preemption: Preemption) -> None:

@@ -8,7 +8,7 @@ import random
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,6 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 
 from drumline.base.user_code import is_users_file
-from drumline.config.schema import Config
-from drumline.training.job.job import Job
-from drumline.training.tasks.hook import Hook
-from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
@@ -177,24 +173,3 @@ def user_line(error: BaseException) -> str:
         if users_frames
         else ""
     )
-
-
-def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool) -> str | None:
-    """Why this run should not get captured steps: later steps compute something else; or they may
-    do so, and the run takes `auto` by default."""
-    for hook in hooks:
-        if isinstance(hook, Unfreeze) or (
-            is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)
-        ):
-            return f"the hook {type(hook).__name__} may change what a step computes"
-    if config.dist.sync != "step" and job.sync is not None:
-        return "replicas synchronize between steps (--dist.sync)"
-    if config.dist.comm == "powersgd" and job.comm is not None:
-        return "PowerSGD waits for the device in every step (--dist.comm powersgd)"
-    if is_default and config.dist.comm != "none":
-        return f"gradients go through a hook (--dist.comm {config.dist.comm})"
-    if is_default and config.dist.find_unused_parameters:
-        return "the parameters in use may change (--dist.find_unused_parameters)"
-    if is_default and job.ddp.backend == "gloo":
-        return "gloo reduces the gradients, on the host"
-    return find_hook(job.model, job.optimizer) if is_default else None

@@ -25,11 +25,14 @@ from drumline.runs.run_folder import write_whole
 from drumline.training.job.job import Job
 from drumline.training.job.optimizer import set_capturable
 from drumline.training.manager import RunManager
+from drumline.training.steps.capture_checks import find_hook
 from drumline.training.steps.compilation import compile_before
 from drumline.training.steps.compiled_blocks import compiled
 from drumline.training.steps.eager import AnyStep, TrainStep, loss_function
 from drumline.training.steps.elastic import ElasticStep
 from drumline.training.steps.graph import GraphStep
+from drumline.training.tasks.hook import Hook
+from drumline.training.tasks.ready_hooks import EMA, EarlyStopping, LogSamples, Unfreeze
 
 # Enough steps to compile and to capture, so that a kind reaches its full speed.
 WARM_UP_STEPS = 20
@@ -64,6 +67,27 @@ class StepOptions:
 
 NO_OPTIONS = StepOptions()
 StepKinds = dict[str, Callable[[], AnyStep]]
+
+
+def find_unsafe(job: Job, config: Config, hooks: Sequence[Hook], *, is_default: bool) -> str | None:
+    """Why this run should not get captured steps: later steps compute something else; or they may
+    do so, and the run takes `auto` by default."""
+    for hook in hooks:
+        if isinstance(hook, Unfreeze) or (
+            is_default and type(hook) not in (EMA, EarlyStopping, LogSamples)
+        ):
+            return f"the hook {type(hook).__name__} may change what a step computes"
+    if config.dist.sync != "step" and job.sync is not None:
+        return "replicas synchronize between steps (--dist.sync)"
+    if config.dist.comm == "powersgd" and job.comm is not None:
+        return "PowerSGD waits for the device in every step (--dist.comm powersgd)"
+    if is_default and config.dist.comm != "none":
+        return f"gradients go through a hook (--dist.comm {config.dist.comm})"
+    if is_default and config.dist.find_unused_parameters:
+        return "the parameters in use may change (--dist.find_unused_parameters)"
+    if is_default and job.ddp.backend == "gloo":
+        return "gloo reduces the gradients, on the host"
+    return find_hook(job.model, job.optimizer) if is_default else None
 
 
 def make_step(

@@ -22,13 +22,13 @@ from drumline.training.job.job import choose_step, flat
 from drumline.training.job.optimizer import group_settings
 from drumline.training.run_context import RunRequest, changed_settings
 from drumline.training.steps import choice
-from drumline.training.steps.capture_checks import find_unsafe
 from drumline.training.steps.choice import (
     TIMED_STEPS,
     WARM_UP_STEPS,
     AutoStep,
     StepOptions,
     TrialFile,
+    find_unsafe,
     make_step,
 )
 from drumline.training.steps.graph import GraphStep

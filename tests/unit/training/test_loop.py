@@ -13,8 +13,7 @@ import torch
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor
-from drumline.training.between_steps.action import AT_EPOCH_END, Action
-from drumline.training.between_steps.actions import FirstStep
+from drumline.training.between_steps.actions import AT_EPOCH_END, Action, FirstStep
 from drumline.training.between_steps.saver import Saver
 from drumline.training.job.job import Progress
 from drumline.training.loop import Loop, between_steps
