@@ -68,8 +68,7 @@ class TrainingProcess:
         self.ddp = RunManager()
         self.progress = Progress()
         self.topology = topology_from(os.environ)
-        self.preemption = Preemption()
-        self.preemption.environment = os.environ
+        self.preemption = Preemption(os.environ)
         self.preemption.listen(prints=self.topology is None or self.topology.rank == 0)
 
     def load(self, layers: Layers) -> None:
@@ -133,7 +132,7 @@ class TrainingProcess:
         live = regrouping.live
         if isinstance(change, NodesChanged):
             regrouping.kept_state = change.state
-        self.preemption.is_between_groups = True
+        self.preemption.leave_group()
         self.ddp.connection.heartbeat.mark(Phase.LEFT)  # no failure, for the sidecar
         live.leave()
         self.ddp.cleanup(broken=True)

@@ -315,7 +315,7 @@ class TrainingRun:
         )
         self.resources.callback(self._close_saver)
         writer = self.saver.writer
-        self.preemption.is_writing = lambda: writer.is_busy
+        self.preemption.write_with(lambda: writer.is_busy)
 
     def _close_saver(self) -> None:
         is_stopping = self.progress.is_stopping

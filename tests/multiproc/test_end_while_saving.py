@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from drumline.training.between_steps import preemption as preempting
-from drumline.training.between_steps.preemption import Preemption
+from drumline.training.between_steps.preemption import FirstSignal, Watcher
 from tests.ranks import server_context
 
 
@@ -18,14 +18,14 @@ def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
     """Exits when the file exists; otherwise only at a second signal."""
     preempting.SAME_SIGNAL_S = -1.0
     preempting.MAX_WAIT_FOR_SAVE_S = 1e6
-    preemption = Preemption()
-    preemption._pipe = preempting.SignalPipe(preempting.SIGNALS)
-    preemption._first = signal.SIGTERM, time.monotonic()
-    preemption.is_writing = lambda: not written.exists()
+    watcher = Watcher()
+    watcher.pipe = preempting.SignalPipe(preempting.SIGNALS)
+    watcher.first_signal = FirstSignal(signal.SIGTERM, time.monotonic())
+    watcher.write_with(lambda: not written.exists())
     threading.Timer(
         0.2, written.touch if not is_signalled_again else lambda: os.kill(os.getpid(), 15)
     ).start()
-    preemption._exit(42)
+    watcher._exit(42)
 
 
 def exit_code(written: Path, *, is_signalled_again: bool) -> int | None:

@@ -324,8 +324,9 @@ def test_what_was_skipped_since_the_last_log_line_is_reported_on_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = step_of_the_marked()
-    asked = {"is_asked": True, "cause": {"signal": "SIGTERM", "rank": 0, "host": "here"}}
-    monkeypatch.setattr(Preemption, "begin", lambda self: vars(self).update(asked))
+    cause = {"signal": "SIGTERM", "rank": 0, "host": "here"}
+    monkeypatch.setattr(Preemption, "is_asked", True)
+    monkeypatch.setattr(Preemption, "cause", cause)
     monkeypatch.setattr(Preemption, "stops_at", lambda self, step: step == bad)
     config = replace(config_of("skip", log_every=100), checkpoint=CheckpointConfig(every_epochs=0))
     assert train_here(config, Breaks, tmp_path).step == bad

@@ -2,9 +2,9 @@
 command resumes it.
 
 A thread of each rank receives signals over a pipe, at any moment, and agrees with the threads of
-the other ranks on the step to stop at (`rank/stop_vote.py`). The training loop reads one attribute,
-`is_asked`, after each step. This is only for ranks of `drumline train`; in a user's own loop
-signals are not handled.
+the other ranks on the step to stop at (`rank/stop_vote.py`). It owns the state (`Watcher`); the
+main thread has `Preemption`, and reads `is_asked` after each step. This is only for ranks of
+`drumline train`; in a user's own loop signals are not handled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from queue import SimpleQueue
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -67,247 +70,340 @@ NOTICE_IGNORED = (
 )
 
 
-class Preemption:
-    """One for every run; without `listen` it never stops the run."""
+class Group:
+    """The ranks that stop together, in their store."""
 
-    def __init__(self) -> None:
-        self.is_asked = False
-        """Whether any rank was asked to stop: the only attribute that the loop reads after each
-        step."""
-        self.cause: dict[str, Any] = {}
-        """Which rank was asked, by which signal, when."""
-        self.is_writing: Callable[[], bool] = lambda: False
-        """Whether this rank is writing a checkpoint."""
-        self._prints = False
-        self._vote: StopVote | None = None
-        self._store: SealedStore | None = None
-        self._first: tuple[int, float] | None = None
-        self.notice: str | None = None
-        """Set from any thread, once the group exists: stop the run, for this reason. A spot notice
-        (`--watch.notice`) is not a signal: a signal after it counts as the first."""
-        self._has_warned = False
-        self._local_ranks: list[str] = []
-        self._local_pids: list[int] = []
-        self._may_leave = False
-        self._nodes = list[str]()
-        self._own_node = ""
+    def __init__(
+        self, ddp: RunManager, store: SealedStore, progress: Progress, *, may_leave: bool
+    ) -> None:
+        """`may_leave`: if not all nodes are asked to stop, the others continue."""
+        node = ddp.rank // ddp.local_world_size
+        # A host may have several nodes; srun may scatter ranks.
+        where = node if may_leave else ddp.host
+        store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
+        self.may_leave = may_leave
+        self.store = store.clone()
+        self.vote = StopVote(
+            self.store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
+        )
+        self.own_node = f"asked/{node}"
+        self.nodes: list[str] = []
         """Where nodes continue without each other: for each one, where it writes that it was asked
         to stop."""
-        self._node_asked_at = math.inf
-        self.is_between_groups = False
-        """Whether nodes have changed, and the next group has not begun: it then decides what a
-        signal means."""
-        self.environment: Mapping[str, str] = {}
-        """Where a launcher says how long it waits after a SIGTERM, and where a save is reported to
-        it."""
-        self.ignores_signals = False
-        """Whether all is saved: then signals are ignored. A launcher may signal the last ranks when
-        the first exit."""
+        if may_leave:
+            num_nodes = ddp.world_size // ddp.local_world_size
+            self.nodes = [f"asked/{number}" for number in range(num_nodes)]
+        self.node_asked_at = math.inf
+        self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
+        self._local_pids: list[int] = []
+
+    def has_lost_a_local_rank(self) -> bool:
+        """Whether a rank of this host has exited."""
+        if len(self._local_pids) < len(self._local_ranks):
+            self._local_pids = list(map(int, self.store.there(self._local_ranks).values()))
+        return any(state_of(pid) in EXITED for pid in self._local_pids)
+
+    def request(self, cause: dict[str, Any], *, in_a_hurry: bool) -> None:
+        if len(self.nodes) > 1:
+            self.store.set(self.own_node, json.dumps(cause))
+        else:
+            self.vote.request(cause, in_a_hurry=in_a_hurry)
+
+
+class FirstSignal(NamedTuple):
+    number: int
+    received_at: float
+    """On the monotonic clock."""
+
+
+class Watcher:
+    """The owner of all that signals, notices and votes change: only its thread does so. What the
+    main thread has to say comes as events in a queue, which is emptied before signals are handled;
+    it reads `is_asked_alone`, `reason` and `first_signal`."""
+
+    def __init__(self) -> None:
+        self.events: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        """Methods of this object, to be called by its thread."""
+        self.pipe: SignalPipe | None = None
+        self.prints = False
+        self.is_asked_alone = False
+        """Whether this process, which is in no group, was asked to stop."""
+        self.reason: dict[str, Any] = {}
+        """By which signal or notice this rank was asked, and when."""
+        self.first_signal: FirstSignal | None = None
+        """A spot notice (`--watch.notice`) is not a signal: a signal after it counts as the
+        first."""
+        self.place: dict[str, Any] = {}
+        """The host and the rank."""
+        self._group: Group | None = None
         self._is_joined = False
+        self._is_between_groups = False
+        self._has_warned = False
+        self._is_writing: Callable[[], bool] = lambda: False
+        self._is_saved = False
         self._is_closed = False
-        self._place: dict[str, Any] = {}
-        self._pipe: SignalPipe | None = None
-        self._thread = threading.Thread(
-            target=self._listen, name="drumline-preemption", daemon=True
-        )
 
-    def listen(self, *, prints: bool) -> None:
-        """Call it from the main thread, as early as possible. `prints`: whether this rank reports
-        an early stop."""
-        self._prints = prints
-        self._pipe = SignalPipe(SIGNALS)
-        self._thread.start()
+    @property
+    def is_sigterm(self) -> bool:
+        return self.first_signal is not None and self.first_signal.number == signal.SIGTERM
 
-    def join(self, ddp: RunManager, progress: Progress, *, may_leave: bool = False) -> None:
-        """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all
-        nodes are asked to stop, the others continue."""
-        is_own = bool(self.cause) and self.cause.get("rank") == self._place.get("rank")
-        self._place = {"host": ddp.host, "rank": ddp.rank}
-        self.cause |= self._place if is_own else {}  # ranks are numbered anew
-        if self._pipe is not None and ddp.connection.store is not None:
-            node = ddp.rank // ddp.local_world_size
-            self._may_leave = may_leave
-            # A host may have several nodes; srun may scatter ranks.
-            where = node if may_leave else ddp.host
-            ddp.connection.store.set(f"pid/{where}/{ddp.get_local_rank()}", str(os.getpid()))
-            self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
-            self._store = ddp.connection.store.clone()
-            self._vote = StopVote(
-                self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
-            )
-            self._own_node = f"asked/{node}"
-            self._nodes = [
-                f"asked/{number}"
-                for number in range(ddp.world_size // ddp.local_world_size)
-                if may_leave
-            ]
-            self.is_between_groups = False
-            if self.cause:  # in the group before
-                self._request()
+    # Events
+
+    def join(self, place: dict[str, Any], group: Group | None) -> None:
+        """A group has begun, or this process trains alone. What it was asked before counts in it."""
+        self.place = place
+        self._group = group
         self._is_joined = True
+        self._is_between_groups = False
+        if self.reason:
+            self._request()
 
     def begin(self) -> None:
-        """Called before the first step."""
-        if self._vote is not None:
-            self._vote.begin()
-            if self._may_leave:  # it must be known without a store, too
-                self._with_store(self._has_lost_a_local_rank)
+        """The first step begins. The ranks of this host must be known without a store, too."""
+        if self._group is not None and self._group.may_leave:
+            self._with_store(self._group.has_lost_a_local_rank)
 
-    def stops_at(self, step: int) -> bool:
-        """Whether the run ends after this step; waits while the ranks agree on that."""
-        return self.is_asked and (self._vote is None or self._vote.stops_at(step))
+    def leave_group(self) -> None:
+        """Nodes have changed: the next group decides what a signal means."""
+        self._is_between_groups = True
 
-    def time_left_s(self) -> float:
-        """How long a run that has saved may still upload: the launcher kills ranks some time after
-        a SIGTERM."""
-        grace_s = grace_from(self.environment)
-        if grace_s is None or self._first is None or self._first[0] != signal.SIGTERM:
-            return MAX_WAIT_FOR_SAVE_S
-        passed_s = time.monotonic() - self._first[1]
-        return max(0.0, (1 - EXIT_SHARE) * grace_s - passed_s)
+    def take_notice(self, notice: str) -> None:
+        if not self.reason:
+            self.reason = {"signal": notice, "time": time.time()}
+            self._request()
+
+    def write_with(self, is_writing: Callable[[], bool]) -> None:
+        """`is_writing`: whether this rank is writing a checkpoint."""
+        self._is_writing = is_writing
+
+    def end_saved(self) -> None:
+        """All is saved. A launcher may signal the last ranks when the first exit."""
+        self._is_saved = True
 
     def close(self) -> None:
-        """Call it from the main thread, before the group is destroyed. May be called twice."""
         self._is_closed = True
-        if self._pipe is None:
-            return
-        self._pipe.wake()
-        self._thread.join()
-        self._pipe.close(restore=not self.ignores_signals)
-        self._pipe = None
 
-    def _listen(self) -> None:
-        assert self._pipe is not None
+    # The thread
+
+    def run(self) -> None:
+        assert self.pipe is not None
         timeout = POLL_S
         while not self._is_closed:
-            for number in self._pipe.wait(timeout):
-                self._receive(number)
-            if self.notice is not None and not self.cause:
-                self.cause = {"signal": self.notice, **self._place, "time": time.time()}
-                self._request()
-            timeout = BUSY_POLL_S if self._with_store(self._tick) else POLL_S
+            is_busy = self.turn(self.pipe.wait(timeout))
+            timeout = BUSY_POLL_S if is_busy else POLL_S
+
+    def turn(self, signals: Sequence[int] = ()) -> bool:
+        """Handle all that has happened. True: more is due soon."""
+        self._take_events()
+        for number in signals:
+            self._receive(number)
+        return self._with_store(self._tick)
+
+    def _take_events(self) -> None:
+        while not self.events.empty():
+            self.events.get()()
 
     def _receive(self, number: int) -> None:
         now = time.monotonic()
-        if self.ignores_signals or self._is_closed:
+        if self._is_saved or self._is_closed:
             return
-        if self._first is not None:
+        if self.first_signal is not None:
             # The sender of SIGUSR1 allows time, and a launcher that passes it on may be slow.
-            if number == signal.SIGTERM and now - self._first[1] > SAME_SIGNAL_S:
+            if number == signal.SIGTERM and now - self.first_signal.received_at > SAME_SIGNAL_S:
                 # Safe at any moment: a checkpoint is complete or does not exist.
                 os._exit(128 + number)
             return
-        self._first = number, now
+        self.first_signal = FirstSignal(number, now)
         name = signal.Signals(number).name
-        self.cause = self.cause or {"signal": name, **self._place, "time": time.time()}
+        self.reason = self.reason or {"signal": name, "time": time.time()}
         if self._is_joined:
             self._request()
             return
-        if self._prints:
+        if self.prints:
             print_message(BEFORE_FIRST_STEP.format(name))
         os._exit(ExitCode.PREEMPTED)
 
     def _request(self) -> None:
-        if self._vote is None:
-            self.is_asked = True
+        if self._group is None:
+            self.is_asked_alone = True
         else:
             self._with_store(self._request_vote)
 
-    def _request_vote(self) -> bool:
-        assert self._store is not None
-        assert self._vote is not None
-        is_sigterm = self._first is not None and self._first[0] == signal.SIGTERM
-        is_left = self.is_between_groups
-        if is_sigterm and (
-            self._has_lost_a_local_rank() or (not is_left and self._store.check([FIRST]))
+    def _request_vote(self) -> None:
+        group = self._group
+        assert group is not None
+        is_left = self._is_between_groups
+        if self.is_sigterm and (
+            group.has_lost_a_local_rank() or (not is_left and group.store.check([FIRST]))
         ):
             # Another rank has failed, and the launcher ends this one.
             self._exit(128 + signal.SIGTERM)
-        if is_left:
-            return False
-        if len(self._nodes) > 1:
-            self._store.set(self._own_node, json.dumps(self.cause))
-        else:
-            self._vote.request(self.cause, in_a_hurry=is_sigterm)
-        return True
+        if not is_left:
+            group.request({**self.reason, **self.place}, in_a_hurry=self.is_sigterm)
 
-    def _leave(self, store: SealedStore, vote: StopVote) -> None:
+    def _tick(self) -> bool:
+        group = self._group
+        if group is None or self._is_between_groups or self._is_closed:
+            return False
+        if len(group.nodes) > 1:
+            self._leave_if_asked(group)
+        is_busy = group.vote.tick()
+        if group.vote.is_decided and group.vote.stop is None:
+            self._report_cancelled(group.vote)
+            self._give_up()
+        return is_busy
+
+    def _leave_if_asked(self, group: Group) -> None:
         """If this node was asked to stop: if all were, they save and stop together; otherwise it
         exits alone."""
-        if (request := store.peek(self._own_node)) is None:
+        if (request := group.store.peek(group.own_node)) is None:
             return
         cause = json.loads(request)
-        self._node_asked_at = min(self._node_asked_at, time.monotonic())
-        if store.check(self._nodes):
-            self._nodes = []
-            vote.request(
-                cause, in_a_hurry=self._first is not None and self._first[0] == signal.SIGTERM
-            )
-        elif time.monotonic() > self._node_asked_at + ALL_NODES_S:
-            if cause["rank"] == self._place["rank"]:  # the last one of this node that was asked
+        group.node_asked_at = min(group.node_asked_at, time.monotonic())
+        if group.store.check(group.nodes):
+            group.nodes = []
+            group.request(cause, in_a_hurry=self.is_sigterm)
+        elif time.monotonic() > group.node_asked_at + ALL_NODES_S:
+            if cause["rank"] == self.place["rank"]:  # the last one of this node that was asked
                 print_message(LEAVES.format(**cause), stream=screen())
             # What the task has printed; it may block.
             wait([in_background(sys.stdout.flush)], timeout=FLUSH_S)
             self._exit(ExitCode.PREEMPTED)
 
-    def _has_lost_a_local_rank(self) -> bool:
-        """Whether a rank of this host has exited."""
-        assert self._store is not None
-        if len(self._local_pids) < len(self._local_ranks):
-            self._local_pids = list(map(int, self._store.there(self._local_ranks).values()))
-        return any(state_of(pid) in EXITED for pid in self._local_pids)
+    def _report_cancelled(self, vote: StopVote) -> None:
+        """Some ranks did not answer; the one that asked names them."""
+        cause = vote.cause
+        if cause is None or cause["rank"] != self.place["rank"]:
+            return
+        if self.first_signal is not None:
+            who = named_ranks(vote.missing_ranks())
+            lines = (line.format(**cause, who=who) for line in EXITS_WITHOUT_SAVE)
+            print_message(*lines, stream=screen())
+        elif not self._has_warned:
+            self._has_warned = True
+            log.warning(NOTICE_IGNORED.format(**cause, who=named_ranks(vote.missing_ranks())))
 
-    def _tick(self) -> bool:
-        if self._vote is None or self.is_between_groups:
-            return False
-        if len(self._nodes) > 1 and self._store is not None:
-            self._leave(self._store, self._vote)
-        is_busy = self._vote.tick()
-        if self._vote.cause is not None:
-            # The vote joins in one tick and answers in a later one: so the loop reads it before it
-            # could miss its step.
-            self.cause = self._vote.cause
-            self.is_asked = True
-        if self._vote.is_decided and self._vote.stop is None:
-            is_own = self.cause.get("rank") == self._place["rank"]
-            if is_own and not (self._first is None and self._has_warned):
-                self._has_warned = True
-                who = named_ranks(self._vote.missing_ranks())
-                if self._first is None:
-                    log.warning(NOTICE_IGNORED.format(**self.cause, who=who))
-                else:
-                    lines = (line.format(**self.cause, who=who) for line in EXITS_WITHOUT_SAVE)
-                    print_message(*lines, stream=screen())
-            self._give_up()
-        return is_busy
-
-    def _with_store(self, action: Callable[[], bool]) -> bool:
-        vote = self._vote
+    def _with_store(self, action: Callable[[], bool | None]) -> bool:
         try:
-            return action()
+            return bool(action())
         except (dist.DistError, RuntimeError):  # the process with the store has exited
-            if vote is not None:
-                vote.abandon()
-            if not self._may_leave:
+            assert self._group is not None
+            self._group.vote.abandon()
+            if self._group.may_leave:
+                self._is_between_groups = True
+            else:
                 self._give_up()
-            elif vote is self._vote:  # otherwise the next group has begun meanwhile
-                self.is_asked = False
-                self.is_between_groups = True
             return False
 
     def _give_up(self) -> None:
-        self.is_asked = False
-        if self._first is not None and not self.ignores_signals and not self._is_closed:
-            self._exit(128 + self._first[0])
+        self._take_events()  # the run may have ended meanwhile
+        if self.first_signal is not None and not self._is_saved and not self._is_closed:
+            self._exit(128 + self.first_signal.number)
 
     def _exit(self, code: int) -> None:
         """Exit when the checkpoint that is being written is complete, if that is soon; at a second
         signal, at once."""
         deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
-        while self._pipe is not None and self.is_writing() and time.monotonic() < deadline:
-            for number in self._pipe.wait(BUSY_POLL_S):
+        while self.pipe is not None and self._is_writing() and time.monotonic() < deadline:
+            for number in self.pipe.wait(BUSY_POLL_S):
                 self._receive(number)
         os._exit(code)
+
+
+class Preemption:
+    """The main thread's side. One for every run; without `listen` it never stops the run."""
+
+    def __init__(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`environment`: where a launcher says how long it waits after a SIGTERM, and where a save
+        is reported to it."""
+        self.environment = environment
+        self.watcher = Watcher()
+        self._vote: StopVote | None = None
+        self._is_saved = False
+        self._thread = threading.Thread(
+            target=self.watcher.run, name="drumline-preemption", daemon=True
+        )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a step to stop at is proposed, or this process alone was asked: the only thing
+        that the loop reads after each step."""
+        if self._vote is None:
+            return self.watcher.is_asked_alone
+        return self._vote.stop is not None
+
+    @property
+    def cause(self) -> dict[str, Any]:
+        """Which rank was asked, by which signal, when."""
+        if self._vote is not None and self._vote.cause is not None:
+            return self._vote.cause
+        return {**self.watcher.reason, **self.watcher.place}
+
+    def listen(self, *, prints: bool) -> None:
+        """Call it from the main thread, as early as possible. `prints`: whether this rank reports
+        an early stop."""
+        self.watcher.prints = prints
+        self.watcher.pipe = SignalPipe(SIGNALS)
+        self._thread.start()
+
+    def join(self, ddp: RunManager, progress: Progress, *, may_leave: bool = False) -> None:
+        """Called when a group exists: from now on all ranks stop together. `may_leave`: if not all
+        nodes are asked to stop, the others continue."""
+        group = None
+        store = ddp.connection.store
+        if self.watcher.pipe is not None and store is not None:
+            group = Group(ddp, store, progress, may_leave=may_leave)
+            self._vote = group.vote
+        place = {"host": ddp.host, "rank": ddp.rank}
+        self.watcher.events.put(partial(self.watcher.join, place, group))
+
+    def begin(self) -> None:
+        """Called before the first step."""
+        if self._vote is not None:
+            self._vote.begin()
+        self.watcher.events.put(self.watcher.begin)
+
+    def stops_at(self, step: int) -> bool:
+        """Whether the run ends after this step; waits while the ranks agree on that."""
+        return self.is_asked and (self._vote is None or self._vote.stops_at(step))
+
+    def leave_group(self) -> None:
+        """Nodes have changed, and the next group has not begun."""
+        self.watcher.events.put(self.watcher.leave_group)
+
+    def notice(self, text: str) -> None:
+        """From any thread, once the group exists: stop the run, for this reason."""
+        self.watcher.events.put(partial(self.watcher.take_notice, text))
+
+    def write_with(self, is_writing: Callable[[], bool]) -> None:
+        """`is_writing`: whether this rank is writing a checkpoint."""
+        self.watcher.events.put(partial(self.watcher.write_with, is_writing))
+
+    def time_left_s(self) -> float:
+        """How long a run that has saved may still upload: the launcher kills ranks some time after
+        a SIGTERM."""
+        grace_s = grace_from(self.environment)
+        first = self.watcher.first_signal
+        if grace_s is None or first is None or first.number != signal.SIGTERM:
+            return MAX_WAIT_FOR_SAVE_S
+        passed_s = time.monotonic() - first.received_at
+        return max(0.0, (1 - EXIT_SHARE) * grace_s - passed_s)
+
+    def end_saved(self) -> None:
+        """All is saved: signals are ignored from now on."""
+        self._is_saved = True
+        self.watcher.events.put(self.watcher.end_saved)
+
+    def close(self) -> None:
+        """Call it from the main thread, before the group is destroyed. May be called twice."""
+        pipe = self.watcher.pipe
+        if pipe is None:
+            return
+        self.watcher.events.put(self.watcher.close)
+        pipe.wake()
+        self._thread.join()
+        pipe.close(restore=not self._is_saved)
+        self.watcher.pipe = None
 
 
 class Preempt(Action):
@@ -367,7 +463,7 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
         about_rank=cause["rank"],
         about_host=cause["host"],
     )
-    preemption.ignores_signals = True
+    preemption.end_saved()
     ddp.barrier()
     note_saved(preemption.environment)
 
@@ -449,7 +545,7 @@ def watching_for_notice(
                 text = None
                 has_warned = True
             if text and not ended.is_set():
-                preemption.notice = text
+                preemption.notice(text)
                 return
             ended.wait(every_s)
 

@@ -17,10 +17,9 @@ import torch.distributed as dist
 
 from drumline.rank.rendezvous.rank_store import host_store
 from drumline.rank.sealed_store import SealedStore
-from drumline.rank.stop_vote import StopVote
 from drumline.rank.tcp_store import open_tcp_store
 from drumline.training.between_steps import preemption
-from drumline.training.between_steps.preemption import Preemption
+from drumline.training.between_steps.preemption import FirstSignal, Preemption, Watcher
 from drumline.training.job.job import Progress
 
 
@@ -40,17 +39,22 @@ class GivenUp:
         return [1, 4, 5, 6]
 
 
+def alone_with(vote: GivenUp) -> Watcher:
+    group: Any = SimpleNamespace(vote=vote, nodes=[], may_leave=False)
+    watcher = Watcher()
+    watcher.join({"host": "node-a", "rank": 0}, group)
+    return watcher
+
+
 @pytest.mark.parametrize("asked_rank", [0, 3])
 def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     asked_rank: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    preempted: Any = Preemption()
-    preempted._place = {"host": "node-a", "rank": 0}
-    preempted._first = (signal.SIGTERM, 0.0)
-    preempted._vote = GivenUp(asked_rank)
+    watcher = alone_with(GivenUp(asked_rank))
+    watcher.first_signal = FirstSignal(signal.SIGTERM, 0.0)
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    preempted._tick()
+    watcher.turn()
     assert ended == [143]
     assert "".join(capfd.readouterr()) == (
         ""
@@ -63,14 +67,14 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
 def test_a_notice_that_the_others_do_not_answer_is_reported_once_and_the_run_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    preempted: Any = Preemption()
-    preempted._place, preempted._vote = {"host": "node-a", "rank": 0}, GivenUp(0)
-    preempted._vote.cause["signal"] = "a notice at leave.txt"
+    vote = GivenUp(0)
+    vote.cause["signal"] = "a notice at leave.txt"
+    watcher = alone_with(vote)
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    preempted._tick()
-    preempted._tick()
-    assert (ended, preempted.is_asked) == ([], False)
+    watcher.turn()
+    watcher.turn()
+    assert ended == []
     assert [record.getMessage() for record in caplog.records] == [
         "received a notice at leave.txt, but ranks 1, 4-6 did not answer: the run continues; if the machine is "
         "reclaimed, the steps after the newest checkpoint are lost"
@@ -79,14 +83,7 @@ def test_a_notice_that_the_others_do_not_answer_is_reported_once_and_the_run_con
 
 def on_three_nodes(store: SealedStore, number: int) -> Any:
     preempted: Any = Preemption()
-    preempted._place = {"host": f"node-{number}", "rank": number}
-    preempted._store = store
-    preempted._is_joined = True
-    preempted._vote = StopVote(store, rank=number, world_size=3, step=lambda: 7)
-    preempted._may_leave = True
-    preempted._nodes = [f"asked/{node}" for node in range(3)]
-    preempted._own_node = f"asked/{number}"
-    preempted._local_ranks = [f"pid/{number}"]
+    in_a_group(preempted, store, rank=number, num_nodes=3, host=f"node-{number}")
     return preempted
 
 
@@ -98,22 +95,22 @@ def test_a_node_that_is_asked_alone_leaves_and_all_that_are_asked_stop_together(
     monkeypatch.setattr(preemption, "ALL_NODES_S", 1000.0)
     store = SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None)
     nodes = [on_three_nodes(store, number) for number in range(3)]
-    nodes[2]._receive(signal.SIGTERM)
+    nodes[2].watcher.turn([signal.SIGTERM])
     for node in nodes:
-        node._tick()
+        node.watcher.turn()
     assert (ended, [node.is_asked for node in nodes]) == ([], [False] * 3), (
         "the others may be asked, too"
     )
-    nodes[2]._node_asked_at -= preemption.ALL_NODES_S
+    nodes[2].watcher._group.node_asked_at -= preemption.ALL_NODES_S
     for node in nodes:
-        node._tick()
+        node.watcher.turn()
     assert (ended, [node.is_asked for node in nodes]) == ([75], [False] * 3)
     message = "drumline: node-2 received SIGTERM and leaves; the other nodes continue without it\n"
     assert "".join(capfd.readouterr()) == message
     for node in nodes[:2]:
-        node._receive(signal.SIGTERM)
-    for node in [*nodes, *nodes]:
-        node._tick()
+        node.watcher.turn([signal.SIGTERM])
+    for node in [*nodes, *nodes, *nodes]:
+        node.watcher.turn()
     assert (ended, [node.is_asked for node in nodes]) == ([75], [True] * 3)
 
 
@@ -125,20 +122,22 @@ def test_a_node_that_leaves_shows_what_its_code_has_printed(
     with (tmp_path / "printed").open("w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         print("loss 0.5")
-        preempted._receive(signal.SIGTERM)
-        preempted._tick()
+        preempted.watcher.turn([signal.SIGTERM])
         assert ((tmp_path / "printed").read_text(), ended) == ("loss 0.5\n", [75])
 
 
-def in_a_group(preempted: Any, store: SealedStore, *, rank: int, num_nodes: int) -> None:
+def in_a_group(
+    preempted: Any, store: SealedStore, *, rank: int, num_nodes: int, host: str = "node-1"
+) -> None:
     connection = SimpleNamespace(store=store)
     ddp: Any = SimpleNamespace(
-        host="node-1", rank=rank, local_world_size=1, world_size=num_nodes, get_local_rank=lambda: 0,
+        host=host, rank=rank, local_world_size=1, world_size=num_nodes, get_local_rank=lambda: 0,
         connection=connection,
     )  # fmt: skip
-    preempted._pipe = preempted._pipe or SimpleNamespace()
+    preempted.watcher.pipe = SimpleNamespace()
     preempted.join(ddp, Progress(step=7), may_leave=True)
     preempted.begin()
+    preempted.watcher._take_events()
 
 
 @pytest.fixture
@@ -170,17 +169,17 @@ def test_the_last_node_that_is_asked_while_nodes_change_saves_in_the_next_group(
 ) -> None:
     preempted = with_a_lost_store()
     if not is_asked_before:
-        preempted._with_store(preempted._tick)
-    preempted._receive(signal.SIGTERM)
-    preempted._with_store(preempted._tick)
-    assert (ended, preempted.is_asked, preempted.is_between_groups) == ([], False, True)
+        preempted.watcher.turn()
+    preempted.watcher.turn([signal.SIGTERM])
+    assert (ended, preempted.is_asked, preempted.watcher._is_between_groups) == ([], False, True)
     in_a_group(
         preempted,
         SealedStore(host_store("127.0.0.1", 0, timeout_s=30)[0], None),
         rank=0,
         num_nodes=1,
     )
-    preempted._tick()
+    for _ in range(3):  # it joins, proposes and answers
+        preempted.watcher.turn()
     assert (ended, preempted.is_asked) == ([], True)
     assert (preempted.cause["signal"], preempted.cause["rank"]) == ("SIGTERM", 0)
 
@@ -189,8 +188,8 @@ def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(ended: l
     preempted = with_a_lost_store()
     with subprocess.Popen(["true"]) as other:
         pass
-    preempted._local_pids = [other.pid]
-    preempted._receive(signal.SIGTERM)
+    preempted.watcher._group._local_pids = [other.pid]
+    preempted.watcher.turn([signal.SIGTERM])
     assert ended == [143]
 
 
@@ -205,9 +204,8 @@ def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(ended: l
 def test_what_is_left_of_the_grace_period_is_for_the_mirror(
     number: signal.Signals, grace: str, most: float, least: float
 ) -> None:
-    preempted: Any = Preemption()
-    preempted.environment = {"DRUMLINE_GRACE_S": grace}
-    preempted._first = (number, time.monotonic())
+    preempted = Preemption({"DRUMLINE_GRACE_S": grace})
+    preempted.watcher.first_signal = FirstSignal(number, time.monotonic())
     assert least <= preempted.time_left_s() <= most
-    preempted._first = (number, time.monotonic() - 100.0)
+    preempted.watcher.first_signal = FirstSignal(number, time.monotonic() - 100.0)
     assert preempted.time_left_s() == (0.0 if least == 0.0 else 20.0)
