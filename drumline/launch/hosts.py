@@ -20,7 +20,7 @@ NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*
 NAME_FORM = "a host is `name`, `user@name` or an IPv4 address: letters, digits, dots, dashes and underscores"
 LINE = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?")
 LINE_FORM = "a line is `host` or `host slots=N`"
-COUNTS = re.compile(r"(?:(?P<least>[0-9]+):)?(?P<most>[0-9]*)")
+COUNTS = re.compile(r"(?:(?P<least>[0-9]{1,9}):)?(?P<most>[0-9]{0,9})")
 COUNTS_FORM = "a number of nodes (3), or the smallest and the largest (2:3)"
 
 
@@ -94,7 +94,7 @@ def wrong_name(name: str) -> str | None:
 
 
 def _checked(entries: Iterable[_Entry]) -> list[Host]:
-    first_places: dict[str, str] = {}
+    addresses = set()
     problems = []
     hosts = []
     for entry in entries:
@@ -109,14 +109,9 @@ def _checked(entries: Iterable[_Entry]) -> list[Host]:
         host = Host(entry.name, slots)
         hosts.append(host)
         address = host.address.lower()
-        if address in first_places:
-            before = (
-                "" if first_places[address] == where else f" (first in {first_places[address]})"
-            )
-            problems.append(
-                f"{where}: {address} is listed twice{before}; list it once, with all its slots"
-            )
-        first_places.setdefault(address, where)
+        if address in addresses:
+            problems.append(f"{where}: {address} is listed twice; list it once, with all its slots")
+        addresses.add(address)
     if problems:
         raise UsageError(
             as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems)
@@ -129,16 +124,11 @@ def read_counts(text: str) -> tuple[int | None, int | None] | None:
     match = COUNTS.fullmatch(text.strip())
     if match is None or not text.strip():
         return None
-    least = _count(match["least"])
-    most = _count(match["most"])
+    least = int(match["least"]) if match["least"] else None
+    most = int(match["most"]) if match["most"] else None
     if 0 in (least, most) or (least is not None and most is not None and least > most):
         return None
     return least, most
-
-
-def _count(digits: str | None) -> int | None:
-    """None: it was not given; 0: too large to be a number."""
-    return (whole_number(digits) or 0) if digits else None
 
 
 def wrong_counts(text: str) -> str | None:

@@ -84,16 +84,12 @@ def total_lines(costs: Sequence[Cost], hours: float) -> Iterator[str]:
     unknown = [cost.what for cost in costs if cost.unit_price is None]
     hour = total(cost.an_hour for cost in costs)
     if hour is None:
-        rest = sum(cost.an_hour or 0 for cost in costs)
-        have = "has" if len(unknown) == 1 else "have"
-        yield f"together unknown: {join_names(unknown)} {have} no listed price; the rest is {dollars(rest)} an hour"
-    else:
-        yield f"together {dollars(hour)} an hour, {dollars(hour * HOURS_A_DAY)} a day"
+        yield f"together unknown, and until its end: no listed price for {join_names(unknown)}"
+        return
+    yield f"together {dollars(hour)} an hour, {dollars(hour * HOURS_A_DAY)} a day"
     most = total(cost.most_an_hour for cost in costs)
     if most is not None:
         yield f"until its end at most {dollars(most * hours)}"
-    elif hour is None:
-        yield "until its end unknown"
     else:
         now = dollars(hour * hours)
         yield f"until its end unknown: spot prices change ({now} at the current price); --max-price limits them"

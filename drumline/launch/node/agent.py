@@ -1,7 +1,7 @@
 """torchrun's agent for the ranks of one node: starts them, reports which failed first, and restarts
 them if that can help.
 
-What failures mean is decided in `start_failures.py`, together with the sidecar's diagnosis; ranks
+Whether a restart can help is decided by what ranks report, and by the sidecar's diagnosis; ranks
 that were preempted (`rank_signals.py`) are not restarted.
 """
 
@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
 from drumline.base import rank_environment
@@ -47,12 +48,6 @@ from drumline.launch.node.open_rendezvous import (
 from drumline.launch.node.rank_files import RankFiles
 from drumline.launch.node.rank_logs import failure_time
 from drumline.launch.node.rank_signals import RankSignals
-from drumline.launch.node.start_failures import (
-    ENDING_CODES,
-    StartFailures,
-    exit_codes_of,
-    first_failure,
-)
 from drumline.launch.node_plan import NodePlan, Program, Supervision
 from drumline.watch.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
 
@@ -63,6 +58,10 @@ TORCH_GRACE_S = 30.0
 SUPERVISED_SHARE = 0.9
 # How often the step of the ranks is reported to the controller.
 PROGRESS_S = 2.0
+# Ranks of a task that exit with one of these codes would do so again.
+FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
+# Ranks of a task that exit with one of these codes are not restarted.
+ENDING_CODES = FINAL_CODES | {ExitCode.PREEMPTED}
 
 
 class FailedRank(NamedTuple):
@@ -108,8 +107,15 @@ class NodeAgent(LocalElasticAgent):
         self.signals = RankSignals(
             lambda: self._processes().values(), self.rendezvous, is_task=is_task
         )
-        self.failures = StartFailures(self.files)
-        """Those of the current start."""
+        self._failed_first: list[int] = []
+        """Global ranks in the order of their failures in this start, without those that the agent
+        ended itself."""
+        self._record: FailureRecord | None = None
+        """The last failure, as its rank reported it."""
+        self._record_before: FailureRecord | None = None
+        """The same, of the start before this one."""
+        self.diagnosis: SidecarDiagnosis | None = None
+        """The sidecars' diagnosis of the failure that ended this start."""
         self._failed = False
         self._progress_at = 0.0
 
@@ -137,7 +143,10 @@ class NodeAgent(LocalElasticAgent):
         """Overridden because ranks begin in standby processes, and because torch sets its signal
         handlers here, which ours replace."""
         self.signals.raise_if_preempted()  # during the rendezvous
-        self.failures = StartFailures(self.files, self.failures.record)
+        self._failed_first = []
+        self._record_before = self._record
+        self._record = None
+        self.diagnosis = None
         self.files.variables = self._variables()
         standby = self.supervision.standby
         with standby.serving() if standby else contextlib.nullcontext():
@@ -283,7 +292,7 @@ class NodeAgent(LocalElasticAgent):
             )
             self._report_progress()
         standby = self.supervision.standby
-        if standby and not self.failures.failed_first and self._remaining_restarts:
+        if standby and not self._failed_first and self._remaining_restarts:
             standby.fill()
 
     def _report_progress(self) -> None:
@@ -305,7 +314,7 @@ class NodeAgent(LocalElasticAgent):
         if failed_ranks:
             self._note_failures(failed_ranks)
         else:
-            self.failures.failed_first = []
+            self._failed_first = []
 
     def _note_failures(self, failed_ranks: list[FailedRank]) -> None:
         ranks = [failed.rank for failed in failed_ranks]
@@ -313,7 +322,7 @@ class NodeAgent(LocalElasticAgent):
         records = self._read_failures(ranks)
         followers = {rank for rank, record in records.items() if record.rank != rank}
         in_order = sorted(failed_ranks, key=lambda failed: (failed.rank in followers, *failed))
-        self.failures.failed_first = [failed.rank for failed in in_order]
+        self._failed_first = [failed.rank for failed in in_order]
         is_watched = self.watch.has_sidecar()
         for failed in in_order:
             record = records.get(failed.rank)
@@ -343,10 +352,13 @@ class NodeAgent(LocalElasticAgent):
         self._report_progress()
 
     def _read_failures(self, ranks: Iterable[int]) -> dict[int, FailureRecord]:
-        """If a restart cannot help, none is left."""
-        records = self.failures.read(ranks)
-        if not self.failures.can_restart:
-            self._remaining_restarts = 0
+        """Of ranks that have exited. If a restart cannot help, as they reported it, none is
+        left."""
+        records = self.files.failures(ranks)
+        for record in records.values():
+            self._record = record
+            if not record.can_restart or record.repeats(self._record_before):
+                self._remaining_restarts = 0
         return records
 
     def _explain_failure(self, result: RunResult, noted_at: float) -> None:
@@ -355,12 +367,11 @@ class NodeAgent(LocalElasticAgent):
         preempt_signal = self.signals.preempt_signal
         if preempt_signal or (self.is_task and exit_codes_of(result) & ENDING_CODES):
             self._remaining_restarts = 0
-        failed_first = self.failures.failed_first
-        if failed_first:
-            result.failures = {rank: result.failures[rank] for rank in failed_first}
+        if self._failed_first:
+            result.failures = {rank: result.failures[rank] for rank in self._failed_first}
         self._read_failures(result.failures)
         rank, failure = first_failure(result, None)
-        if not failed_first:  # it exited between two checks
+        if not self._failed_first:  # it exited between two checks
             self.watch.note_exit(rank, failure.exitcode)
         # Ranks were preempted, or have reported an error that a restart cannot fix.
         is_explained = preempt_signal or (self.is_task and exit_codes_of(result) <= ENDING_CODES)
@@ -369,11 +380,11 @@ class NodeAgent(LocalElasticAgent):
 
     def apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
         """The first diagnosis of a start is reported, and decides about a restart."""
-        if diagnosis is None or self.failures.diagnosis is not None:
+        if diagnosis is None or self.diagnosis is not None:
             return
         if not diagnosis.explains_more(rank_code, is_task=self.is_task):
             diagnosis = replace(diagnosis, was_printed=True)  # by the rank
-        self.failures.diagnosis = diagnosis
+        self.diagnosis = diagnosis
         if diagnosis.is_final:
             self._remaining_restarts = 0
         is_last = self._remaining_restarts == 0
@@ -419,6 +430,20 @@ class NodeAgent(LocalElasticAgent):
         return [self._worker_group.workers[local_rank].global_rank for local_rank in killed]
 
 
+def exit_codes_of(result: RunResult) -> set[int]:
+    return {failure.exitcode for failure in result.failures.values()}
+
+
+def first_failure(
+    result: RunResult, diagnosis: SidecarDiagnosis | None
+) -> tuple[int, ProcessFailure]:
+    """The rank that the diagnosis blames, if it has failed here; otherwise the earliest failure of
+    this node."""
+    if diagnosis is not None and diagnosis.rank in result.failures:
+        return diagnosis.rank, result.failures[diagnosis.rank]
+    return min(result.failures.items(), key=lambda item: item[1].timestamp)
+
+
 @contextlib.contextmanager
 def _scratch_folder(watch: WatchFolder) -> Iterator[str]:
     """For files of failures. The guard removes it with the watch folder, also if this process is
@@ -462,7 +487,7 @@ def run_agent(
             if supervision.standby:
                 supervision.standby.close()
             rendezvous.warn_of_missing_nodes()
-        diagnosis = agent.failures.diagnosis
+        diagnosis = agent.diagnosis
         if result.is_failed() and not agent.has_saved(result):
             _publish_failure(rendezvous, result, diagnosis)
         rendezvous.shutdown()

@@ -78,9 +78,8 @@ def _run_guarded(
     startup.load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    from drumline.launch.node.agent import run_agent
+    from drumline.launch.node.agent import first_failure, run_agent
     from drumline.launch.node.rank_signals import Preempted
-    from drumline.launch.node.start_failures import first_failure
 
     # Otherwise the agent would print its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):

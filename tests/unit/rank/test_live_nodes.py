@@ -23,7 +23,7 @@ from drumline.base.rank_environment import LAUNCH_START
 from drumline.base.topology import Topology
 from drumline.cli import train_rank
 from drumline.config.schema import Config, DistConfig
-from drumline.launch.node.start_failures import FINAL_CODES
+from drumline.launch.node.agent import FINAL_CODES
 from drumline.rank.rendezvous import live_nodes, node_group
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.rank.rendezvous.next_group import NextGroup
