@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.utils.distributed import get_free_port
 
@@ -229,10 +223,22 @@ class NodeRendezvous(RendezvousHandler):
         until = time.monotonic() + self.node.join_timeout_s
         while (now := time.monotonic()) <= until:
             if self.is_closed():
-                raise RendezvousClosedError
+                over = "another node ended the job"
+                if self.round is None:
+                    over = "the job is over, or another node ended it"
+                what = (
+                    self.membership.failure()
+                    or f"{over}; node {self.node.node_rank} cannot join it"
+                )
+                raise self._error(what, "read the output of the others")
             yield now
             time.sleep(self._poll_s)
-        raise RendezvousTimeoutError
+        late = self.membership.names(self.membership.missing()) or "the others"
+        waited = f"node {self.node.node_rank} waited {self.node.join_timeout_s} s"
+        raise self._error(
+            f"{waited} at {self.node.endpoint}: {late} did not join",
+            "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
+        )
 
     def _joining_cards(self) -> dict[int, NodeCard]:
         cards = self.membership.joining_cards(within_s=self.node.silence_s)
@@ -370,7 +376,7 @@ class NodeRendezvous(RendezvousHandler):
         restart all."""
         if self.is_leaving:
             return False
-        with contextlib.suppress(RendezvousError, dist.DistError):
+        with contextlib.suppress(dist.DistError):
             if not self.is_done:
                 self.is_done = True
                 self._wait = WaitNotice(first_s=FIRST_NOTICE_S)
@@ -390,7 +396,7 @@ class NodeRendezvous(RendezvousHandler):
         """Collective: ranks exit at different times, and the first node must not close the store
         too soon."""
         notice = WaitNotice(first_s=FIRST_NOTICE_S)
-        with contextlib.suppress(RendezvousError, dist.DistError):
+        with contextlib.suppress(dist.DistError):
             self.membership.set_state(DONE)
             self.set_closed()  # a node that joins now is too late, and is informed
             while running := self._running_nodes():
@@ -400,7 +406,7 @@ class NodeRendezvous(RendezvousHandler):
     def publish_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
         """This node ends the job: publish why, before the store is closed."""
         until = time.monotonic() + LINGER_S
-        with contextlib.suppress(RendezvousError, dist.DistError):
+        with contextlib.suppress(dist.DistError):
             self.membership.publish_failure(what, code)
             while self.node.node_rank == 0 and self._running_nodes() and time.monotonic() < until:
                 time.sleep(POLL_S)
@@ -420,30 +426,13 @@ class NodeRendezvous(RendezvousHandler):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns errors between nodes into messages that name the node."""
-        node = self.node
-        where = self.node.endpoint
+        """Turns an error of the store into a message that names the node which runs it."""
         try:
             yield
-        except RendezvousTimeoutError as error:
-            late = self.membership.names(self.membership.missing()) or "the others"
+        except dist.DistError as error:
+            first = f"the first node, {self.membership.name(0)}"
             raise self._error(
-                f"node {node.node_rank} waited {node.join_timeout_s} s at {where}: {late} did not join",
-                "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
-            ) from error
-        except RendezvousClosedError as error:
-            ended = (
-                "another node ended the job"
-                if self.members
-                else "the job is over, or another node ended it"
-            )
-            what = f"{ended}; node {node.node_rank} cannot join it"
-            with contextlib.suppress(dist.DistError):
-                what = self.membership.failure() or what
-            raise self._error(what, "read the output of the others") from error
-        except (RendezvousError, dist.DistError) as error:
-            raise self._error(
-                f"the first node, {self.membership.name(0)}, is lost or unreachable: nothing answers at {where}",
+                f"{first}, is lost or unreachable: nothing answers at {self.node.endpoint}",
                 "check what ended it; start all nodes again: a task resumes from its newest checkpoint",
             ) from error
 
