@@ -120,7 +120,7 @@ def test_what_is_lost_is_started_again_by_itself(
         "[b] drumline: restarting the ranks (node 0 (a) restarted); the script starts from the beginning\n"
         in job.text()
     )
-    assert "restart 3 of 20" not in job.text(), (
+    assert "restarting all ranks (restart 3 of 20)" not in job.text(), (
         "no part was lost: the agents did it among themselves"
     )
 
