@@ -227,12 +227,12 @@ class Membership:
         """Whether another node's heartbeat was seen, and has not changed for so long."""
         return rank in self._last and not self.is_alive(rank, within_s=for_s)
 
-    def joining_cards(self, *, within_s: float) -> dict[int, Mapping[str, Any]]:
+    def joining_cards(self) -> dict[int, Mapping[str, Any]]:
         """What the other nodes published that join a round, at the last read."""
         return {
             rank: self._last[rank][0].card
             for rank in self._other_nodes
-            if self.is_alive(rank, JOINING, within_s=within_s)
+            if self.is_alive(rank, JOINING)
         }
 
     def count_alive(self) -> int:

@@ -241,7 +241,7 @@ class NodeRendezvous(RendezvousHandler):
         )
 
     def _joining_cards(self) -> dict[int, NodeCard]:
-        cards = self.membership.joining_cards(within_s=self.node.silence_s)
+        cards = self.membership.joining_cards()
         return {rank: card for rank, card in cards.items() if has_fields(card, CARD)}
 
     def _waiting(self, joined: Round) -> list[int]:
