@@ -114,12 +114,9 @@ def _refused_launch(account: Account, stack: stacks.Stack) -> str:
 def _refused_instances(
     account: Account, plan: ClusterPlan, refusal: str, progress: stacks.Progress
 ) -> AwsError:
-    def remove() -> None:
-        take_down(account, plan.settings, progress, delete_data=False)
-
     return _after_removal(
         f"AWS could not start the instances: {refusal}",
-        remove,
+        lambda: take_down(account, plan.settings, progress, delete_data=False),
         name=plan.settings.name,
         next_step="give another --zone, --type or --region, fewer --nodes, or leave --placement-group out",
     )
@@ -129,13 +126,9 @@ def _failed_resource(
     account: Account, plan: ClusterPlan, stack: stacks.Stack, progress: stacks.Progress
 ) -> AwsError:
     """The first resource that failed, and why; after AWS has rolled back."""
-
-    def remove() -> None:
-        finish_rollback(account, plan.settings, stack, progress)
-
     return _after_removal(
         f"the cluster could not be created, {_cause_of_failure(account, stack)}",
-        remove,
+        lambda: finish_rollback(account, plan.settings, stack, progress),
         name=plan.settings.name,
         next_step="correct this, and run the same command again",
     )
@@ -156,7 +149,9 @@ def _cause_of_failure(account: Account, stack: stacks.Stack) -> str:
     return f"at {causes[0]['LogicalResourceId']} ({causes[0]['ResourceType']}): {reason}"
 
 
-def _after_removal(what: str, remove: Callable[[], None], *, name: str, next_step: str) -> AwsError:
+def _after_removal(
+    what: str, remove: Callable[[], object], *, name: str, next_step: str
+) -> AwsError:
     """Why the cluster could not be made, and whether all of it is removed: AWS was asked."""
     try:
         remove()

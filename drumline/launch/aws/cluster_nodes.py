@@ -32,7 +32,6 @@ class CloudNode:
     address: str
     """Private: what the other nodes reach it at."""
     public_address: str | None
-    started: datetime
 
 
 def _named_stacks(account: Account) -> list[Stack]:
@@ -51,17 +50,16 @@ def nodes_of(account: Account, name: str) -> list[CloudNode]:
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
     ]
     reservations = account.all("ec2", "describe_instances", "Reservations", Filters=filters)
-    nodes = [
+    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
+    instances.sort(key=lambda instance: (instance["LaunchTime"], instance["InstanceId"]))
+    return [
         CloudNode(
             id=instance["InstanceId"],
             address=instance["PrivateIpAddress"],
             public_address=instance.get("PublicIpAddress"),
-            started=instance["LaunchTime"],
         )
-        for reservation in reservations
-        for instance in reservation["Instances"]
+        for instance in instances
     ]
-    return sorted(nodes, key=lambda node: (node.started, node.id))
 
 
 def status_lines(account: Account) -> Iterator[str]:

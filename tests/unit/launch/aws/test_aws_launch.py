@@ -356,9 +356,7 @@ def test_the_ssh_config_names_nodes_by_their_private_addresses(
     """Read back by OpenSSH itself."""
     import subprocess
 
-    node = CloudNode(
-        id="i-1", address="10.0.0.1", public_address="54.0.0.1", started=datetime.now(UTC)
-    )
+    node = CloudNode(id="i-1", address="10.0.0.1", public_address="54.0.0.1")
     file = tmp_path / "config"
     modules = {
         False: "hostname 54.0.0.1",
