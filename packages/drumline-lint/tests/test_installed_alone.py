@@ -1,8 +1,8 @@
 """The distribution by itself: built, installed without torch into the environment of its pre-commit
 recipe, and run.
 
-Nothing is fetched: pre-commit installs the wheel that is built here, with the setuptools that
-virtualenv has in it.
+pre-commit installs the wheel that is built here, with the setuptools that virtualenv has in it; pip
+takes tree-sitter from its index.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ def build_wheel(folder: Path) -> Path:
 
 
 def check_alone(home: Path, cwd: Path) -> None:
-    """What pre-commit installed is the linter, without torch or any other package, and runs by
-    itself."""
+    """What pre-commit installed is the linter with its parser of scripts, without torch, and runs
+    by itself."""
     (programs,) = home.glob("*/py_env-*/bin")
     listed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=cwd).stdout
     own = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()} - {
         "pip",
         "setuptools",
     }
-    assert own == {"drumline-lint", "pre-commit-placeholder-package"}
+    parser = {"tree-sitter", "tree-sitter-bash"}
+    assert own == {"drumline-lint", "pre-commit-placeholder-package", *parser}
     result = run(programs / "drumline-lint", "train.py", cwd=cwd)
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("train.py:5:1: error DL014 unguarded-save: ")
@@ -79,7 +80,6 @@ def test_the_recipe_of_the_readme_runs_in_pre_commit_without_torch(tmp_path: Pat
         **os.environ,
         "PRE_COMMIT_HOME": str(tmp_path / "home"),
         "PIP_NO_BUILD_ISOLATION": "0",  # which is how pip spells "without isolation" in a variable
-        "PIP_NO_INDEX": "1",
         "VIRTUALENV_SETUPTOOLS": "bundle",
         "GIT_CONFIG_GLOBAL": os.devnull,
     }

@@ -92,7 +92,8 @@ def test_only_one_module_prints() -> None:
     assert calls == []
 
 
-def test_it_needs_nothing_but_python() -> None:
+def test_python_code_is_read_by_python_alone() -> None:
+    # tree-sitter is imported by the first script.
     code = "import sys, drumline_lint.command, drumline_lint.rules as r; r.all_rules(); print(*sys.modules)"
     command = [
         sys.executable,

@@ -165,7 +165,7 @@ def test_the_arguments_of_srun() -> None:
     )
     (launch,) = launches(read)
     assert launch.srun is not None
-    assert {name: option.value for name, option in launch.srun.by_name.items()} == {
+    assert launch.srun.by_name == {
         "ntasks": "4",
         "cpus-per-task": "8",
         "exclusive": None,

@@ -155,11 +155,9 @@ def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> 
             while position < len(words) and _is_option(words[position]):  # `-n 10`
                 position += 1
         elif name == "srun":
-            found, taken, is_sure = read_options(words[position + 1 :], script.constant)
-            around = replace(
-                around, srun=Options({option.name: option for option in found}, is_sure)
-            )
-            position += 1 + taken
+            options, num_taken, is_sure = read_options(words[position + 1 :], script.constant)
+            around = replace(around, srun=Options(options, is_sure))
+            position += 1 + num_taken
         elif name in _WITH_OPTIONS:
             around = replace(around, is_elsewhere=around.is_elsewhere or name in _ELSEWHERE)
             yield from _in_quoted(script, words[position + 1 :], around)
@@ -167,12 +165,12 @@ def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> 
             while position < len(words) and not _is_program(_base(words[position])):
                 position += 1
         elif name in _SHELLS:
-            options = [one.plain or "" for one in words[position + 1 :]]
+            arguments = [word.plain or "" for word in words[position + 1 :]]
             after = next(
-                (number for number, one in enumerate(options) if re.fullmatch(r"-\w*c", one)),
-                len(options),
+                (number for number, one in enumerate(arguments) if re.fullmatch(r"-\w*c", one)),
+                len(arguments),
             )
-            if all(one.startswith("-") for one in options[:after]):
+            if all(one.startswith("-") for one in arguments[:after]):
                 yield from _in_quoted(
                     script, words[position + after + 2 : position + after + 3], around
                 )

@@ -1,17 +1,19 @@
 """Splits shell text into simple commands and their words, with the position of each.
 
-It accepts any text: an unclosed quote or bracket ends with the text, and brackets that are nested
-hundreds of levels deep are not read.
+tree-sitter reads the text. It accepts any: what cannot be read is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
 
 
 class Kind(Enum):
@@ -83,37 +85,80 @@ class Command:
 
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
-_BLANKS = re.compile(r"(?:[^\S\n]|\\\r?\n)+")
-_COMMENT = re.compile(r"#[^\n]*")
-_BARE = re.compile(r"[^\s\\'\"$`;&|()<>]+")
-_CONTINUED = re.compile(r"\\\r?\n")
-_LITERAL = re.compile(r"\\(.?)|'([^']*)'?|\$'((?:[^'\\]|\\.)*)'?", re.DOTALL)
-_IN_QUOTES = re.compile(r"[^\"\\$`]+|\\(?![$`\"\\\n])")
-_ESCAPED_IN_QUOTES = re.compile(r"\\([$`\"\\]|\n)")
-_IN_BRACES = re.compile(r"[^}\"\\$`]+|\\.?", re.DOTALL)
-_UP_TO_BRACKET = re.compile(r"[^()]*([()])")
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{([A-Za-z_]\w*|[0-9]+)\})")
+_NAME = r"\$([A-Za-z_]\w*|[0-9])"
+_IN_TEXT = re.compile(rf"\\(?:\r?\n|(?P<escaped>.))|{_NAME}", re.DOTALL)
+_IN_QUOTES = re.compile(rf"\\(?:\r?\n|(?P<escaped>[$`\"\\]))|{_NAME}")
+_VARIABLE = re.compile(r"\$(?:([@*#?$!-])|\{([A-Za-z_]\w*|[0-9]+)\})")
 _WHOLE_ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
-_OPENING = re.compile(r"\$(?=\(\()|\$[({]|[<>]\(|`")
-_HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|\\?([^\s;&|<>()'\"]+))")
-_REDIRECTION = re.compile(r"\d*(?:&>>?|>>|>&|>\||<&|<>|<<<|<<|[<>](?!\())")
-_OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;|\n]|&(?!>)")
-_NO_COMMAND = re.compile(r"\)|\([ \t]*\)")
-_LINE = re.compile(r"([^\n]*)\n?")
-
-_OPEN_TESTS = {"if", "while", "until"}
-_OPEN_HEADS = {"for", "select", "case"}
-_CLOSE = {"fi", "done", "esac"}
-_PASSED_OVER = {"then", "do", "else", "elif", "{", "}", "!"}
+_CONTINUED = re.compile(r"\\\r?\n")
+# In templates, as in `DATA=<path of the data>`; it is not valid shell.
+_PLACEHOLDER = re.compile(r"(?<=[=/])<\w[^<>\n]*>")
+# The types of tree-sitter-bash's nodes.
+_DECLARATIONS = {"declaration_command", "unset_command"}
+_COMMANDS = {"command", "variable_assignment", "variable_assignments", *_DECLARATIONS}
+_CONDITIONAL = {
+    "if_statement",
+    "while_statement",
+    "for_statement",
+    "c_style_for_statement",
+    "case_statement",
+}
+_NO_WORDS = {"file_redirect", "heredoc_redirect", "herestring_redirect", "comment", "ERROR"}
+_EXPANSIONS = {
+    "simple_expansion",
+    "expansion",
+    "arithmetic_expansion",
+    "command_substitution",
+    "process_substitution",
+    "translated_string",
+    "array",
+}
 
 
 def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Command]:
     """The commands of the text, or of a part of it; those inside `$(...)` come before the one that
     contains them."""
-    reader = _Reader(text, start, len(text) if end is None else end)
-    with suppress(RecursionError):
-        reader.read_list()
-    return reader.commands
+    end = len(text) if end is None else end
+    # One byte a character, so that tree-sitter's offsets are those of the text. tree-sitter-bash
+    # 0.25 ends a word at the second variable of `$A/$B.tar`, so it reads `_A/_B.tar`.
+    readable = _PLACEHOLDER.sub(lambda match: "_" * len(match[0]), text[start:end])
+    readable = re.sub(_NAME, r"_\1", readable)
+    tree = _parser().parse(readable.encode("ascii", errors="replace"))
+    reader = _Reader(text, start)
+    commands = []
+    pending = [(tree.root_node, False)]
+    while pending:
+        node, is_conditional = pending.pop()
+        if node.type in _COMMANDS:
+            commands += [Command(words, is_conditional) for words in reader.lines(node)]
+        pending += [
+            (inner, is_conditional or _is_condition(node, position))
+            for position, inner in reversed([*enumerate(_inner_nodes(node))])
+        ]
+    return sorted(commands, key=lambda command: command.end)
+
+
+@cache
+def _parser() -> Parser:
+    # Only scripts need it, and most runs of the linter read none.
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def _inner_nodes(node: Node) -> Iterator[Node]:
+    """Where further commands may be; an assignment before a command is one of its words."""
+    for child in node.named_children:
+        if child.type == "variable_assignment" and node.type in _COMMANDS:
+            yield from child.named_children
+        elif child.type != "heredoc_body":
+            yield child
+
+
+def _is_condition(node: Node, position: int) -> bool:
+    """Whether a node decides whether its child at this position runs."""
+    return node.type in _CONDITIONAL or (node.type == "list" and position > 0)
 
 
 def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
@@ -128,175 +173,117 @@ def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
 
 
 class _Reader:
-    """Reads the text once; every step advances."""
+    """Makes words of tree-sitter's nodes."""
 
-    def __init__(self, text: str, start: int, end: int) -> None:
+    def __init__(self, text: str, offset: int) -> None:
         self.text = text
-        self.at = start
-        self.end = end
-        self.commands: list[Command] = []
-        self.is_conditional = False
-        self.closer = ""
-        self.here: list[tuple[str, bool]] = []
-        """The here-documents that begin on the next line: the delimiter of each, and whether tabs
-        may precede it."""
+        self.offset = offset
+        """Where the text that tree-sitter has read begins."""
 
-    def read_list(self, closer: str = "") -> None:
-        """Commands up to a closing bracket, or to the end."""
-        is_inside = self.is_conditional
-        num_open = 0
-        operator = ""
-        outer_closer, self.closer = self.closer, closer
+    def lines(self, command: Node) -> Iterator[tuple[Word, ...]]:
+        """The words of a command; tree-sitter takes `A=1` and the line after it for one."""
         words: list[Word] = []
-        is_at_end = False
-        while not is_at_end:
-            is_at_end = self.at >= self.end or self.text[self.at] == closer
-            found = None if is_at_end else self._take(_OPERATOR)
-            if is_at_end or found:
-                ended_by = found[0] if found else ""
-                own, num_opened = self._without_keywords(words)
-                num_open = max(0, num_open + num_opened)
-                if own:
-                    is_conditional = is_inside or num_open > 0 or operator in {"&&", "||"}
-                    self.commands.append(Command(tuple(own), is_conditional))
-                if (
-                    ended_by != "\n" or own or operator not in {"&&", "||", "|"}
-                ):  # otherwise it continues in the next line
-                    operator = ended_by
-                self.is_conditional = is_inside or num_open > 0 or operator in {"&&", "||"}
+        for word in self._words(command):
+            if words and "\n" in _CONTINUED.sub("", self.text[words[-1].end : word.start]):
+                yield tuple(words)
                 words = []
-                if ended_by == "\n":
-                    self._skip_here_documents()
-            elif self._take(_BLANKS) or self._take(_COMMENT):
-                continue
-            elif found := self._take(_HERE):
-                self.here.append((found[2] or found[3] or found[4] or "", bool(found[1])))
-            elif self._take(_REDIRECTION):
-                self._take(_BLANKS)
-                self._word()  # the target of a redirection is not part of the command
-            elif (word := self._word()) is not None:
-                words.append(word)
-            elif self._take(_NO_COMMAND):
-                words = []  # a pattern of a case, or the name of a function
-            elif not words and self.text.startswith("((", self.at, self.end):
-                self._skip_sum()
-            else:
-                self.at += 1
-                self.read_list(")")
-        self.at = min(self.at + len(closer), self.end)
-        self.is_conditional = is_inside
-        self.closer = outer_closer
+            words.append(word)
+        if words:
+            yield tuple(words)
 
-    def _without_keywords(self, words: list[Word]) -> tuple[list[Word], int]:
-        """The command itself, and how many ifs, cases and loops it opens, minus those it closes."""
-        num_opened = 0
-        for position, word in enumerate(words):
-            keyword = self.text[word.start : word.end] if word.end - word.start < 9 else ""
-            if keyword in _OPEN_HEADS or keyword == "function":
-                return [], num_opened + (keyword != "function")
-            if keyword not in _OPEN_TESTS | _CLOSE | _PASSED_OVER:
-                return words[position:], num_opened
-            num_opened += (keyword in _OPEN_TESTS) - (keyword in _CLOSE)
-        return [], num_opened
+    def _words(self, command: Node) -> list[Word]:
+        if command.type == "variable_assignment":
+            return [self._word(command)]
+        # The first word of `export a=1` is a keyword, and keywords are nodes without a name.
+        nodes = command.children if command.type in _DECLARATIONS else command.named_children
+        return [self._word(node) for node in nodes if _is_word(node)]
 
-    def _word(self) -> Word | None:
-        start = self.at
-        pieces = list[Piece]()
-        items: tuple[Word, ...] | None = None
-        while self.at < self.end and self.text[self.at] != self.closer:
-            if found := self._take(_BARE):
-                pieces.append(Piece(Kind.TEXT, found[0]))
-            elif self._take(_CONTINUED):
-                continue
-            elif found := self._take(_LITERAL):
-                pieces.append(Piece(Kind.TEXT, found[found.lastindex or 1], True))
-            elif self.text[self.at] == '"':
-                self._read_quoted(pieces)
-            elif self.text[self.at] in "$`" or _OPENING.match(self.text, self.at, self.end):
-                self._expand(pieces, is_quoted=False)
-            elif self.text[self.at] == "(" and ASSIGNMENT.fullmatch(self.text, start, self.at):
-                items = self._array()
-                pieces.append(Piece(Kind.UNKNOWN))
-            else:
-                break
-        return Word(start, self.at, _joined(pieces), items) if self.at > start else None
+    def _word(self, node: Node) -> Word:
+        array = _array_of(node)
+        items = None
+        if array:
+            items = tuple(self._word(item) for item in array.named_children if _is_word(item))
+        return Word(
+            self.offset + node.start_byte,
+            self.offset + node.end_byte,
+            _joined([*self._pieces(node)]),
+            items,
+        )
 
-    def _array(self) -> tuple[Word, ...]:
-        words: list[Word] = []
-        self.at += 1
-        while self.at < self.end and self.text[self.at] != ")":
-            if self._take(_BLANKS) or self._take(_COMMENT):
-                continue
-            if (word := self._word()) is not None:
-                words.append(word)
-            else:
-                self.at += 1
-        self.at = min(self.at + 1, self.end)
-        return tuple(words)
-
-    def _read_quoted(self, pieces: list[Piece]) -> None:
-        self.at += 1
-        pieces.append(Piece(Kind.TEXT, "", True))
-        while self.at < self.end and self.text[self.at] != '"':
-            if found := self._take(_IN_QUOTES):
-                pieces.append(Piece(Kind.TEXT, found[0], True))
-            elif found := self._take(_ESCAPED_IN_QUOTES):
-                pieces.append(Piece(Kind.TEXT, found[1].strip("\n"), True))
-            else:
-                self._expand(pieces, is_quoted=True)
-        self.at = min(self.at + 1, self.end)
-
-    def _expand(self, pieces: list[Piece], *, is_quoted: bool) -> None:
-        """At a `$` or a backquote, or at `<(`."""
-        if found := self._take(_VARIABLE):
-            pieces.append(Piece(Kind.VARIABLE, found[1] or found[2], is_quoted))
-        elif found := self._take(_WHOLE_ARRAY):
-            pieces.append(Piece(Kind.ARRAY, found[1], is_quoted))
-        elif found := self._take(_OPENING):
-            pieces.append(Piece(Kind.UNKNOWN, "", is_quoted))
-            if found[0] == "$":
-                self._skip_sum()
-            elif found[0] == "${":
-                self._skip_braces()
-            else:
-                self.read_list("`" if found[0] == "`" else ")")
+    def _pieces(self, node: Node) -> Iterator[Piece]:
+        if node.type in {"concatenation", "command_name"}:
+            for child in node.children:
+                yield from self._pieces(child)
+        elif node.type == "variable_assignment":
+            yield from self._assignment_pieces(node)
+        elif node.type == "string":
+            yield from self._string_pieces(node)
+        elif node.type in _EXPANSIONS:
+            yield self._expansion(node, is_quoted=False)
+        elif node.type == "raw_string":
+            yield Piece(Kind.TEXT, self._text(node)[1:-1])
+        elif node.type == "ansi_c_string":
+            yield Piece(Kind.TEXT, self._text(node)[2:-1])
         else:
-            pieces.append(Piece(Kind.TEXT, "$", is_quoted))
-            self.at += 1
+            yield from self._text_pieces(node.start_byte, node.end_byte, is_quoted=False)
 
-    def _skip_braces(self) -> None:
-        """The rest of `${NAME...}`, with the commands of `$(...)` in it."""
-        while self.at < self.end and self.text[self.at] != "}":
-            if self._take(_IN_BRACES):
-                continue
-            if self.text[self.at] == '"':
-                self._read_quoted([])
-            else:
-                self._expand([], is_quoted=True)
-        self.at = min(self.at + 1, self.end)
+    def _assignment_pieces(self, node: Node) -> Iterator[Piece]:
+        value = node.child_by_field_name("value")
+        name_end = value.start_byte if value else node.end_byte
+        yield Piece(Kind.TEXT, self._slice(node.start_byte, name_end))
+        if value:
+            yield from self._pieces(value)
 
-    def _skip_sum(self) -> None:
-        """`((...))`"""
-        num_open = 0
-        while found := self._take(_UP_TO_BRACKET):
-            num_open += 1 if found[1] == "(" else -1
-            if num_open == 0:
-                return
-        self.at = self.end
+    def _string_pieces(self, node: Node) -> Iterator[Piece]:
+        """The text between the expansions is not all in nodes: blanks may be missing, or be in the
+        expansion after them."""
+        position = node.start_byte + 1
+        for child in node.named_children:
+            if child.type in _EXPANSIONS:
+                start = child.end_byte - len(self._expansion_text(child))
+                yield from self._text_pieces(position, start, is_quoted=True)
+                yield self._expansion(child, is_quoted=True)
+                position = child.end_byte
+        yield from self._text_pieces(position, node.end_byte - 1, is_quoted=True)
 
-    def _skip_here_documents(self) -> None:
-        for delimiter, has_tabs in self.here:
-            line = None
-            while line != delimiter and self.at < self.end and (found := self._take(_LINE)):
-                line = found[1].rstrip("\r")
-                line = line.lstrip("\t") if has_tabs else line
-        self.here = []
+    def _text_pieces(self, start: int, end: int, *, is_quoted: bool) -> Iterator[Piece]:
+        text = self._slice(start, end)
+        position = 0
+        for match in (_IN_QUOTES if is_quoted else _IN_TEXT).finditer(text):
+            yield Piece(Kind.TEXT, text[position : match.start()] + (match["escaped"] or ""))
+            if variable := match[2]:
+                yield Piece(Kind.VARIABLE, variable, is_quoted)
+            position = match.end()
+        yield Piece(Kind.TEXT, text[position:])
 
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match a pattern and advance past it."""
-        found = pattern.match(self.text, self.at, self.end)
-        self.at = found.end() if found else self.at
-        return found
+    def _expansion_text(self, node: Node) -> str:
+        text = self._text(node)
+        opening = re.search(r"[$`<>]", text)
+        return text[opening.start() :] if opening else text
+
+    def _expansion(self, node: Node, *, is_quoted: bool) -> Piece:
+        text = self._expansion_text(node)
+        if variable := _VARIABLE.fullmatch(text):
+            return Piece(Kind.VARIABLE, variable[1] or variable[2], is_quoted)
+        if array := _WHOLE_ARRAY.fullmatch(text):
+            return Piece(Kind.ARRAY, array[1], is_quoted)
+        return Piece(Kind.UNKNOWN, "", is_quoted)
+
+    def _text(self, node: Node) -> str:
+        return self._slice(node.start_byte, node.end_byte)
+
+    def _slice(self, start: int, end: int) -> str:
+        return self.text[self.offset + start : self.offset + end]
+
+
+def _is_word(node: Node) -> bool:
+    return node.type not in _NO_WORDS and node.start_byte < node.end_byte
+
+
+def _array_of(node: Node) -> Node | None:
+    """The array that an assignment gives its name."""
+    value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
+    return value if value and value.type == "array" else None
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:

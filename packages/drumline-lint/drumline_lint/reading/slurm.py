@@ -4,10 +4,12 @@ line."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from drumline_lint.reading.shell_parser import Word, read_commands
+from drumline_lint.reading.shell_parser import Kind, Piece, Word
 
 SHORT = {
     pair[0]: pair[2:]
@@ -25,7 +27,7 @@ ALONE = set(
 )
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch finds them: at the beginning of a line, with or without a blank after it.
-_HEADER = re.compile(r"^#SBATCH(?=[ \t-])", re.MULTILINE)
+_HEADER = re.compile(r"^#SBATCH(?=[ \t-])(.*)", re.MULTILINE)
 # sbatch stops reading there.
 _COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may run on its nodes.
@@ -36,118 +38,85 @@ _ALL_GPUS = 8
 _ALL_GPUS_OF_SEVERAL = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option, by its long name."""
-
-    name: str
-    value: str | None
-    """None if it has no value, or one that is known only at run time."""
-    word: Word
-
-
 @dataclass(frozen=True)
 class Options:
     """All options of a header, or of an srun."""
 
-    by_name: Mapping[str, Option] = field(default_factory=dict)
+    by_name: Mapping[str, str | None] = field(default_factory=dict)
+    """By its long name; None if it has no value, or one that is known only at run time."""
     is_sure: bool = True
     """Whether these are certainly all: none comes from an unknown variable."""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.by_name
-
     def number(self, name: str) -> int | None:
-        option = self.by_name.get(name)
-        value = option.value if option else None
+        value = self.by_name.get(name)
         return int(value) if value and re.fullmatch(r"[0-9]{1,6}", value) else None
 
     @property
     def gpus_per_node(self) -> int | None:
-        found = self.number("gpus-per-node") or _gpus(self.by_name.get("gres"))
-        if found is None and "gpus-per-node" in self:
-            found = _gpus(self.by_name["gpus-per-node"], prefix="")
-        return found
+        """`--gpus-per-node=8`, or `a100:8`; `--gres=gpu:8`, or `gpu:a100:8`."""
+        for name, prefix in (("gpus-per-node", ""), ("gres", "gpu:")):
+            pattern = rf"{prefix}(?:[A-Za-z0-9_.-]+:)?([0-9]{{1,4}})"
+            if count := re.fullmatch(pattern, self.by_name.get(name) or ""):
+                return int(count[1])
+        return None
 
     @property
     def has_whole_nodes(self) -> bool:
         """Whether no other job runs on its nodes: they are exclusive, or all their GPUs are
         used."""
-        is_alone = "exclusive" in self and self.by_name["exclusive"].value in _WHOLE
-        memory = self.by_name.get("mem")
-        takes_memory = memory is not None and memory.value == "0"
+        is_alone = "exclusive" in self.by_name and self.by_name["exclusive"] in _WHOLE
         has_several = (self.number("nodes") or 1) > 1
-        takes_gpus = (self.gpus_per_node or 0) >= (
-            _ALL_GPUS_OF_SEVERAL if has_several else _ALL_GPUS
-        )
-        return is_alone or takes_memory or takes_gpus
-
-
-def _gpus(option: Option | None, prefix: str = "gpu:") -> int | None:
-    """`gpu:8`, `gpu:a100:8`; without the prefix, `a100:8`."""
-    if option is None or option.value is None:
-        return None
-    found = re.fullmatch(rf"{prefix}(?:[A-Za-z0-9_.-]+:)?([0-9]{{1,4}})", option.value)
-    return int(found[1]) if found else None
+        all_gpus = _ALL_GPUS_OF_SEVERAL if has_several else _ALL_GPUS
+        return is_alone or self.by_name.get("mem") == "0" or (self.gpus_per_node or 0) >= all_gpus
 
 
 def header_options(text: str) -> Options:
     """The options of the `#SBATCH` lines, which end at the first command."""
-    options: dict[str, Option] = {}
-    first = _COMMAND.search(text)
-    end = first.start() if first else len(text)
-    for found in _HEADER.finditer(text, 0, end):
-        line_end = text.find("\n", found.end()) + 1 or len(text)
-        words = [
-            word for command in read_commands(text, found.end(), line_end) for word in command.words
-        ]
-        options |= {
-            option.name: option for option in read_options(words, lambda word: word.plain)[0]
-        }
+    options: dict[str, str | None] = {}
+    first_command = _COMMAND.search(text)
+    end = first_command.start() if first_command else len(text)
+    for header in _HEADER.finditer(text, 0, end):
+        with suppress(ValueError):  # A quote that is not closed.
+            texts = shlex.split(header[1], comments=True)
+            words = [Word(0, 0, (Piece(Kind.TEXT, word),)) for word in texts]
+            options |= read_options(words, lambda word: word.plain)[0]
     return Options(options)
 
 
 def read_options(
     words: Sequence[Word], value_of: Callable[[Word], str | None]
-) -> tuple[list[Option], int, bool]:
+) -> tuple[dict[str, str | None], int, bool]:
     """The options that words begin with, how many words they are, and whether all could be read."""
-    options = []
+    options: dict[str, str | None] = {}
     position = 0
     is_sure = True
     while position < len(words):
         word = words[position]
-        head = word.head
-        if not word.pieces or not head:
-            is_sure = False
-        elif not head.startswith("-") or head == "-":
-            break
-        else:
-            option, taken = _option(word, words[position + 1 : position + 2], value_of)
-            options += option
-            position += taken
         position += 1
+        if not word.head:
+            is_sure = False
+            continue
+        if not word.head.startswith("-") or word.head == "-":
+            return options, position - 1, is_sure
+        name, value, takes_next = _option(word, value_of(word))
+        if takes_next and position < len(words):
+            value = value_of(words[position])
+            position += 1
+        if name:
+            options[name] = value
     return options, position, is_sure
 
 
-def _option(
-    word: Word, following: Sequence[Word], value_of: Callable[[Word], str | None]
-) -> tuple[list[Option], int]:
-    whole = value_of(word)
-    head = whole if whole is not None else word.head
+def _option(word: Word, text: str | None) -> tuple[str, str | None, bool]:
+    """Its long name, its value, and whether the next word is its value."""
+    head = word.head if text is None else text
     if head.startswith("--"):
-        name, equals, value = head[2:].partition("=")
-        name = ALIASES.get(name, name)
-        if equals:
-            return [Option(name, value if whole is not None else None, word)], 0
-        takes = name not in ALONE
+        written, equals, value = head[2:].partition("=")
+        name = ALIASES.get(written, written)
+        is_whole = bool(equals) or name in ALONE
     else:
         name = SHORT.get(head[1:2], "")
-        value = head[2:]
-        if not name:
-            return [], 0
-        if value or whole is None:
-            return [Option(name, value.removeprefix("=") if whole is not None else None, word)], 0
-        takes = True
-    if not takes or not following:
-        return [Option(name, None, word)], 0
-    return [Option(name, value_of(following[0]), word)], 1
+        value = head[2:].removeprefix("=")
+        equals = head[2:]
+        is_whole = not name or bool(equals) or text is None
+    return name, value if equals and text is not None else None, not is_whole
