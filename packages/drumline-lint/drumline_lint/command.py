@@ -106,20 +106,20 @@ def run(argv: Sequence[str], *, prog: str = "drumline-lint") -> int:
 
 
 def _run(argv: Sequence[str], prog: str) -> int:
-    given = _flags(argv, prog)
-    if given.help:
+    flags = _flags(argv, prog)
+    if flags.help:
         return _print(HELP.format(prog=prog))
     rules = all_rules()
     docs = all_docs(rules)
-    if given.list:
+    if flags.list:
         return _print(as_list(docs.values()))
-    if given.explain is not None:
-        return _print(as_explanation(find_rule(given.explain, docs, where="--explain")))
-    _refuse_contradictions(given)
+    if flags.explain is not None:
+        return _print(as_explanation(find_rule(flags.explain, docs, where="--explain")))
+    _refuse_contradictions(flags)
     collected = gc.isenabled()
     gc.disable()  # the trees of all files are kept until the end, and would be scanned repeatedly
     try:
-        return _lint(given, rules, docs)
+        return _lint(flags, rules, docs)
     finally:
         gc.freeze()  # do not free them one by one at exit
         if collected:
@@ -136,17 +136,17 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
     for name in ("--fix", "--diff", "--statistics", "--list", "--exit-zero", "--no-config"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
-    given, unknown = parser.parse_known_intermixed_args(list(argv))
+    flags, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
-        known = [name for action in parser._actions for name in action.option_strings]
+        flag_names = [name for action in parser._actions for name in action.option_strings]
         flag = unknown[0].partition("=")[0]
-        meant = did_you_mean(flag, known)
+        meant = did_you_mean(flag, flag_names)
         raise UsageError(
             f"{prog} has no flag {flag}" + (f"; {meant}" if meant.startswith("did") else ""),
             next_step=f"read {prog} --help",
         )
-    given.prog = prog
-    return given
+    flags.prog = prog
+    return flags
 
 
 def _refuse_contradictions(given: argparse.Namespace) -> None:
@@ -154,11 +154,11 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
         raise UsageError(
             "no PATH was given", next_step=f"give files or folders, as in: {given.prog} ."
         )
-    for flag, known in (("format", FORMATS), ("severity", [*map(str, Severity)])):
+    for flag, choices in (("format", FORMATS), ("severity", [*map(str, Severity)])):
         value = getattr(given, flag)
-        if value is not None and value not in known:
+        if value is not None and value not in choices:
             raise UsageError(
-                f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, known)}"
+                f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, choices)}"
             )
     has_stdin = "-" in given.paths
     if given.stdin_filename is not None and not has_stdin:
@@ -181,19 +181,21 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
 
 def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
     settings = _settings(given, docs)
-    found = find_files(
+    discovery = find_files(
         [Path(path) for path in given.paths if path != "-"],
         exclude=settings.exclude,
         root=settings.root,
     )
-    progress = _show_progress if sys.stderr.isatty() and len(found.files) >= MANY_FILES else None
-    readings = read_all(found.files, progress, stdin=_stdin(given))
+    progress = (
+        _show_progress if sys.stderr.isatty() and len(discovery.files) >= MANY_FILES else None
+    )
+    readings = read_all(discovery.files, progress, stdin=_stdin(given))
 
     def checked(readings: Sequence[Reading]) -> Report:
-        return check(readings, rules, settings, problems=found.problems, progress=progress)
+        return check(readings, rules, settings, problems=discovery.problems, progress=progress)
 
     report = (
-        _fix(given, readings, checked, found.outside)
+        _fix(given, readings, checked, discovery.outside)
         if given.fix or given.diff
         else checked(readings)
     )

@@ -129,19 +129,19 @@ _SECTION = re.compile(
 
 def rule(number: str, *, only_distributed: bool = True, in_tests: bool = True) -> Rule:
     """The rule with this number, with its texts from rules/rules.md."""
-    found = _sections()[number]
-    texts = {name: " ".join(found[name].split()) for name in ("summary", "fix")}
+    section = _sections()[number]
+    texts = {name: " ".join(section[name].split()) for name in ("summary", "fix")}
     return Rule(
         id=number,
-        name=found["name"],
-        severity=Severity(found["severity"].lower()),
-        why="\n\n".join(" ".join(part.split()) for part in found["why"].split("\n\n")),
-        bad=found["bad"] or "",
-        good=found["good"] or "",
-        language="shell" if found["language"] == "sh" else "python",
+        name=section["name"],
+        severity=Severity(section["severity"].lower()),
+        why="\n\n".join(" ".join(part.split()) for part in section["why"].split("\n\n")),
+        bad=section["bad"] or "",
+        good=section["good"] or "",
+        language="shell" if section["language"] == "sh" else "python",
         only_distributed=only_distributed,
         in_tests=in_tests,
-        fixable=bool(found["fixable"]),
+        fixable=bool(section["fixable"]),
         **texts,
     )
 
@@ -149,12 +149,12 @@ def rule(number: str, *, only_distributed: bool = True, in_tests: bool = True) -
 @cache
 def _sections() -> dict[str, re.Match[str]]:
     text = (Path(__file__).parent / "rules" / "rules.md").read_text(encoding="utf-8")
-    return {found["id"]: found for found in _SECTION.finditer(text)}
+    return {section["id"]: section for section in _SECTION.finditer(text)}
 
 
 UNREADABLE = rule("DL000")
 RULE_FAILED = rule("DL999")
-OWN_RULES = {one.id: one for one in (UNREADABLE, RULE_FAILED)}
+OWN_RULES = {own_rule.id: own_rule for own_rule in (UNREADABLE, RULE_FAILED)}
 
 
 def problem(

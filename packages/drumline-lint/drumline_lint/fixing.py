@@ -32,9 +32,9 @@ class Span:
 
 def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
     """Raises ValueError if an edit is outside the text."""
-    starts = [0, *(found.end() for found in _LINE_END.finditer(text))]
+    starts = [0, *(line_end.end() for line_end in _LINE_END.finditer(text))]
     lines = split_lines(text)
-    newline = found[0] if (found := _LINE_END.search(text)) else "\n"
+    newline = line_end[0] if (line_end := _LINE_END.search(text)) else "\n"
 
     def position(line: int, offset: int) -> int:
         if not (
@@ -82,8 +82,8 @@ class Fixed:
     def in_notebooks(self) -> int:
         """Findings with a fix that was not applied because notebooks are not written."""
         return sum(
-            bool(one.edits) and is_notebook(self.report.readings, one)
-            for one in self.report.findings
+            bool(finding.edits) and is_notebook(self.report.readings, finding)
+            for finding in self.report.findings
         )
 
 
@@ -136,7 +136,7 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
         report,
         problems=[*report.problems, *problems],
         fixed=fixed.counts.total(),
-        unwritten=frozenset(said.place.path for said in problems),
+        unwritten=frozenset(finding.place.path for finding in problems),
     )
 
 
@@ -172,7 +172,7 @@ def _apart(text: str, findings: Sequence[Finding], path: str) -> Iterator[list[S
             spans = spans_of(text, finding.edits)
         except ValueError:  # the edit does not fit this text
             continue
-        if not any(span.touches(other) for span in spans for other in taken):
+        if not any(span.touches(taken_span) for span in spans for taken_span in taken):
             taken += spans
             yield spans
 

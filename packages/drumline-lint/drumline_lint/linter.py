@@ -115,23 +115,25 @@ def check(
 ) -> Report:
     """Run every selected rule; `problems`: those found before."""
     by_path = {str(reading.path): reading for reading in readings}
-    asked = _Results(
-        problems=[*problems, *(said for reading in readings for said in reading.problems)]
+    results = _Results(
+        problems=[*problems, *(finding for reading in readings for finding in reading.problems)]
     )
-    wanted = {number: module for number, module in rules.items() if number in settings.chosen}
+    chosen = {number: module for number, module in rules.items() if number in settings.chosen}
     _check_python(
-        asked,
-        [one.content for one in readings if isinstance(one.content, Source)],
-        wanted,
+        results,
+        [reading.content for reading in readings if isinstance(reading.content, Source)],
+        chosen,
         progress,
     )
     _check_scripts(
-        asked, [one.content for one in readings if isinstance(one.content, Script)], wanted
+        results,
+        [reading.content for reading in readings if isinstance(reading.content, Script)],
+        chosen,
     )
     findings = sorted(
         (
             finding
-            for finding in dict.fromkeys(asked.findings)
+            for finding in dict.fromkeys(results.findings)
             if settings.is_wanted(finding) and not _asks_for_silence(finding, by_path)
         ),
         key=_order,
@@ -140,7 +142,9 @@ def check(
     return Report(
         findings=shown,
         hidden=[finding for finding in findings if not settings.is_shown(finding)],
-        problems=[said for said in dict.fromkeys(asked.problems) if settings.is_wanted(said)],
+        problems=[
+            finding for finding in dict.fromkeys(results.problems) if settings.is_wanted(finding)
+        ],
         readings=by_path,
         fixable=sum(bool(finding.edits) and not is_notebook(by_path, finding) for finding in shown),
     )
@@ -161,19 +165,21 @@ def _check_python(
     asked: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None
 ) -> None:
     python = {number: module for number, module in rules.items() if hasattr(module, "check")}
-    seen = 0
+    num_checked = 0
     for project in projects(sources):
-        wanted = python
+        applicable = python
         if not any(map(speaks_of_ranks, project)):
-            wanted = {
-                number: one for number, one in python.items() if not one.RULE.only_distributed
+            applicable = {
+                number: module
+                for number, module in python.items()
+                if not module.RULE.only_distributed
             }
         program, distributed = _resolved(asked, project)
         for source in program.sources:
-            seen += 1
+            num_checked += 1
             if progress is not None:
-                progress("looking at", seen, len(sources))
-            for number, module in wanted.items():
+                progress("looking at", num_checked, len(sources))
+            for number, module in applicable.items():
                 if source in distributed or not module.RULE.only_distributed:
                     find = functools.partial(findings_of, module, program, source)
                     _run_rule(asked, number, source.path, find)

@@ -56,9 +56,9 @@ def split_words(texts: Iterable[str]) -> list[str]:
 
 
 def _unknown(word: str, rules: Rules, where: str) -> UsageError:
-    known = {*rules, *(rule.name for rule in rules.values())}
+    names = {*rules, *(rule.name for rule in rules.values())}
     written = word.lower() if "-" in word else word.upper()
-    meant = did_you_mean(written, known)
+    meant = did_you_mean(written, names)
     hint = f"; {meant}" if meant.startswith("did you mean") else ""
     return UsageError(
         f"{where}: there is no rule {word!r}{hint}", next_step="--list shows all rules"
@@ -126,16 +126,16 @@ class _RuleChoice:
 
         Unreadable files are always reported.
         """
-        wanted = self.select.all | OWN_RULES.keys() if self.select.all else frozenset(rules)
-        return (wanted - self.ignore.all) | (self.select.exact - self.ignore.exact)
+        selected = self.select.all | OWN_RULES.keys() if self.select.all else frozenset(rules)
+        return (selected - self.ignore.all) | (self.select.exact - self.ignore.exact)
 
 
 def make_settings(
     flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True
 ) -> Settings:
     """`start`: the path from which the file is searched upwards."""
-    found = find_table(start or Path.cwd()) if use_file else None
-    path, table = found or (None, {})
+    settings_file = find_table(start or Path.cwd()) if use_file else None
+    path, table = settings_file or (None, {})
     where = f"{path}, [{TABLE}]" if path else ""
     file = _checked(table, where) if path else GivenSettings()
     in_file = _RuleChoice.of(file, rules, where=f"{where} ")
@@ -220,7 +220,7 @@ def _wrong(key: str, value: Any) -> str | None:
         return None if _is_texts(value) else f"exclude is a list of globs, not {value!r}"
     if key == "per-file-ignores":
         fine = isinstance(value, dict) and all(
-            isinstance(one, str) or _is_texts(one) for one in value.values()
+            isinstance(rules, str) or _is_texts(rules) for rules in value.values()
         )
         return (
             None
@@ -235,4 +235,4 @@ def _wrong(key: str, value: Any) -> str | None:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

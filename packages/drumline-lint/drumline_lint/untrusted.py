@@ -40,11 +40,11 @@ def read_regular(path: Path, *, most: int) -> bytes:
     _check_regular(path.stat(), path)  # first: to open a FIFO or a device has effects of its own
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        _check_regular(found, path)
+        status = os.fstat(descriptor)
+        _check_regular(status, path)
         os.set_blocking(descriptor, True)
         # Not `most`: a read takes its memory first. Some file systems give no size.
-        content = file.read(min(found.st_size or PAGE_BYTES, most) + 1)
+        content = file.read(min(status.st_size or PAGE_BYTES, most) + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return content
@@ -72,9 +72,9 @@ def parse_json(text: bytes) -> Any:
     for _ in range(MAX_DEPTH + 2):
         inner = [value for values in level for value in values]
         level = [
-            one.values() if isinstance(one, dict) else one
-            for one in inner
-            if isinstance(one, dict | list)
+            container.values() if isinstance(container, dict) else container
+            for container in inner
+            if isinstance(container, dict | list)
         ]
         if not level:
             return document

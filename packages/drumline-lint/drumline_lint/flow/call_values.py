@@ -7,7 +7,6 @@ import ast
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, TypeAlias
 
 from drumline_lint.flow.conditions import decided, is_joined
@@ -79,7 +78,7 @@ def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> boo
         )
     if isinstance(test, ast.Compare):
         return _compared(program, test, place) if len(test.ops) == 1 else None
-    return _agreed({bool(one) for one in _possible(program, test, place)})
+    return _agreed({bool(value) for value in _possible(program, test, place)})
 
 
 def _agreed(said: set[bool]) -> bool | None:
@@ -93,17 +92,22 @@ def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
     if kind in (ast.In, ast.NotIn):
         listed, place = _resolved(program, right, place)
         elements = listed.elts if isinstance(listed, ast.Tuple | ast.List | ast.Set) else [None]
-        every = [_possible(program, one, place) for one in elements]
-        if not left or any(len(one) != 1 for one in every):
+        every = [_possible(program, element, place) for element in elements]
+        if not left or any(len(values) != 1 for values in every):
             return None
         among = frozenset().union(*every)
-        return _agreed({(one in among) == (kind is ast.In) for one in _with_asked(left, among)})
-    others = _possible(program, right, place)
-    left, others = _with_asked(left, others), _with_asked(others, left)
-    if others == {None} and not left and _is_something(program, test.left, place):
+        return _agreed({(value in among) == (kind is ast.In) for value in _with_asked(left, among)})
+    right_values = _possible(program, right, place)
+    if right_values == {None} and not left and _is_something(program, test.left, place):
         return kind in (ast.IsNot, ast.NotEq)
     try:
-        return _agreed({_COMPARED[kind](one, other) for one, other in product(left, others)})
+        return _agreed(
+            {
+                _COMPARED[kind](left_value, right_value)
+                for left_value in _with_asked(left, right_values)
+                for right_value in _with_asked(right_values, left)
+            }
+        )
     except TypeError:
         return None
 
@@ -112,7 +116,7 @@ def _with_asked(ranks: Possible, asked: Possible) -> Possible:
     """Adds the number that ranks are compared with: `rank == 3` holds for one of the others."""
     if ranks != OTHERS:
         return ranks
-    return ranks | {one for one in asked if isinstance(one, int) and one > 0}
+    return ranks | {number for number in asked if isinstance(number, int) and number > 0}
 
 
 def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
@@ -144,8 +148,8 @@ def _possible(program: Program, expression: ast.expr | None, place: Place) -> Po
         return _ranks(kinds, place)
     if isinstance(expression, ast.Attribute):
         return UNKNOWN  # a class attribute is only a default
-    known = {value.value for value in values if isinstance(value, ConstantValue)}
-    return frozenset(known) if len(known) == len(values) else UNKNOWN
+    constants = {value.value for value in values if isinstance(value, ConstantValue)}
+    return frozenset(constants) if len(constants) == len(values) else UNKNOWN
 
 
 def _ranks(kinds: set[str], place: Place) -> Possible:
@@ -164,11 +168,11 @@ def _ranks(kinds: set[str], place: Place) -> Possible:
 def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast.expr, Place]:
     """Follow names that were assigned once, and parameters to the arguments of the call."""
     for _ in range(DEEPEST):
-        if (found := _parameter(program, expression, place)) is not None:
-            given = _given(program, *found) if _is_bound_once(program, expression) else None
-            if given is None:
+        if (parameter := _parameter(program, expression, place)) is not None:
+            origin = _given(program, *parameter) if _is_bound_once(program, expression) else None
+            if origin is None:
                 break
-            expression, place = given
+            expression, place = origin
         elif (assigned := _assigned_once(program, expression)) is not None:
             expression = assigned
         else:
@@ -183,10 +187,12 @@ def _parameter(
     if place is None or place.function is None or not isinstance(expression, ast.Name):
         return None
     arguments = place.function.args
-    own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    own += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    parameters += [
+        parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None
+    ]
     nodes = [binding.node for binding in program.bindings(expression)]
-    return next(((one, place) for one in own if one in nodes), None)
+    return next(((parameter, place) for parameter in parameters if parameter in nodes), None)
 
 
 def _given(program: Program, parameter: ast.arg, place: CallFrame) -> tuple[ast.expr, Place] | None:
@@ -194,9 +200,9 @@ def _given(program: Program, parameter: ast.arg, place: CallFrame) -> tuple[ast.
     function = place.function
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
-    given = argument(place.call, number_of(function, parameter), parameter.arg)
-    if given is not None:
-        return given, place.outer
+    value = argument(place.call, number_of(function, parameter), parameter.arg)
+    if value is not None:
+        return value, place.outer
     default = None if has_unknown_arguments(place.call) else default_of(function, parameter)
     return None if default is None else (default, None)
 
@@ -221,7 +227,7 @@ def is_on_parameter(program: Program, test: ast.expr, place: CallFrame) -> bool:
 
 
 def _names(program: Program, expression: ast.expr, depth: int) -> Iterator[ast.Name]:
-    owners = {one.value for one in nodes_in(expression, ast.Attribute)}
+    owners = {attribute.value for attribute in nodes_in(expression, ast.Attribute)}
     for name in nodes_in(expression, ast.Name):
         if name not in owners:
             yield name

@@ -25,6 +25,7 @@ from drumline_lint.program.tree import (
     FunctionNode,
     ScopeNode,
     ancestors,
+    branches_of,
     enclosing_class,
     enclosing_function,
     last_name,
@@ -63,19 +64,19 @@ def _has_shards(program: Program) -> bool:
 
 def has_group(program: Program, call: ast.Call) -> bool:
     """Whether the call names the participants: `group=`, or a group that was made."""
-    said = [
-        one.value
-        for one in call.keywords
-        if one.arg is None or "group" in one.arg or one.arg == "no_dist"
+    groups = [
+        keyword.value
+        for keyword in call.keywords
+        if keyword.arg is None or "group" in keyword.arg or keyword.arg == "no_dist"
     ]
-    given = any(not _is_world(program, value) for value in said)
-    return given or any(_is_group(program, one) for one in call.args)
+    names_group = any(not _is_world(program, value) for value in groups)
+    return names_group or any(_is_group(program, value) for value in call.args)
 
 
 def _is_world(program: Program, value: ast.expr) -> bool:
     values = program.values(value)
     if values == {ConstantValue(None)}:  # or None at first, and later something unknown
-        return all(isinstance(one, ast.Constant) for one in written_values(program, value))
+        return all(isinstance(origin, ast.Constant) for origin in written_values(program, value))
     return values in (
         frozenset({Library("torch.distributed.GroupMember.WORLD")}),
         frozenset({Library("torch.distributed.group.WORLD")}),
@@ -85,7 +86,9 @@ def _is_world(program: Program, value: ast.expr) -> bool:
 def _is_group(program: Program, value: ast.expr) -> bool:
     if _is_world(program, value):
         return False
-    made = any(isinstance(one, CallResult) and "new_" in one.name for one in program.values(value))
+    made = any(
+        isinstance(result, CallResult) and "new_" in result.name for result in program.values(value)
+    )
     name = last_name(value).lower()
     return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
 
@@ -147,10 +150,10 @@ def collectives_of(
     program: Program, function: FunctionNode
 ) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """The collectives that a function calls, the first of each name."""
-    found: dict[str, tuple[ast.Call, ...]] = {}
+    chains: dict[str, tuple[ast.Call, ...]] = {}
     for name, chain in collectives_in(program, function):
-        found.setdefault(name, chain)
-    return tuple(found.items())
+        chains.setdefault(name, chain)
+    return tuple(chains.items())
 
 
 def short_name(name: str) -> str:
@@ -179,12 +182,12 @@ def reached_by(
 ) -> list[tuple[str, Chain]]:
     """The collectives that one call makes, directly or not, the first of each name, with the chain
     of calls."""
-    found: dict[str, Chain] = {}
+    chains: dict[str, Chain] = {}
     for name, chain in _CollectiveWalk(program).through(
         call, CallFrame(None, call, None, tuple(tests))
     ):
-        found.setdefault(name, chain)
-    return list(found.items())
+        chains.setdefault(name, chain)
+    return list(chains.items())
 
 
 class _CollectiveWalk:
@@ -215,9 +218,13 @@ class _CollectiveWalk:
             return
         inner = CallFrame(function, call, place, place.tests)
         likely = likely_collective_names(self.program)
-        for one in nodes_in(function, ast.Call):
-            if last_name(one.func) in likely and _is_reached(self.program, one, inner):
-                yield from ((name, (call, *chain)) for name, chain in self.through(one, inner))
+        for inner_call in nodes_in(function, ast.Call):
+            if last_name(inner_call.func) in likely and _is_reached(
+                self.program, inner_call, inner
+            ):
+                yield from (
+                    (name, (call, *chain)) for name, chain in self.through(inner_call, inner)
+                )
 
 
 def _is_reached(program: Program, node: ast.AST, place: CallFrame) -> bool:
@@ -238,9 +245,9 @@ def _held_at(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
 
 
 def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> bool:
-    said = truth(program, test, place)
-    if said is not None:
-        return said == holds
+    is_true = truth(program, test, place)
+    if is_true is not None:
+        return is_true == holds
     is_always = is_about_being_distributed(test) and not rank_tests(program, test)
     return is_always or not is_on_parameter(program, test, place)
 
@@ -262,7 +269,7 @@ def has_counterpart(
     program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find
 ) -> bool:
     """Whether the excluded ranks call the same elsewhere in the function."""
-    instead = [node for others in _other_branches(program, call) for node in others]
+    instead = [node for branch in _other_branches(program, call) for node in branch]
     if any(name == name_instead for node in instead for name_instead, _ in find(node)):
         return True
     function = enclosing_function(call) or program.source_of(call).tree
@@ -323,11 +330,9 @@ def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
 def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) -> list[ast.AST]:
     if isinstance(branching, ast.IfExp):
         return [branching.orelse if taken is branching.body else branching.body]
-    in_body = taken in branching.body
-    own, other = (
-        (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
-    )
-    return [*other, *(rest_of_block(branching) if always_exits(program, own) else [])]
+    taken_branch, other_branch = branches_of(branching, taken)
+    following = rest_of_block(branching) if always_exits(program, taken_branch) else []
+    return [*other_branch, *following]
 
 
 def _are_opposite(one: RankTest, other: RankTest) -> bool:

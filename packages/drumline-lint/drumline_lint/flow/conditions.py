@@ -23,7 +23,7 @@ def decided(test: ast.expr, said: Callable[[ast.expr], bool | None]) -> bool | N
     if isinstance(test, ast.UnaryOp):
         inner = said(test.operand)
         return None if inner is None else not inner
-    parts = {said(one) for one in test.values} if isinstance(test, ast.BoolOp) else {None}
+    parts = {said(part) for part in test.values} if isinstance(test, ast.BoolOp) else {None}
     deciding = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or)
     return deciding if deciding in parts else None if None in parts else not deciding
 
@@ -68,19 +68,24 @@ def _yielded(program: Program, test: ast.expr) -> Values:
     """For `with first() as lead:`, the value that the generator `first` yields; for `lead and ...`,
     the same."""
     if isinstance(test, ast.BoolOp):
-        operands = [_asked(program, one) for one in test.values]
+        operands = [_asked(program, operand) for operand in test.values]
         return ranks.combined(test, operands)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return ranks.negated(_yielded(program, test.operand))
     bindings = program.bindings(test) if isinstance(test, ast.Name) else []
     calls = [
-        one.value for one in bindings if one.kind == "entered" and isinstance(one.value, ast.Call)
+        binding.value
+        for binding in bindings
+        if binding.kind == "entered" and isinstance(binding.value, ast.Call)
     ]
     functions = [program.function_of(call) for call in calls]
-    given = [
-        one.value for function in functions if function for one in nodes_in(function, ast.Yield)
+    yielded = [
+        statement.value
+        for function in functions
+        if function
+        for statement in nodes_in(function, ast.Yield)
     ]
-    return frozenset().union(*(program.values(one) for one in given))
+    return frozenset().union(*(program.values(value) for value in yielded))
 
 
 def conditions(
@@ -121,7 +126,7 @@ def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return split_condition(test.operand, not holds)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        return [part for one in test.values for part in split_condition(one, holds)]
+        return [part for operand in test.values for part in split_condition(operand, holds)]
     return [(test, holds)]
 
 

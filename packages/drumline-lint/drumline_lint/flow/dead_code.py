@@ -31,17 +31,18 @@ _PLAIN_DECORATORS = {
 def callers_in_ranks(program: Program, function: Definition) -> list[ast.Call]:
     """All certain and possible callers; empty if the function is passed on to unknown code."""
     names = [
-        last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list
+        last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        for decorator in function.decorator_list
     ]
     if not set(names) <= _PLAIN_DECORATORS:
         return []
-    found: list[ast.Call] = []
+    callers: list[ast.Call] = []
     for mention in _mentions(program, function):
         calls = _calls_by(program, mention)
         if not calls:
             return []
-        found += calls
-    return [call for call in found if not is_single_process(program, call)]
+        callers += calls
+    return [call for call in callers if not is_single_process(program, call)]
 
 
 def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
@@ -66,13 +67,15 @@ def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
 def _imported_as(program: Program, source: Source, name: str) -> Iterator[str]:
     """The file's own name for it: `from lib import NAME as other`."""
     for statement in program.index(source).every(ast.ImportFrom):
-        yield from (one.asname for one in statement.names if one.name == name and one.asname)
+        yield from (
+            alias.asname for alias in statement.names if alias.name == name and alias.asname
+        )
 
 
 def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
     values = program.values(node)
     return not values or any(
-        isinstance(one, Class | Function) and one.node is meant.node for one in values
+        isinstance(value, Class | Function) and value.node is meant.node for value in values
     )
 
 
@@ -90,8 +93,10 @@ def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
     index = program.index(program.source_of(mention))
     calls = [call for call in index.calls.get(target.id, ()) if isinstance(call.func, ast.Name)]
     named = {call.func for call in calls}
-    others = [one for one in index.every(ast.Name) if one.id == target.id and one not in named]
-    return calls if all(isinstance(one.ctx, ast.Store) for one in others) else []
+    mentions = [
+        name for name in index.every(ast.Name) if name.id == target.id and name not in named
+    ]
+    return calls if all(isinstance(mention.ctx, ast.Store) for mention in mentions) else []
 
 
 MOST_GIVEN_ON = 20
@@ -126,7 +131,7 @@ def always(program: Program, test: ast.expr) -> bool | None:
 def _of_name(program: Program, name: ast.Name) -> bool | None:
     """For a parameter; other switches are meant to be set by the user."""
     bindings = program.bindings(name)
-    parameters = [one.node for one in bindings if isinstance(one.node, ast.arg)]
+    parameters = [binding.node for binding in bindings if isinstance(binding.node, ast.arg)]
     is_one = len(bindings) == len(parameters) == 1
     return _of_parameter(program, parameters[0]) if is_one else None
 
@@ -138,19 +143,23 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     owner = None if function is None else enclosing_class(function)
     if owner is None or not _is_self(node):
         return None
-    given = _assigned(program, program.source_of(node), node.attr, owner)
-    parameter = given[0] if len(given) == 1 else None
-    found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
-    if found is None or any(
+    values = _assigned(program, program.source_of(node), node.attr, owner)
+    parameter = values[0] if len(values) == 1 else None
+    value = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
+    if value is None or any(
         word in program.source_of(node).text for word in ("setattr(", "__dict__", "vars(")
     ):
         return None  # it may be set by its name
-    others = (
-        one
-        for one in program.sources
-        if one is not program.source_of(node) and node.attr in one.text
+    other_sources = (
+        source
+        for source in program.sources
+        if source is not program.source_of(node) and node.attr in source.text
     )
-    return None if any(_assigned(program, one, node.attr, owner) for one in others) else found
+    return (
+        None
+        if any(_assigned(program, source, node.attr, owner) for source in other_sources)
+        else value
+    )
 
 
 def _assigned(
@@ -198,9 +207,9 @@ def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
         default.value is None or isinstance(default.value, bool)
     ):
         return None
-    said = set()
+    values = set()
     number = number_of(function, parameter)
     for call in callers_in_ranks(program, function):
-        given = argument(call, number, parameter.arg) or default
-        said.add(None if has_unknown_arguments(call) else always(program, given))
-    return said.pop() if len(said) == 1 else None
+        value = argument(call, number, parameter.arg) or default
+        values.add(None if has_unknown_arguments(call) else always(program, value))
+    return values.pop() if len(values) == 1 else None

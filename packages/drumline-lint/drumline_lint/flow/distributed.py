@@ -34,16 +34,20 @@ def distributed_sources(program: Program) -> set[Source]:
     file that does. Importing from such a file, or reading a rank, is not enough.
     """
     return {
-        one
-        for one in with_imported(program, _starting(program))
-        if not _is_group_of_one(program, one)
+        source
+        for source in with_imported(program, _starting(program))
+        if not _is_group_of_one(program, source)
     }
 
 
 def _is_group_of_one(program: Program, source: Source) -> bool:
     """Whether every process group of a file, and of those that it runs with, is given a
     `world_size` of 1."""
-    inits = [call for one in connected(program, source) for call in program.calls(one, INIT)]
+    inits = [
+        call
+        for connected_source in connected(program, source)
+        for call in program.calls(connected_source, INIT)
+    ]
     return bool(inits) and all(
         program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits
     )
@@ -75,16 +79,16 @@ def _starting(program: Program) -> set[Source]:
         if speaks_of_ranks(source)
         for call in program.calls(source, *STARTS)
     ]
-    found = set()
-    seen = set()
+    sources = set()
+    functions = set()
     while pending:
         call = pending.pop()
-        found.add(program.source_of(call))
+        sources.add(program.source_of(call))
         function = enclosing_function(call)
-        if function is not None and function not in seen:
-            seen.add(function)
+        if function is not None and function not in functions:
+            functions.add(function)
             pending += program.callers(function)
-    return found
+    return sources
 
 
 def speaks_of_ranks(source: Source) -> bool:
@@ -105,32 +109,32 @@ def projects(sources: Sequence[Source]) -> list[list[Source]]:
     everything = Files(sources)
     group = {source: {source} for source in sources}
     for source in sources:
-        for other in _imported(everything, source):
-            if group[other] is not group[source]:
-                smaller, larger = sorted((group[source], group[other]), key=len)
+        for imported in _imported(everything, source):
+            if group[imported] is not group[source]:
+                smaller, larger = sorted((group[source], group[imported]), key=len)
                 larger |= smaller
                 group.update(dict.fromkeys(smaller, larger))
     number = {source: place for place, source in enumerate(sources)}
-    found = {id(one): one for one in group.values()}
-    return [sorted(one, key=number.__getitem__) for one in found.values()]
+    groups = {id(members): members for members in group.values()}
+    return [sorted(members, key=number.__getitem__) for members in groups.values()]
 
 
 def _imported(everything: Files, source: Source) -> Iterator[Source]:
     for name in set(_names(source.text)):
         while name:
-            other = everything.module(name, source)
-            if other is not None:
-                yield other
+            imported = everything.module(name, source)
+            if imported is not None:
+                yield imported
             name = package_of(name)
 
 
 def _names(text: str) -> Iterator[str]:
     """All modules that may be imported: for `from a.b import c`, a.b and a.b.c."""
-    for found in _IMPORT.finditer(text):
-        if found["modules"]:
-            yield from _NAME.findall(found["modules"])
+    for statement in _IMPORT.finditer(text):
+        if statement["modules"]:
+            yield from _NAME.findall(statement["modules"])
             continue
-        package = found["package"]
+        package = statement["package"]
         joint = "" if package.endswith(".") else "."
         yield package
-        yield from (f"{package}{joint}{name}" for name in _NAME.findall(found["parts"]))
+        yield from (f"{package}{joint}{name}" for name in _NAME.findall(statement["parts"]))

@@ -55,22 +55,22 @@ class CallPath:
 
 def call_paths(program: Program, node: ast.AST) -> list[CallPath]:
     """All chains of calls on which a place is reached, as far as known."""
-    found = _ways(program, node)[:MOST_WAYS]
-    return found or [CallPath(frozenset(rank_tests_at(program, node)), "unknown")]
+    paths = _ways(program, node)[:MOST_WAYS]
+    return paths or [CallPath(frozenset(rank_tests_at(program, node)), "unknown")]
 
 
 def _ways(program: Program, node: ast.AST) -> list[CallPath]:
-    found = frozenset(rank_tests_at(program, node))
+    tests = frozenset(rank_tests_at(program, node))
     function = enclosing_function(node)
     if _is_of_no_rank(program, node):
-        return [CallPath(found, "parent")]
+        return [CallPath(tests, "parent")]
     if function is None and is_in_single_process_run(program, node):
-        return [CallPath(found, "parent")]
+        return [CallPath(tests, "parent")]
     if function is None:
-        return [CallPath(found, _beginning_of_file(program, program.source_of(node)))]
-    found |= guards_of_decorators(program, function)
+        return [CallPath(tests, _beginning_of_file(program, program.source_of(node)))]
+    tests |= guards_of_decorators(program, function)
     return [
-        CallPath(found | way.guards, way.begins) for way in _ways_to_function(program, function)
+        CallPath(tests | way.guards, way.begins) for way in _ways_to_function(program, function)
     ]
 
 
@@ -79,21 +79,21 @@ def _ways_to_function(
     program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> list[CallPath]:
     calls = program.callers(function) or _perhaps_callers(program, function)
-    found: list[CallPath] = []
+    paths: list[CallPath] = []
     if not calls:
-        found.append(
+        paths.append(
             CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function))
         )
     for call in calls:
         if function in program.started_functions(call) and last_name(call.func) != "Thread":
             # A new process: the conditions of its parent do not apply.
             is_lone = enclosing_function(call) is None and is_in_single_process_run(program, call)
-            found.append(CallPath(frozenset(), "parent" if is_lone else "ranks"))
+            paths.append(CallPath(frozenset(), "parent" if is_lone else "ranks"))
         else:
-            found += _ways(program, call)
-        if len(found) > MOST_WAYS:
+            paths += _ways(program, call)
+        if len(paths) > MOST_WAYS:
             break
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(paths))
 
 
 def _perhaps_callers(
@@ -149,11 +149,11 @@ def _is_without_ranks(program: Program, held: Conditions) -> bool:
     for test, holds in held:
         if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
             is_in = isinstance(test.ops[0], ast.In)
-            asked = isinstance(test.left, ast.Constant) and test.left.value in (
+            asks_for_rank = isinstance(test.left, ast.Constant) and test.left.value in (
                 *OF_VARIABLE,
                 "WORLD_SIZE",
             )
-            if asked and is_in != holds:
+            if asks_for_rank and is_in != holds:
                 return True
     return False
 
@@ -164,7 +164,7 @@ def starts_ranks(program: Program, node: ast.AST) -> bool:
     for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in _SPAWNING:
             return True
-        if any(_is_distributed(program, one) for one in program.started_functions(call)):
+        if any(_is_distributed(program, started) for started in program.started_functions(call)):
             return True
         function = program.function_of(call)
         if function is not None and starts_ranks(program, function):
@@ -221,27 +221,31 @@ def guards_of_decorators(
     program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Guards:
     """The conditions on ranks of a function's decorators, by their code or their name."""
-    found: set[RankTest] = set()
+    tests: set[RankTest] = set()
     for decorator in function.decorator_list:
         named = decorator.func if isinstance(decorator, ast.Call) else decorator
-        own = [value.node for value in program.values(named) if isinstance(value, Function)]
-        for one in own:
-            found.update(_guards_in_wrapper(program, one))
+        functions = [value.node for value in program.values(named) if isinstance(value, Function)]
+        for decorating in functions:
+            tests.update(_guards_in_wrapper(program, decorating))
         name = last_name(named).lower()
-        if not own and any(part in name for part in _GUARDING_DECORATORS) and "first" not in name:
-            found.add(RankTest("local" if "local" in name else "global", True))
-    return frozenset(found)
+        if (
+            not functions
+            and any(part in name for part in _GUARDING_DECORATORS)
+            and "first" not in name
+        ):
+            tests.add(RankTest("local" if "local" in name else "global", True))
+    return frozenset(tests)
 
 
 def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
     """The conditions under which a decorator, or the one that `only_on(rank)` makes, calls its
     function."""
     functions = [decorator, *nodes_in(decorator, *FUNCTIONS, into_functions=True)]
-    given = {one.arg for function in functions for one in function.args.args}
+    parameters = {parameter.arg for function in functions for parameter in function.args.args}
     calls = [
         call
         for call in nodes_in(decorator, ast.Call, into_functions=True)
-        if isinstance(call.func, ast.Name) and call.func.id in given
+        if isinstance(call.func, ast.Name) and call.func.id in parameters
     ]
     every = [frozenset(rank_tests_at(program, call)) for call in calls]
     return frozenset.intersection(*every) if every else frozenset()
@@ -270,9 +274,9 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
 
 def _is_sometimes(test: ast.expr) -> bool:
     """A remainder, a comparison of steps or times, or a flag computed from one; not `if train:`."""
-    if any(isinstance(one.op, ast.Mod) for one in nodes_in(test, ast.BinOp)):
+    if any(isinstance(operation.op, ast.Mod) for operation in nodes_in(test, ast.BinOp)):
         return True
-    words = {last_name(one).lower() for one in nodes_in(test, ast.Name, ast.Attribute)}
+    words = {last_name(name).lower() for name in nodes_in(test, ast.Name, ast.Attribute)}
     return any(part in word for word in words for part in _SOMETIMES)
 
 

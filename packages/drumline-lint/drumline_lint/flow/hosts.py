@@ -58,11 +58,11 @@ def _updated(program: Program, call: ast.Call) -> Iterator[Setting]:
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield Setting(keyword.arg, keyword.value, keyword)
-    for given in call.args:
-        written = [given, *(program.assigned(given) if isinstance(given, ast.Name) else [])]
-        for one in written:
-            if isinstance(one, ast.Dict):
-                for key, value in zip(one.keys, one.values, strict=True):
+    for values in call.args:
+        assigned = program.assigned(values) if isinstance(values, ast.Name) else []
+        for mapping in (values, *assigned):
+            if isinstance(mapping, ast.Dict):
+                for key, value in zip(mapping.keys, mapping.values, strict=True):
                     if key is not None:
                         yield from _set(program, key, value, key)
 
@@ -70,9 +70,9 @@ def _updated(program: Program, call: ast.Call) -> Iterator[Setting]:
 def _set(
     program: Program, name: ast.expr, value: ast.expr | None, node: ast.AST
 ) -> Iterator[Setting]:
-    for known in program.values(name):
-        if isinstance(known, ConstantValue) and isinstance(known.value, str):
-            yield Setting(known.value, value, node)
+    for constant in program.values(name):
+        if isinstance(constant, ConstantValue) and isinstance(constant.value, str):
+            yield Setting(constant.value, value, node)
 
 
 LOOPBACK = ("localhost", "127.", "::1", "[::1]")
@@ -100,10 +100,12 @@ def written_text(program: Program, expression: ast.expr | None, depth: int = 0) 
     ):
         return written_text(program, expression.args[0], depth + 1)
     if isinstance(expression, ast.Name) and depth < DEEPEST:
-        given = [
-            part for one in program.bindings(expression) for part in program.expressions_of(one)
+        origins = [
+            part
+            for binding in program.bindings(expression)
+            for part in program.expressions_of(binding)
         ]
-        texts = [written_text(program, one, depth + 1) for one in given]
+        texts = [written_text(program, origin, depth + 1) for origin in origins]
         return texts[0] if texts and None not in texts else None
     return None
 
@@ -149,7 +151,7 @@ def is_left_to_launcher(program: Program, node: ast.AST) -> bool:
 
 
 def _is_choice(test: ast.expr) -> bool:
-    return not any(one.id == "__name__" for one in nodes_in(test, ast.Name))
+    return not any(name.id == "__name__" for name in nodes_in(test, ast.Name))
 
 
 def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
@@ -179,7 +181,9 @@ def _counts_over_hosts(program: Program, rank: ast.expr | None, depth: int = 0) 
     if isinstance(rank, ast.BinOp):
         return True
     if isinstance(rank, ast.Name) and depth < DEEPEST:
-        given = [part for one in program.bindings(rank) for part in program.expressions_of(one)]
-        if any(_counts_over_hosts(program, one, depth + 1) for one in given):
+        origins = [
+            part for binding in program.bindings(rank) for part in program.expressions_of(binding)
+        ]
+        if any(_counts_over_hosts(program, origin, depth + 1) for origin in origins):
             return True
     return bool({Rank("global"), Rank("node")} & program.values(rank))

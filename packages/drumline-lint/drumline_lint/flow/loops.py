@@ -48,8 +48,8 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
 def _loops_around_backward(program: Program) -> list[Loop]:
     """From each `.backward()` outwards, and through the callers of its function, up to the first
     loop."""
-    found: dict[Loop, None] = {}
-    seen: set[ast.AST] = set()
+    loops: dict[Loop, None] = {}
+    functions: set[ast.AST] = set()
     pending: list[ast.AST] = [
         call
         for source in program.sources
@@ -62,16 +62,24 @@ def _loops_around_backward(program: Program) -> list[Loop]:
         loop = loop_around(node)
         function = enclosing_function(node)
         if loop is not None:
-            found[loop] = None
-        if function is not None and function not in seen and (loop is None or _is_generator(loop)):
-            seen.add(function)
+            loops[loop] = None
+        if (
+            function is not None
+            and function not in functions
+            and (loop is None or _is_generator(loop))
+        ):
+            functions.add(function)
             callers = program.callers(function)
             pending += callers if loop is None else []
             if _is_generator(function):
-                found.update(
-                    dict.fromkeys(one for one in map(_loop_over, callers) if one is not None)
+                loops.update(
+                    dict.fromkeys(
+                        caller_loop
+                        for caller_loop in map(_loop_over, callers)
+                        if caller_loop is not None
+                    )
                 )
-    return list(found)
+    return list(loops)
 
 
 def loop_around(node: ast.AST) -> Loop | None:
@@ -110,17 +118,17 @@ def evaluation_loops(program: Program, source: Source) -> list[Loop]:
 
 def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
     """The loops around a loop, in its function and in its callers, innermost first."""
-    seen: set[ast.AST] = set()
+    visited: set[ast.AST] = set()
     pending = [loop]
     while pending:
         node = pending.pop(0)
         for outer in ancestors(node):
-            if isinstance(outer, LOOPS) and outer not in seen:
-                seen.add(outer)
+            if isinstance(outer, LOOPS) and outer not in visited:
+                visited.add(outer)
                 yield outer
         function = enclosing_function(node)
-        if function is not None and function not in seen:
-            seen.add(function)
+        if function is not None and function not in visited:
+            visited.add(function)
             pending += program.callers(function)
 
 
@@ -203,7 +211,9 @@ def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:
 
 
 def _is_without_gradients(program: Program, loop: Loop) -> bool:
-    if any(_is_off(program, one) for one in nodes_in(loop, ast.With)) or _is_all_off(program, loop):
+    if any(_is_off(program, block) for block in nodes_in(loop, ast.With)) or _is_all_off(
+        program, loop
+    ):
         return True
     function = enclosing_function(loop)
     callers = [] if function is None else program.callers(function)
@@ -216,7 +226,7 @@ def has_gradients_off(program: Program, node: ast.AST) -> bool:
         if isinstance(outer, ast.With) and _is_off(program, outer):
             return True
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            return any(_is_no_grad(program, one) for one in outer.decorator_list)
+            return any(_is_no_grad(program, decorator) for decorator in outer.decorator_list)
     return False
 
 
@@ -236,7 +246,9 @@ def _is_all_off(program: Program, node: ast.AST) -> bool:
 
 def _is_given_false(call: ast.Call) -> bool:
     """`model.train(False)` is `model.eval()`."""
-    return any(isinstance(one, ast.Constant) and one.value is False for one in call.args)
+    return any(
+        isinstance(argument, ast.Constant) and argument.value is False for argument in call.args
+    )
 
 
 def _is_off(program: Program, block: ast.With) -> bool:

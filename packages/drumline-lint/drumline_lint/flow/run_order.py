@@ -28,18 +28,18 @@ def ordered_actions(nodes: Sequence[ast.AST]) -> list[Action]:
 
     The caller handles the body of a `with`, which depends on its context manager.
     """
-    found: list[Action] = []
+    actions: list[Action] = []
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in reversed(nodes)]
     while stack:
         node, are_parts_done = stack.pop()
         if are_parts_done or isinstance(node, _AS_THEY_ARE):
             assert isinstance(node, (*_AS_THEY_ARE, *_AFTER_THEIR_PARTS))
-            found.append(node)
+            actions.append(node)
             continue
         if isinstance(node, _AFTER_THEIR_PARTS):
             stack.append((node, True))
         stack += [(part, False) for part in reversed(_parts(node))]
-    return found
+    return actions
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
@@ -90,13 +90,15 @@ def found_in_runs(program: Program, source: Source, find: Finds[Found]) -> dict[
 def all_runs(program: Program) -> list[Run]:
     """The runs of every script of the distributed files, and of every `main` without callers."""
     every = _in_order(program)
-    found = [script(program, source) for source in every if _is_script(program, source)]
-    return found + [main for source in every for main in _mains(program, source)]
+    runs = [script(program, source) for source in every if _is_script(program, source)]
+    return runs + [main for source in every for main in _mains(program, source)]
 
 
 @cached_query
 def all_imported(program: Program) -> set[Source]:
-    return {other for source in _in_order(program) for other in imported_sources(program, source)}
+    return {
+        imported for source in _in_order(program) for imported in imported_sources(program, source)
+    }
 
 
 @cached_query
@@ -108,9 +110,11 @@ def script(program: Program, source: Source) -> Run:
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
     """The calls that started its process; empty for the script's own process and its threads."""
     starting = (
-        one for one in step.through if isinstance(one, ast.Call) and program.started_functions(one)
+        call
+        for call in step.through
+        if isinstance(call, ast.Call) and program.started_functions(call)
     )
-    return tuple(one for one in starting if last_name(one.func) != "Thread")
+    return tuple(call for call in starting if last_name(call.func) != "Thread")
 
 
 def _is_called(program: Program, source: Source, function: FunctionNode) -> bool:
@@ -123,20 +127,20 @@ def _is_called(program: Program, source: Source, function: FunctionNode) -> bool
 
 @cached_query
 def _found_by_source(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
-    found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
+    by_source: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
     for run in all_runs(program):
         for node, what in find(program, run):
-            found[program.source_of(node)].setdefault(node, what)
-    return found
+            by_source[program.source_of(node)].setdefault(node, what)
+    return by_source
 
 
 @cached_query
 def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
-    found: dict[Source, list[Run]] = defaultdict(list)
+    by_source: dict[Source, list[Run]] = defaultdict(list)
     for run in all_runs(program):
         for source in {program.source_of(step.call): None for step in run}:
-            found[source].append(run)
-    return found
+            by_source[source].append(run)
+    return by_source
 
 
 def _is_script(program: Program, source: Source) -> bool:
@@ -148,11 +152,13 @@ def _is_script(program: Program, source: Source) -> bool:
 def _mains(program: Program, source: Source) -> list[Run]:
     """A `main` without callers is called by a package's entry point."""
     return [
-        _RunWalk(program, source).over(one, one.body, _Frame(functions=frozenset({one})))
-        for one in program.tree(source).body
-        if isinstance(one, ast.FunctionDef)
-        and one.name == "main"
-        and not _is_called(program, source, one)
+        _RunWalk(program, source).over(
+            function, function.body, _Frame(functions=frozenset({function}))
+        )
+        for function in program.tree(source).body
+        if isinstance(function, ast.FunctionDef)
+        and function.name == "main"
+        and not _is_called(program, source, function)
     ]
 
 
@@ -192,8 +198,8 @@ class _RunWalk:
 
     def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame) -> Run:
         self.stack = self._in_turn(owner, body, frame)
-        found: Run = []
-        while self.stack and len(found) < MOST_STEPS:
+        steps: Run = []
+        while self.stack and len(steps) < MOST_STEPS:
             todo = self.stack.pop()
             node = todo.node
             frame = todo.frame
@@ -201,7 +207,7 @@ class _RunWalk:
                 assert isinstance(node, FUNCTIONS)
                 self._enter(node, todo, todo.entered_by)
             elif isinstance(node, ast.Call):
-                found.append(Step(node, frame.through))
+                steps.append(Step(node, frame.through))
                 self._call(node, todo)
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node, frame)
@@ -210,7 +216,7 @@ class _RunWalk:
             elif frame.at_yield:
                 self.stack += frame.at_yield
                 frame.at_yield.clear()
-        return found
+        return steps
 
     def _in_turn(self, owner: object, nodes: Sequence[ast.AST], frame: _Frame) -> list[_Todo]:
         done = self.program.cached(("doings", owner), lambda: ordered_actions(nodes))
@@ -235,13 +241,15 @@ class _RunWalk:
         self.stack += self._in_turn(function, body, inner)
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
-        others = [one for one in imported_by(self.program, node) if one not in self.imported]
-        if not others:
+        sources = [
+            source for source in imported_by(self.program, node) if source not in self.imported
+        ]
+        if not sources:
             return
-        self.imported.update(others)
+        self.imported.update(sources)
         inner = _Frame(frame.functions, (*frame.through, node))
-        for other in reversed(list(dict.fromkeys(others))):
-            self.stack += self._in_turn(other.tree, _done_at_import(self.program, other), inner)
+        for source in reversed(list(dict.fromkeys(sources))):
+            self.stack += self._in_turn(source.tree, _done_at_import(self.program, source), inner)
 
     def _with(self, node: ast.With | ast.AsyncWith, frame: _Frame) -> None:
         """A context manager up to its `yield`, or its `__enter__`; the body; and its rest."""
@@ -254,7 +262,7 @@ class _RunWalk:
                 todo = [_Todo(expression, frame, rest=todo), *before[1:]]
             else:
                 enter, leave = (
-                    [_Todo(one, frame, entered_by=node) for one in part] for part in manager
+                    [_Todo(method, frame, entered_by=node) for method in part] for part in manager
                 )
                 todo = [*leave, *todo, *enter, *before]
         self.stack += todo
@@ -279,21 +287,27 @@ def _with_methods(
 ) -> tuple[list[FunctionNode], list[FunctionNode]]:
     """`__enter__` and `__exit__` of a class of the given files."""
     classes = [value.of for value in program.values(expression) if isinstance(value, Instance)][:1]
-    found = [[program.method(one, name) for one in classes] for name in ("__enter__", "__exit__")]
-    enter, leave = ([one for one in part if one is not None] for part in found)
+    methods = [
+        [program.method(class_, name) for class_ in classes] for name in ("__enter__", "__exit__")
+    ]
+    enter, leave = ([method for method in part if method is not None] for part in methods)
     return enter, leave
 
 
 @cached_query
 def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
     """Its top-level statements, without `if __name__ == "__main__"`."""
-    return [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)]
+    return [
+        statement
+        for statement in program.tree(source).body
+        if not is_for_script(statement) and _may_call(statement)
+    ]
 
 
 def is_for_script(statement: ast.stmt) -> bool:
     """`if __name__ == "__main__":`"""
     return isinstance(statement, ast.If) and "__name__" in {
-        one.id for one in nodes_in(statement.test, ast.Name)
+        name.id for name in nodes_in(statement.test, ast.Name)
     }
 
 

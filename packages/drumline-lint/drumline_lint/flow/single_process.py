@@ -24,6 +24,7 @@ from drumline_lint.program.queries import cached_query
 from drumline_lint.program.ranks import OF_FUNCTION, is_world_size
 from drumline_lint.program.tree import (
     ancestors,
+    branches_of,
     enclosing_class,
     enclosing_function,
     last_name,
@@ -46,7 +47,7 @@ def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
     """For code outside of functions: whether it runs only in a run that starts no process group."""
     source = program.source_of(node)
     is_main = any(
-        isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *ancestors(node))
+        isinstance(outer, ast.stmt) and is_for_script(outer) for outer in (node, *ancestors(node))
     )
     is_script = is_main or source not in all_imported(program)
     return is_script and _is_lone(program, source)
@@ -63,7 +64,9 @@ def _is_lone(program: Program, source: Source) -> bool:
         return False
     wrapping = _wrapping(program, run)
     elsewhere = [
-        _wrapping(program, other) for other in all_runs(program) if _starts_group(program, other)
+        _wrapping(program, other_run)
+        for other_run in all_runs(program)
+        if _starts_group(program, other_run)
     ]
     return wrapping <= set().union(*elsewhere)
 
@@ -83,8 +86,8 @@ def _may_start(program: Program, call: ast.Call) -> bool:
     if program.function_of(call) is not None:
         return False
     name = last_name(call.func)
-    own = (name, isinstance(call.func, ast.Attribute))
-    is_of_files = not named and own in _starting(program)
+    function_key = (name, isinstance(call.func, ast.Attribute))
+    is_of_files = not named and function_key in _starting(program)
     return is_of_files or bool(_MAY_START.search(name))
 
 
@@ -93,12 +96,12 @@ def _starting(program: Program) -> set[tuple[str, bool]]:
     """The names of all functions that start a process group, directly or not, and whether they are
     methods."""
     pending = list(program.all_calls(INIT))
-    seen = set[ast.AST]()
+    functions = set[ast.AST]()
     names = set()
     while pending:
         function = enclosing_function(pending.pop())
-        if function is not None and function not in seen:
-            seen.add(function)
+        if function is not None and function not in functions:
+            functions.add(function)
             names.add((function.name, enclosing_class(function) is not None))
             pending += program.callers(function)
     return names
@@ -166,7 +169,7 @@ def _begins_there(program: Program, node: ast.AST, test: ast.expr) -> bool:
     branches = parent_of(test)
     if not isinstance(branches, ast.If) or branches not in ancestors(node):
         return False
-    is_body = any(one in branches.body for one in (node, *ancestors(node)))
+    is_body = any(outer in branches.body for outer in (node, *ancestors(node)))
     return _starts(program, branches.body if is_body else branches.orelse, {INIT})
 
 
@@ -174,9 +177,13 @@ def _says_one(program: Program, test: ast.expr, holds: bool) -> bool:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _says_one(program, test.operand, not holds)
     if isinstance(test, ast.BoolOp):
-        parts = [one for one in test.values if not _is_about_support(one)]
-        said = [_says_one(program, one, holds) for one in parts]
-        return any(said) if isinstance(test.op, ast.And) is holds else bool(said) and all(said)
+        parts = [part for part in test.values if not _is_about_support(part)]
+        answers = [_says_one(program, part, holds) for part in parts]
+        return (
+            any(answers)
+            if isinstance(test.op, ast.And) is holds
+            else bool(answers) and all(answers)
+        )
     return says_distributed(program, test) is (not holds) and not _is_about_device(test)
 
 
@@ -195,8 +202,10 @@ def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
     """In which branches a process group is started; not checked if the condition itself decides."""
     if says_distributed(program, branches.test) is not None:
         return (False, False)
-    begun, other = (_starts(program, block, {INIT}) for block in (branches.body, branches.orelse))
-    return (begun, other)
+    begun, otherwise = (
+        _starts(program, block, {INIT}) for block in (branches.body, branches.orelse)
+    )
+    return (begun, otherwise)
 
 
 def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
@@ -204,10 +213,8 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
     inner = node
     for outer in ancestors(node):
         if isinstance(outer, ast.If) and inner is not outer.test:
-            own, other = (
-                (outer.body, outer.orelse) if inner in outer.body else (outer.orelse, outer.body)
-            )
-            if _starts(program, other) and not _starts(program, own):
+            taken_branch, other_branch = branches_of(outer, inner)
+            if _starts(program, other_branch) and not _starts(program, taken_branch):
                 return True
         inner = outer
     return False
@@ -231,20 +238,20 @@ def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool |
         inner = says_distributed(program, test.operand, depth)
         return None if inner is None else not inner
     if isinstance(test, ast.BoolOp):
-        parts = {says_distributed(program, one, depth) for one in test.values}
-        wanted = isinstance(test.op, ast.And)
-        return wanted if wanted in parts else None
+        parts = {says_distributed(program, part, depth) for part in test.values}
+        deciding = isinstance(test.op, ast.And)
+        return deciding if deciding in parts else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _said_by_comparison(program, test)
     if _named(test).lower().strip("_") in _FLAGS:
         return True
     if isinstance(test, ast.Name) and depth < DEEPEST:
-        said = {
-            says_distributed(program, one, depth + 1)
-            for one in written_values(program, test)
-            if one is not test
+        answers = {
+            says_distributed(program, origin, depth + 1)
+            for origin in written_values(program, test)
+            if origin is not test
         }
-        return said.pop() if len(said) == 1 else None
+        return answers.pop() if len(answers) == 1 else None
     return None
 
 
@@ -271,12 +278,15 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
             "LOCAL_RANK",
         )
         return isinstance(operator, ast.In) if is_asked else None
-    known = [value.value for value in program.values(right) if isinstance(value, ConstantValue)]
-    if _named(left) == "launcher" and known in (["none"], [None], [""]):
+    constants = [value.value for value in program.values(right) if isinstance(value, ConstantValue)]
+    if _named(left) == "launcher" and constants in (["none"], [None], [""]):
         return isinstance(operator, ast.NotEq | ast.IsNot)
-    if any(isinstance(value, Rank) for value in program.values(left)) and known in ([-1], [None]):
+    if any(isinstance(value, Rank) for value in program.values(left)) and constants in (
+        [-1],
+        [None],
+    ):
         return isinstance(operator, ast.NotEq | ast.IsNot | ast.Gt)
-    if _counts_processes(left) and known in ([1], [2], [0]):
+    if _counts_processes(left) and constants in ([1], [2], [0]):
         return isinstance(operator, ast.Gt | ast.GtE | ast.NotEq)
     return None
 

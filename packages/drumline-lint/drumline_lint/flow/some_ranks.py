@@ -38,9 +38,9 @@ class RankFilter:
 
 def calls_under_rank_tests(program: Program, source: Source) -> Iterator[ast.Call]:
     """The calls in functions with conditions on ranks; the others need no closer check."""
-    found = _scopes_with_rank_tests(program, source)
-    for call in program.index(source).every(ast.Call) if found else ():
-        if scope_of(call) in found:
+    scopes = _scopes_with_rank_tests(program, source)
+    for call in program.index(source).every(ast.Call) if scopes else ():
+        if scope_of(call) in scopes:
             yield call
 
 
@@ -50,17 +50,19 @@ def _scopes_with_rank_tests(program: Program, source: Source) -> set[ast.AST]:
     index = program.index(source)
     # A model runs its `forward`, which has many conditions, seldom on ranks.
     conditional = [
-        one
+        node
         for kind in (ast.If, ast.IfExp, ast.While)
-        for one in index.every(kind)
-        if getattr(scope_of(one), "name", "") != "forward"
+        for node in index.every(kind)
+        if getattr(scope_of(node), "name", "") != "forward"
     ]
-    found: set[ast.AST] = {scope_of(one) for one in conditional if rank_tests(program, one.test)}
-    for one in index.every(ast.BoolOp):
-        if isinstance(parent_of(one), ast.Expr) and rank_tests(program, one.values[0]):
-            found.add(scope_of(one))
+    scopes: set[ast.AST] = {
+        scope_of(node) for node in conditional if rank_tests(program, node.test)
+    }
+    for operation in index.every(ast.BoolOp):
+        if isinstance(parent_of(operation), ast.Expr) and rank_tests(program, operation.values[0]):
+            scopes.add(scope_of(operation))
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
-    return found | {one for one in functions if one.decorator_list}
+    return scopes | {function for function in functions if function.decorator_list}
 
 
 def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
@@ -77,8 +79,10 @@ def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
     if left:
         return RankFilter(left, by_exit=True, region=_rest(call))
     function = enclosing_function(call)
-    asked = () if function is None else _certain(guards_of_decorators(program, function))
-    return RankFilter(asked, by_exit=False, region=_rest(call)) if asked else None
+    decorator_tests = () if function is None else _certain(guards_of_decorators(program, function))
+    return (
+        RankFilter(decorator_tests, by_exit=False, region=_rest(call)) if decorator_tests else None
+    )
 
 
 def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest, ...]:
@@ -89,10 +93,10 @@ def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest,
 def _is_for_one_process(program: Program, call: ast.Call) -> bool:
     """Under `if not distributed`, also together with a rank; not `if not distributed or rank ==
     0`."""
-    known = held_conditions(program, call)
+    held = held_conditions(program, call)
     return any(
         says_distributed(program, test) is (not holds)
-        for test, holds in known
+        for test, holds in held
         if not rank_tests(program, test)
     )
 
@@ -113,14 +117,16 @@ def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> 
     """Whether the rank is compared with a loop variable; a loop variable in another condition does
     not count."""
     sides = [compare.left, *compare.comparators]
-    ranks = [one for one in sides if any(isinstance(value, Rank) for value in program.values(one))]
+    ranks = [
+        side for side in sides if any(isinstance(value, Rank) for value in program.values(side))
+    ]
     return bool(ranks) and any(
-        turns & {n.id for n in nodes_in(one, ast.Name)} for one in sides if one not in ranks
+        turns & {n.id for n in nodes_in(side, ast.Name)} for side in sides if side not in ranks
     )
 
 
 def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
-    found: tuple[ast.AST, ...] = (statement_of(call),)
+    block: tuple[ast.AST, ...] = (statement_of(call),)
     inner: ast.AST = call
     for outer in ancestors(call):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -130,16 +136,18 @@ def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
             and inner is not outer.test
             and rank_tests(program, outer.test)
         ):
-            found = tuple(outer.body if inner in outer.body else outer.orelse)
+            block = tuple(outer.body if inner in outer.body else outer.orelse)
         inner = outer
-    return found
+    return block
 
 
 def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
     function = enclosing_function(call)
     body = function.body if function is not None else []
     around = [call, *ancestors(call)]
-    first = next((number for number, one in enumerate(body) if one in around), len(body))
+    first = next(
+        (number for number, statement in enumerate(body) if statement in around), len(body)
+    )
     return (*body[first:],) or (statement_of(call),)
 
 
@@ -161,4 +169,4 @@ def is_within(node: ast.AST, name: str) -> bool:
         if isinstance(outer, ast.With)
         for item in outer.items
     ]
-    return any(isinstance(one, ast.Call) and last_name(one.func) == name for one in items)
+    return any(isinstance(item, ast.Call) and last_name(item.func) == name for item in items)

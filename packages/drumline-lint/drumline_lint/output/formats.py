@@ -20,7 +20,7 @@ def as_json(report: Report) -> str:
         "version": VERSION,
         "files": report.files_read,
         "findings": [_finding(report, finding) for finding in report.findings],
-        "problems": [_finding(report, said) for said in report.problems],
+        "problems": [_finding(report, problem) for problem in report.problems],
         "summary": {
             "shown": _counts(report.findings),
             "not_shown": _counts(report.hidden),

@@ -61,14 +61,14 @@ def _found(report: Report) -> str:
 
 
 def _problems(report: Report) -> str:
-    paths = {said.place.path for said in report.problems if said.rule == UNREADABLE.id}
+    paths = {problem.place.path for problem in report.problems if problem.rule == UNREADABLE.id}
     unwritten = sum(path in report.unwritten for path in paths)
     unread = len(paths) - unwritten
-    failed = sum(said.rule == RULE_FAILED.id for said in report.problems)
-    said = [f"{plural(unread, 'file')} could not be read"] if unread else []
-    said += [f"{plural(unwritten, 'file')} could not be written"] if unwritten else []
-    said += [f"a rule failed {plural(failed, 'time')}"] if failed else []
-    return ", ".join(said)
+    failed = sum(problem.rule == RULE_FAILED.id for problem in report.problems)
+    sentences = [f"{plural(unread, 'file')} could not be read"] if unread else []
+    sentences += [f"{plural(unwritten, 'file')} could not be written"] if unwritten else []
+    sentences += [f"a rule failed {plural(failed, 'time')}"] if failed else []
+    return ", ".join(sentences)
 
 
 def _sum(counts: Mapping[Severity, int]) -> str:

@@ -43,17 +43,23 @@ def reaching_bindings(
     use."""
     if len(bindings) == 1:
         return list(bindings)
-    own = [
-        one for one in bindings if isinstance(one.node, ast.comprehension) and _is_within(use, one)
+    in_comprehension = [
+        binding
+        for binding in bindings
+        if isinstance(binding.node, ast.comprehension) and _is_within(use, binding)
     ]
-    if own:
-        return own
-    plain = [one for one in bindings if not isinstance(one.node, ast.comprehension)]
+    if in_comprehension:
+        return in_comprehension
+    plain = [binding for binding in bindings if not isinstance(binding.node, ast.comprehension)]
     scope = scope_of(use)
     walk = program.cached((_BindingWalk, scope, use.id), lambda: _BindingWalk(plain, scope))
     state = walk.before(use)
-    state |= {one for one in walk.elsewhere if None in state or not isinstance(one.node, ast.arg)}
-    return [one for one in plain if one in state] or plain or list(bindings)
+    state |= {
+        binding
+        for binding in walk.elsewhere
+        if None in state or not isinstance(binding.node, ast.arg)
+    }
+    return [binding for binding in plain if binding in state] or plain or list(bindings)
 
 
 def _is_within(use: ast.AST, binding: Binding) -> bool:
@@ -80,7 +86,7 @@ class _BindingWalk:
             if (
                 not chain
                 or isinstance(binding.node, ast.arg)
-                or any(isinstance(one, SCOPES) for one in chain[1:-1])
+                or any(isinstance(node, SCOPES) for node in chain[1:-1])
             ):
                 self.elsewhere.append(binding)
                 continue
@@ -116,7 +122,7 @@ class _BindingWalk:
                 else [*outer.body, *outer.handlers, *outer.orelse]
             )
             state |= {
-                binding for one in self._held(outer, earlier) for binding in self.by_node[one]
+                binding for node in self._held(outer, earlier) for binding in self.by_node[node]
             }
         if isinstance(child, _BRANCHES):
             return state
@@ -132,21 +138,23 @@ class _BindingWalk:
 
     def _opened(self, outer: ast.AST) -> State:
         """What the head of a statement binds for its body."""
-        own = [
-            one
-            for one in self.by_node.get(outer, ())
-            if one.node is outer and not isinstance(outer, SCOPES)
+        opening = [
+            binding
+            for binding in self.by_node.get(outer, ())
+            if binding.node is outer and not isinstance(outer, SCOPES)
         ]
         heads = [
-            one for one in self.inner.get(outer, ()) if not isinstance(one, (ast.stmt, *_BRANCHES))
+            part
+            for part in self.inner.get(outer, ())
+            if not isinstance(part, (ast.stmt, *_BRANCHES))
         ]
-        return frozenset([*own, *(binding for head in heads for binding in self.by_node[head])])
+        return frozenset([*opening, *(binding for head in heads for binding in self.by_node[head])])
 
     def _earlier_in_line(self, outer: ast.AST, child: ast.AST) -> State:
         """`(n := f()) and g(n)`; the name of an assignment is not bound while its value is
         computed."""
         first = child.context_expr if isinstance(child, ast.withitem) else child
-        found = set()
+        earlier = set()
         for binding in self.by_node[outer]:
             node: ast.AST = binding.node
             between = list(takewhile(lambda one: one is not outer, (node, *ancestors(node))))
@@ -162,8 +170,8 @@ class _BindingWalk:
                 and position(node) < position(first)
                 and not any(isinstance(o, ast.stmt) for o in between)
             ):
-                found.add(binding)
-        return frozenset(found)
+                earlier.add(binding)
+        return frozenset(earlier)
 
     def _held(self, outer: ast.AST, parts: Sequence[ast.AST]) -> list[ast.AST]:
         members = set(parts)
@@ -195,47 +203,47 @@ class _BindingWalk:
 
     def _after_if(self, statement: ast.If, state: State) -> State:
         """Each branch, except those that exit. An `elif` is an `if` in the `else`."""
-        found: State = frozenset()
+        after: State = frozenset()
         rest: list[ast.stmt] = [statement]
         outer: ast.AST = statement
         while len(rest) == 1 and isinstance(branch := rest[0], ast.If):
             state = frozenset(self.by_node.get(branch.test, ())) or state
             if not isinstance(branch.body[-1], _LEAVING):
-                found |= self._after_all(self._held(branch, branch.body), state)
+                after |= self._after_all(self._held(branch, branch.body), state)
             rest = branch.orelse
             outer = branch
         if rest and isinstance(rest[-1], _LEAVING):
-            return found
-        return found | self._after_all(self._held(outer, rest), state)
+            return after
+        return after | self._after_all(self._held(outer, rest), state)
 
     def _after_try(self, statement: ast.Try | ast.TryStar, state: State) -> State:
         tried = self._held(statement, statement.body)
-        found = self._after_all(
+        after = self._after_all(
             self._held(statement, statement.orelse), self._after_all(tried, state)
         )
-        anywhere = state | {binding for one in tried for binding in self.by_node[one]}
+        anywhere = state | {binding for node in tried for binding in self.by_node[node]}
         for handler in statement.handlers:
             if not isinstance(handler.body[-1], _LEAVING):
-                found |= self._after_all(
+                after |= self._after_all(
                     self._held(handler, handler.body), self._opened(handler) or anywhere
                 )
-        return self._after_all(self._held(statement, statement.finalbody), found)
+        return self._after_all(self._held(statement, statement.finalbody), after)
 
 
 def of_name(program: ProgramView, node: ast.Name) -> Values:
     bindings = bindings_of(program, node)
     if bindings is None:
         return _of_unbound(program, node)
-    found: Values = frozenset().union(*(bound(program, binding) for binding in bindings))
-    if not found and any(_is_looked_up(program, binding.value) for binding in bindings):
+    values: Values = frozenset().union(*(bound(program, binding) for binding in bindings))
+    if not values and any(_is_looked_up(program, binding.value) for binding in bindings):
         return NOTHING
-    return found or ranks.by_name(node.id)
+    return values or ranks.by_name(node.id)
 
 
 def _is_looked_up(program: ProgramView, value: ast.expr | None) -> bool:
     """`rank = pool[rank]` is no longer a rank, whatever its name is."""
     index = value.slice if isinstance(value, ast.Subscript) else None
-    return any(isinstance(one, Rank) for one in program.values(index))
+    return any(isinstance(value, Rank) for value in program.values(index))
 
 
 @cached_query
@@ -259,17 +267,19 @@ def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
     """The expressions that may have been assigned to a name, without loops and functions."""
     bindings = bindings_of(program, name) or []
     return [
-        one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")
+        binding.value
+        for binding in bindings
+        if binding.value is not None and binding.kind in ("assign", "entered")
     ]
 
 
 def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
     source = source_of(node)
     for binding in program.files.index(source).scopes[source.tree].names.get("*", ()):
-        other = program.files.module(binding.imported, source)
-        if other is not None and (found := exported(program, other, node.id)):
-            return found
-        if other is None and binding.imported.startswith("torch"):
+        module = program.files.module(binding.imported, source)
+        if module is not None and (values := exported(program, module, node.id)):
+            return values
+        if module is None and binding.imported.startswith("torch"):
             return frozenset({Library(names.canonical(f"{binding.imported}.{node.id}"))})
     return ranks.by_name(node.id) or frozenset({Library(node.id)})
 
@@ -280,12 +290,14 @@ def exported(program: ProgramView, source: Source, name: str) -> Values:
 
 def _export(program: ProgramView, source: Source, name: str) -> Values:
     every = program.files.index(source).scopes[source.tree].names
-    found: Values = frozenset().union(*(bound(program, binding) for binding in every.get(name, ())))
+    values: Values = frozenset().union(
+        *(bound(program, binding) for binding in every.get(name, ()))
+    )
     for star in every.get("*", ()):
-        other = program.files.module(star.imported, source)
-        if not found and other is not None:
-            found = exported(program, other, name)
-    return found
+        module = program.files.module(star.imported, source)
+        if not values and module is not None:
+            values = exported(program, module, name)
+    return values
 
 
 def bound(program: ProgramView, binding: Binding) -> Values:

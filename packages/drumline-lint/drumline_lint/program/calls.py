@@ -21,12 +21,12 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
     if number is None or not 0 <= number < len(call.args):
         return None
     before = call.args[: number + 1]
-    return None if any(isinstance(one, ast.Starred) for one in before) else call.args[number]
+    return None if any(isinstance(value, ast.Starred) for value in before) else call.args[number]
 
 
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Whether `*args` or `**kwargs` may give more than is written."""
-    return any(isinstance(one, ast.Starred) for one in call.args) or any(
+    return any(isinstance(value, ast.Starred) for value in call.args) or any(
         k.arg is None for k in call.keywords
     )
 
@@ -50,12 +50,12 @@ def default_of(
     every = [*function.args.posonlyargs, *function.args.args]
     defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
     named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    defaults |= {one: default for one, default in named if default is not None}
+    defaults |= {keyword: default for keyword, default in named if default is not None}
     return defaults.get(parameter)
 
 
 def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    is_static = any(last_name(one) == "staticmethod" for one in function.decorator_list)
+    is_static = any(last_name(decorator) == "staticmethod" for decorator in function.decorator_list)
     return enclosing_class(function) is not None and not is_static
 
 
@@ -73,23 +73,23 @@ def calls_in(program: ProgramView, source: Source, wanted: tuple[str, ...]) -> I
     if not any(last in source.text for last in by_last):
         return iter(())
     calls = program.files.index(source).calls
-    found = [
+    matching = [
         call
         for last in by_last
         for call in calls.get(last, ())
         if program.name_of(call.func) in by_last[last]
     ]
     for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
-        found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
-    return iter(sorted(found, key=position))
+        matching += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
+    return iter(sorted(matching, key=position))
 
 
 @cache
 def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    by_last: dict[str, set[str]] = defaultdict(set)
     for name in wanted:
-        found[name.rpartition(".")[2]].add(name)
-    return found
+        by_last[name.rpartition(".")[2]].add(name)
+    return by_last
 
 
 def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[str]:
@@ -102,14 +102,14 @@ def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[
 @cached_query
 def _all_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
     """By the full name of what is imported, and by the last name of what is assigned."""
-    found: dict[str, set[str]] = defaultdict(set)
+    by_meaning: dict[str, set[str]] = defaultdict(set)
     for scope in program.files.index(source).scopes.values():
         for name, bindings in scope.names.items():
             for binding in bindings:
                 if binding.imported:
-                    found[names.canonical(binding.imported)].add(name)
+                    by_meaning[names.canonical(binding.imported)].add(name)
                 elif (
                     isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign"
                 ):
-                    found[last_name(binding.value)].add(name)
-    return found
+                    by_meaning[last_name(binding.value)].add(name)
+    return by_meaning

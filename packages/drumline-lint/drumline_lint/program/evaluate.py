@@ -39,14 +39,14 @@ PASSING_METHODS = set(
 
 
 def of_call(program: ProgramView, node: ast.Call) -> Values:
-    found: set[Value] = set()
+    values: set[Value] = set()
     callees = program.values(node.func)
     for callee in callees:
-        found |= _called(program, callee, node)
-    if not found and last_name(node.func):
+        values |= _called(program, callee, node)
+    if not values and last_name(node.func):
         named = frozenset(callee for callee in callees if isinstance(callee, Rank | RankTest))
         return named or ranks.by_name(last_name(node.func))
-    return frozenset(found)
+    return frozenset(values)
 
 
 def _called(program: ProgramView, callee: Value, node: ast.Call) -> Values:
@@ -82,38 +82,40 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
 
 
 def evaluate(program: ProgramView, expression: ast.expr) -> Values:
-    found: Values = NOTHING
+    values: Values = NOTHING
     match expression:
         case ast.Name():
-            found = of_name(program, expression)
+            values = of_name(program, expression)
         case ast.Attribute():
-            found = of_attribute(program, expression)
+            values = of_attribute(program, expression)
         case ast.Call():
-            found = of_call(program, expression)
+            values = of_call(program, expression)
         case ast.Constant():
-            found = frozenset({ConstantValue(expression.value)})
+            values = frozenset({ConstantValue(expression.value)})
         case ast.Subscript():
-            found = _of_subscript(program, expression)
+            values = _of_subscript(program, expression)
         case ast.Compare():
-            found = _of_comparison(program, expression)
+            values = _of_comparison(program, expression)
         # a sum of a thousand terms is a thousand levels deep; ranks occur in short ones
         case ast.BinOp():
-            found = ranks.computed(
+            values = ranks.computed(
                 expression.op, program.values(expression.left), program.values(expression.right)
             )
         case ast.BoolOp():
-            found = ranks.combined(expression, [program.values(one) for one in expression.values])
+            values = ranks.combined(
+                expression, [program.values(operand) for operand in expression.values]
+            )
         case ast.UnaryOp():
-            found = _of_unary(program, expression)
+            values = _of_unary(program, expression)
         case ast.Tuple() | ast.List() | ast.Set():
-            found = frozenset({Items(tuple(expression.elts))})
+            values = frozenset({Items(tuple(expression.elts))})
         case ast.IfExp():
-            found = program.values(expression.body) | program.values(expression.orelse)
+            values = program.values(expression.body) | program.values(expression.orelse)
         case ast.NamedExpr() | ast.Await():
-            found = program.values(expression.value)
+            values = program.values(expression.value)
         case ast.Lambda():
-            found = frozenset({Function(expression)})
-    return found
+            values = frozenset({Function(expression)})
+    return values
 
 
 def _of_unary(program: ProgramView, node: ast.UnaryOp) -> Values:
@@ -135,25 +137,25 @@ def _of_comparison(program: ProgramView, node: ast.Compare) -> Values:
     right = node.comparators[0]
     if ranks.is_world_size(right) or ranks.is_world_size(node.left):
         return NOTHING
-    others = program.values(right)
-    for value in list(others):
+    right_values = program.values(right)
+    for value in list(right_values):
         if isinstance(value, Items):
-            others = any_of(program, value.items)
-    return ranks.compared(node.ops[0], program.values(node.left), others)
+            right_values = any_of(program, value.items)
+    return ranks.compared(node.ops[0], program.values(node.left), right_values)
 
 
 def _of_subscript(program: ProgramView, node: ast.Subscript) -> Values:
     keys = [value.value for value in program.values(node.slice) if isinstance(value, ConstantValue)]
-    found: set[Value] = set()
+    values: set[Value] = set()
     for value in program.values(node.value):
         if value == Library("os.environ"):
-            found.update(*map(ranks.by_variable, keys))
+            values.update(*map(ranks.by_variable, keys))
         elif isinstance(value, Items):
             for key in keys:
                 if isinstance(key, int) and -len(value.items) <= key < len(value.items):
-                    found |= program.values(value.items[key])
+                    values |= program.values(value.items[key])
         elif isinstance(value, LoopItem):
-            found.add(value)
-    if not found and keys and isinstance(keys[0], str):
+            values.add(value)
+    if not values and keys and isinstance(keys[0], str):
         return ranks.by_name(keys[0])
-    return frozenset(found)
+    return frozenset(values)

@@ -51,22 +51,22 @@ def make_index(source: Source) -> Index:
         node = stack.pop()
         kind = node.__class__
         nodes[kind].append(node)
-        at = node._at
-        at[NUMBER] = at[LAST] = number
+        place = node._at
+        place[NUMBER] = place[LAST] = number
         number += 1
         if kind in binders:
-            binders[kind](node, scopes[at[SCOPE]], index)
+            binders[kind](node, scopes[place[SCOPE]], index)
         if FIELDS[kind] and (parts := children(node)):
-            around = at[SCOPE]
+            around = place[SCOPE]
             for part in parts:
                 part._at = [node, around, 0, 0]
             if kind in _SCOPE_KINDS:
                 _open(node, source, scopes)
-            ends.append((at, parts[-1]._at))
+            ends.append((place, parts[-1]._at))
             parts.reverse()
             stack += parts
-    for at, last in reversed(ends):
-        at[LAST] = last[LAST]
+    for place, last in reversed(ends):
+        place[LAST] = last[LAST]
     return index
 
 
@@ -108,7 +108,7 @@ def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding)
 
 def _bind_parameters(function: FunctionNode, scope: Scope) -> None:
     every = function.args
-    extra = [one for one in (every.vararg, every.kwarg) if one is not None]
+    extra = [parameter for parameter in (every.vararg, every.kwarg) if parameter is not None]
     for parameter in (*every.posonlyargs, *every.args, *every.kwonlyargs):
         scope.names[parameter.arg].append(Binding(parameter, kind="parameter"))
     for parameter in extra:
@@ -139,10 +139,9 @@ def _enter(node: Any, scope: Scope, index: Index) -> None:
 
 def _import(node: ast.Import, scope: Scope, index: Index) -> None:
     for alias in node.names:
-        name, full = (
-            (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
-        )
-        _bind(name, scope, Binding(node, kind="import", imported=full))
+        top = alias.name.partition(".")[0]
+        imported = alias.name if alias.asname else top
+        _bind(alias.asname or top, scope, Binding(node, kind="import", imported=imported))
 
 
 def _import_from(node: ast.ImportFrom, scope: Scope, index: Index) -> None:
@@ -212,20 +211,20 @@ class Files:
         self._modules: dict[tuple[str, Source], Source | None] = {}
 
     def index(self, source: Source) -> Index:
-        found = self._indexes.get(source)
-        if found is None:
-            found = self._indexes[source] = make_index(source)
-        return found
+        index = self._indexes.get(source)
+        if index is None:
+            index = self._indexes[source] = make_index(source)
+        return index
 
     @cached_property
     def calling(self) -> dict[str, list[Source]]:
         """The files that may call something by a name, from their text only."""
-        found = defaultdict(list)
+        sources = defaultdict(list)
         for source in self.sources:
             index = self._indexes.get(source)
             for name in set(_CALLED.findall(source.text)) if index is None else index.calls:
-                found[name].append(source)
-        return found
+                sources[name].append(source)
+        return sources
 
     def module(self, name: str, seen_from: Source) -> Source | None:
         """The given file that this import refers to; of several, the one nearest to the importing
@@ -253,12 +252,12 @@ class Files:
         if dots or not candidates:
             return self._module_in(folders[dots - 1], parts) if dots <= len(folders) else None
         for folder in folders:
-            if found := self._module_in(folder, parts):
-                return found
+            if module := self._module_in(folder, parts):
+                return module
         fitting = [
-            one
-            for one in candidates
-            if _ends_with(one.path, parts) and _is_beside(one.path, parts, folders)
+            source
+            for source in candidates
+            if _ends_with(source.path, parts) and _is_beside(source.path, parts, folders)
         ]
         return max(fitting, key=lambda one: _shared(one.path, seen_from.path), default=None)
 
@@ -274,11 +273,11 @@ class Files:
 
     @cached_property
     def _by_file_name(self) -> dict[str, list[Source]]:
-        found = defaultdict(list)
+        sources = defaultdict(list)
         for source in self.sources:
             is_package = source.path.name == "__init__.py"
-            found[source.path.parent.name if is_package else source.path.stem].append(source)
-        return found
+            sources[source.path.parent.name if is_package else source.path.stem].append(source)
+        return sources
 
 
 def package_of(name: str) -> str:
@@ -291,8 +290,10 @@ def package_of(name: str) -> str:
 
 
 def _ends_with(path: Path, parts: list[str]) -> bool:
-    own = [*path.parts[:-1]] if path.name == "__init__.py" else [*path.parts[:-1], path.stem]
-    return own[-len(parts) :] == parts
+    module_parts = (
+        [*path.parts[:-1]] if path.name == "__init__.py" else [*path.parts[:-1], path.stem]
+    )
+    return module_parts[-len(parts) :] == parts
 
 
 def _is_beside(path: Path, parts: list[str], folders: list[Path]) -> bool:

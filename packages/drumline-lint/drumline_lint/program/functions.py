@@ -43,15 +43,15 @@ from drumline_lint.program.value import (
 
 def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     """The class and its base classes, nearest first; those of libraries by name."""
-    found: list[ast.ClassDef | str] = [node]
-    for place in found:
+    classes: list[ast.ClassDef | str] = [node]
+    for place in classes:
         for base in [] if isinstance(place, str) else place.bases:
             for value in program.values(base):
-                if isinstance(value, Class) and value.node not in found:
-                    found.append(value.node)
-                elif isinstance(value, Library) and value.name not in found:
-                    found.append(value.name)
-    return found
+                if isinstance(value, Class) and value.node not in classes:
+                    classes.append(value.node)
+                elif isinstance(value, Library) and value.name not in classes:
+                    classes.append(value.name)
+    return classes
 
 
 def is_module(program: ProgramView, node: ast.ClassDef) -> bool:
@@ -95,8 +95,12 @@ STARTING = ("spawn", "start_processes", "Process", "Thread")
 def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
     """The function of the given files that a call runs, the first of several; for a class, its
     `__init__`."""
-    own = [one for one in program.values(call.func) if isinstance(one, Function | Class | Instance)]
-    for value in own if len(own) < 2 else sorted(own, key=_in_text):
+    values = [
+        value
+        for value in program.values(call.func)
+        if isinstance(value, Function | Class | Instance)
+    ]
+    for value in values if len(values) < 2 else sorted(values, key=_in_text):
         if isinstance(value, Function):
             return value.node
         if isinstance(value, Class):
@@ -114,8 +118,10 @@ def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], 
 def returned(program: ProgramView, function: FunctionNode) -> Values:
     if isinstance(function, ast.Lambda):
         return program.values(function.body)
-    given = [one.value for one in nodes_in(function, ast.Return)]
-    return program.meanings.once(("returned", function), lambda: any_of(program, given), NOTHING)
+    expressions = [statement.value for statement in nodes_in(function, ast.Return)]
+    return program.meanings.once(
+        ("returned", function), lambda: any_of(program, expressions), NOTHING
+    )
 
 
 def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
@@ -133,11 +139,11 @@ def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call
     ):
         return []  # calls of an instance cannot be found by name
     by = owner.name if owner is not None and function.name == "__init__" else function.name
-    found = []
+    direct = []
     for source in program.files.calling.get(by, ()):
         calls = program.files.index(source).calls.get(by, ())
-        found += [call for call in calls if function_of(program, call) is function]
-    return found + [
+        direct += [call for call in calls if function_of(program, call) is function]
+    return direct + [
         call
         for call in _calls_that_start(program).get(by, ())
         if function in started_functions(program, call)
@@ -202,19 +208,19 @@ def _passed(
 ) -> Values:
     number = number_of(function, parameter)
     default = program.values(default_of(function, parameter))
-    found: Values = NOTHING
+    values: Values = NOTHING
     is_left_out = False
     for call in callers(program, function):
         if function in started_functions(program, call):
-            found |= _given_to_started(program, call, number)
+            values |= _given_to_started(program, call, number)
         else:
-            given = argument(call, number, parameter.arg)
-            found |= program.values(given)
-            is_left_out = is_left_out or (given is None and not has_unknown_arguments(call))
-    if found - {ConstantValue(None)}:
-        return found | default if is_left_out else found
+            value = argument(call, number, parameter.arg)
+            values |= program.values(value)
+            is_left_out = is_left_out or (value is None and not has_unknown_arguments(call))
+    if values - {ConstantValue(None)}:
+        return values | default if is_left_out else values
     named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
-    return named or found | default
+    return named or values | default
 
 
 def _given_to_started(program: ProgramView, call: ast.Call, number: int | None) -> Values:
@@ -237,14 +243,14 @@ def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | N
         return [None]
     number = number_of(function, parameter)
     default = default_of(function, parameter)
-    found: list[ast.expr | None] = []
+    arguments: list[ast.expr | None] = []
     for call in callers(program, function):
         if function in started_functions(program, call):
-            found.append(None)
+            arguments.append(None)
         else:
             left_out = None if has_unknown_arguments(call) else default
-            found.append(argument(call, number, parameter.arg) or left_out)
-    return found or [None]
+            arguments.append(argument(call, number, parameter.arg) or left_out)
+    return arguments or [None]
 
 
 def expressions_of(program: ProgramView, binding: Binding) -> list[ast.expr | None]:

@@ -16,18 +16,22 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
     """The given files that a file imports, wherever in it."""
     index = program.index(source)
     statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
-    return list(dict.fromkeys(other for one in statements for other in imported_by(program, one)))
+    return list(
+        dict.fromkeys(
+            imported for statement in statements for imported in imported_by(program, statement)
+        )
+    )
 
 
 def with_imported(program: Program, sources: Iterable[Source]) -> set[Source]:
     """Files with all their imports, transitively."""
-    found = set(sources)
-    pending = list(found)
+    reached = set(sources)
+    pending = list(reached)
     while pending:
-        others = set(imported_sources(program, pending.pop())) - found
-        found |= others
-        pending += others
-    return found
+        imported = set(imported_sources(program, pending.pop())) - reached
+        reached |= imported
+        pending += imported
+    return reached
 
 
 def connected(program: Program, source: Source) -> frozenset[Source]:
@@ -40,28 +44,28 @@ def connected(program: Program, source: Source) -> frozenset[Source]:
 def _components(program: Program) -> dict[Source, frozenset[Source]]:
     neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}
     for source in program.sources:
-        for other in imported_sources(program, source):
-            neighbours[source].add(other)
-            neighbours[other].add(source)
-    found: dict[Source, frozenset[Source]] = {}
+        for imported in imported_sources(program, source):
+            neighbours[source].add(imported)
+            neighbours[imported].add(source)
+    components: dict[Source, frozenset[Source]] = {}
     for source in program.sources:
-        pending = [source] if source not in found else []
-        seen = {source}
+        pending = [source] if source not in components else []
+        component = {source}
         while pending:
-            more = neighbours[pending.pop()] - seen
-            seen |= more
-            pending += more
-        if source not in found:
-            found |= dict.fromkeys(seen, frozenset(seen))
-    return found
+            added = neighbours[pending.pop()] - component
+            component |= added
+            pending += added
+        if source not in components:
+            components |= dict.fromkeys(component, frozenset(component))
+    return components
 
 
 @cached_query
 def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> list[Source]:
     """The given files that one statement imports: packages before what is in them."""
     source = program.source_of(statement)
-    others = [program.module(name, source) for name in _modules(statement)]
-    return [other for other in others if other is not None and other is not source]
+    modules = [program.module(name, source) for name in _modules(statement)]
+    return [module for module in modules if module is not None and module is not source]
 
 
 def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:

@@ -49,13 +49,15 @@ def checked_local_rank(
     unknown."""
     if named != _LOCAL:
         return named
-    made = [one for one in owners if isinstance(one, CallResult)]
+    made = [owner for owner in owners if isinstance(owner, CallResult)]
     # Command-line arguments: another script's own arguments do not matter.
     parsed = [
-        source_of(one.call) for one in made if one.name.rpartition(".")[2].startswith("parse_")
+        source_of(result.call)
+        for result in made
+        if result.name.rpartition(".")[2].startswith("parse_")
     ]
     files = dict.fromkeys([source_of(node), *parsed]) if parsed else program.files.sources
-    every = [one for source in files for one in _assigned(program, source, node)]
+    every = [binding for source in files for binding in _assigned(program, source, node)]
     is_known = all(_may_be_local(bound(program, binding)) for binding in every)
     return named if is_known else _EITHER
 
@@ -68,7 +70,7 @@ def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iter
         is_same = dotted(target.value).rpartition(".")[2] == dotted(node.value).rpartition(".")[2]
         within = () if binding.value is None else ast.walk(binding.value)
         if is_same and not any(
-            isinstance(one, ast.Attribute) and one.attr == node.attr for one in within
+            isinstance(part, ast.Attribute) and part.attr == node.attr for part in within
         ):
             yield binding
 
@@ -86,18 +88,18 @@ _FIELD = "dataclasses.field"
 
 def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     owners = program.values(node.value)
-    found: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
+    values: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
     if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
-        found |= _assigned_nearby(program, node)
+        values |= _assigned_nearby(program, node)
     makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
-    if named and all(_tells_less_than_its_name(value) for value in found):
+    if named and all(_tells_less_than_its_name(value) for value in values):
         return (
-            found
-            if ranks.is_other_number(found)
+            values
+            if ranks.is_other_number(values)
             else checked_local_rank(program, node, owners, named)
         )
-    return found
+    return values
 
 
 def _tells_less_than_its_name(value: Value) -> bool:
@@ -130,15 +132,15 @@ def _of_field(program: ProgramView, owner: CallResult, name: str) -> Values:
     if owner.name != _FIELD:
         return NOTHING
     makers = program.values(argument(owner.call, None, "default_factory"))
-    parts = [Instance(one.node) for one in makers if isinstance(one, Class)]
+    parts = [Instance(maker.node) for maker in makers if isinstance(maker, Class)]
     return frozenset().union(*(_member_of_class(program, part, name) for part in parts))
 
 
 def _member_of_class(program: ProgramView, owner: Instance | Class, name: str) -> Values:
     places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
     for place in places:
-        if not isinstance(place, str) and (found := _own_member(program, place, name, owner)):
-            return frozenset(found)
+        if not isinstance(place, str) and (values := _own_member(program, place, name, owner)):
+            return frozenset(values)
     is_of_library = any(isinstance(place, str) for place in places)
     return (
         frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
@@ -150,19 +152,19 @@ def _own_member(
 ) -> set[Value]:
     """The attribute of one class, from its body or from assignments in its methods."""
     index = program.files.index(source_of(node))
-    found: set[Value] = set()
+    values: set[Value] = set()
     for binding in index.scopes[node].names.get(name, ()):
         for value in bound(program, binding):
             if not isinstance(value, Function) or not isinstance(owner, Instance):
-                found.add(value)
+                values.add(value)
             elif _is_property(value.node):
-                found |= returned(program, value.node)
+                values |= returned(program, value.node)
             else:
-                found.add(Function(value.node, owner))
+                values.add(Function(value.node, owner))
     for target, binding in index.attributes.get(name, ()):
         if _is_self_of(target.value, node):
-            found |= bound(program, binding)
-    return found
+            values |= bound(program, binding)
+    return values
 
 
 def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
@@ -176,16 +178,16 @@ def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
 
 def _is_property(function: FunctionNode) -> bool:
     decorators = getattr(function, "decorator_list", [])
-    return any(last_name(one) in ("property", "cached_property") for one in decorators)
+    return any(last_name(decorator) in ("property", "cached_property") for decorator in decorators)
 
 
 def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
     """`args.gpu` is what the same file assigns to it, or `for args.gpu in ...` iterates over."""
     written = dotted(node.value)
-    found: Values = NOTHING
+    values: Values = NOTHING
     if not written:
-        return found
+        return values
     for target, binding in program.files.index(source_of(node)).attributes.get(node.attr, ()):
         if dotted(target.value) == written:
-            found |= bound(program, binding)
-    return found
+            values |= bound(program, binding)
+    return values

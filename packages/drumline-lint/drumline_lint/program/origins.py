@@ -32,19 +32,19 @@ _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 
 def written_values(program: Program, expression: ast.expr | None) -> list[ast.expr]:
     """All expressions that it may come from; a name or parameter of unknown origin is kept."""
-    found: list[ast.expr] = []
+    written: list[ast.expr] = []
     pending = [expression] if expression is not None else []
-    seen = set[ast.expr]()
-    while pending and len(seen) < MOST_WRITTEN:
+    visited = set[ast.expr]()
+    while pending and len(visited) < MOST_WRITTEN:
         current = pending.pop()
-        if current in seen:
+        if current in visited:
             continue
-        seen.add(current)
+        visited.add(current)
         earlier = previous_values(program, current)
-        pending += [one for one in earlier if one is not None]
+        pending += [value for value in earlier if value is not None]
         if not earlier or None in earlier:
-            found.append(current)
-    return found
+            written.append(current)
+    return written
 
 
 def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
@@ -58,7 +58,9 @@ def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr
         return [expression.value]
     if isinstance(expression, ast.Name):
         return [
-            one for binding in program.bindings(expression) for one in _of_binding(program, binding)
+            value
+            for binding in program.bindings(expression)
+            for value in _of_binding(program, binding)
         ]
     if isinstance(expression, ast.Attribute):
         return _of_attribute(program, expression)
@@ -82,37 +84,40 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
     """What is assigned to it, if the owner is an instance or the same expression."""
     classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
     homes = [
-        place for one in classes for place in program.ancestry(one) if not isinstance(place, str)
+        place
+        for class_ in classes
+        for place in program.ancestry(class_)
+        if not isinstance(place, str)
     ]
     files = dict.fromkeys([program.source_of(node), *map(program.source_of, homes)])
     as_written = dotted(node.value)
-    found: list[ast.expr | None] = []
+    values: list[ast.expr | None] = []
     for source in files:
         for target, binding in program.index(source).attributes.get(node.attr, ()):
             is_own = any(home in ancestors(target) for home in homes)
             if is_own or (not homes and as_written and dotted(target.value) == as_written):
-                found += _of_binding(program, binding)
-    return found
+                values += _of_binding(program, binding)
+    return values
 
 
 def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
     """An expression, its parts, and all their origins. The nearest come first, since there is a
     limit."""
     pending = deque([] if expression is None else [expression])
-    seen: set[ast.expr] = set()
-    while pending and len(seen) < MOST_PARTS:
+    visited: set[ast.expr] = set()
+    while pending and len(visited) < MOST_PARTS:
         current = pending.popleft()
-        if current in seen:
+        if current in visited:
             continue
-        seen.add(current)
+        visited.add(current)
         yield current
         pending.extendleft(reversed([*_inner(current)]))
         pending += origins(program, current)
         every = program.bindings(current) if isinstance(current, ast.Name) else []
         pending += [
-            one.value
-            for one in every
-            if one.kind == "each" and one.value is not None and not _is_counted(one)
+            binding.value
+            for binding in every
+            if binding.kind == "each" and binding.value is not None and not _is_counted(binding)
         ]
 
 
@@ -124,17 +129,21 @@ def _is_counted(binding: Binding) -> bool:
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
     """The origins one step back, with later item assignments, and what a function returns."""
-    found = [one for one in previous_values(program, expression) if one is not None]
+    values = [value for value in previous_values(program, expression) if value is not None]
     if isinstance(expression, ast.Name):
-        found += _filled(program, expression)
+        values += _filled(program, expression)
     if isinstance(expression, ast.Call):
         function = program.function_of(expression)
         if (
             isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
             and function.name != "__init__"
         ):
-            found += [one.value for one in nodes_in(function, ast.Return) if one.value is not None]
-    return found
+            values += [
+                statement.value
+                for statement in nodes_in(function, ast.Return)
+                if statement.value is not None
+            ]
+    return values
 
 
 def _inner(expression: ast.expr) -> Iterator[ast.expr]:
@@ -158,12 +167,12 @@ def _filled(program: Program, name: ast.Name) -> list[ast.expr]:
 
 @cached_query
 def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str], list[ast.expr]]:
-    found: dict[tuple[ScopeNode, str], list[ast.expr]] = defaultdict(list)
+    by_name: dict[tuple[ScopeNode, str], list[ast.expr]] = defaultdict(list)
     for statement in program.index(source).every(ast.Assign):
         for target in statement.targets:
             if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                found[scope_of(statement), target.value.id].append(statement.value)
-    return found
+                by_name[scope_of(statement), target.value.id].append(statement.value)
+    return by_name
 
 
 DEEPEST = 12
@@ -179,13 +188,15 @@ def components(
 
     `only_making`: for a class, only its constructor, not its other methods.
     """
-    pending: list[tuple[ast.AST, int]] = [(one, 0) for one in written_values(program, expression)]
-    seen: set[ast.AST] = set()
-    while pending and len(seen) < LARGEST:
+    pending: list[tuple[ast.AST, int]] = [
+        (value, 0) for value in written_values(program, expression)
+    ]
+    visited: set[ast.AST] = set()
+    while pending and len(visited) < LARGEST:
         node, depth = pending.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
         if depth > DEEPEST:
             continue
@@ -194,10 +205,10 @@ def components(
                 pending.append((child, depth))
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             pending += [
-                (one, depth + 1) for one in previous_values(program, node) if one is not None
+                (value, depth + 1) for value in previous_values(program, node) if value is not None
             ]
         if isinstance(node, ast.Call):
-            pending += [(one, depth + 1) for one in called_definitions(program, node)]
+            pending += [(definition, depth + 1) for definition in called_definitions(program, node)]
 
 
 def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:

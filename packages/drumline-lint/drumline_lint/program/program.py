@@ -27,7 +27,7 @@ class Program:
         self.files = Files(sources)
         self.sources = self.files.sources
         self.meanings = QueryCache(deepest=60, farthest=2_000, far=200)
-        self._known = self.meanings.known
+        self._results = self.meanings.results
         self._names: dict[ast.expr, str] = {}
         self._asked: dict[str, QueryCache] = {}
         self._remembered: dict[object, Any] = {}
@@ -50,8 +50,8 @@ class Program:
         """A cached result, for queries about all files."""
         if key not in self._remembered:
             self._remembered[key] = find()
-        found: Found = self._remembered[key]
-        return found
+        result: Found = self._remembered[key]
+        return result
 
     def once(
         self,
@@ -76,9 +76,9 @@ class Program:
     def values(self, expression: ast.expr | None) -> Values:
         if expression is None:
             return NOTHING
-        if expression in self._known:
-            known: Values = self._known[expression]
-            return known
+        if expression in self._results:
+            values: Values = self._results[expression]
+            return values
         return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[CallResult]:
@@ -95,7 +95,7 @@ class Program:
             return self._names[expression]
         # Of several, the same in every process: sets have no order.
         name = max(map(self._library_name, self.values(expression)), default="")
-        if expression in self._known:
+        if expression in self._results:
             self._names[expression] = name
         return name
 
@@ -110,8 +110,8 @@ class Program:
         return calls.calls_in(self, source, wanted)
 
     def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
-        found = self.cached(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
-        return iter(found)
+        every = self.cached(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
+        return iter(every)
 
     # Names, functions and classes of the given files.
 

@@ -33,7 +33,7 @@ class QueryCache:
     far: int = NO_LIMIT
     """After how many nested queries even incomplete results are cached, because they were
     expensive."""
-    known: dict[object, Any] = field(default_factory=dict)
+    results: dict[object, Any] = field(default_factory=dict)
     _for_now: dict[object, Any] = field(default_factory=dict)
     _depths: dict[object, int] = field(default_factory=dict)
     _cut: int = NOT_CUT
@@ -46,14 +46,14 @@ class QueryCache:
         they were expensive; the result of the outermost query itself is complete. A query that is
         nested too deeply is given up.
         """
-        found: Found
-        if key in self.known:
-            found = self.known[key]
-            return found
+        result: Found
+        if key in self.results:
+            result = self.results[key]
+            return result
         if key in self._for_now:
             self._cut = 0
-            found = self._for_now[key]
-            return found
+            result = self._for_now[key]
+            return result
         depths = self._depths
         if not depths:
             self._begin()
@@ -63,21 +63,21 @@ class QueryCache:
         depth = depths[key] = len(depths)
         self._num_looked += 1
         try:
-            found = find()
+            result = find()
         finally:
             del depths[key]
-        self._keep(key, found, depth)
-        return found
+        self._keep(key, result, depth)
+        return result
 
     def _keep(self, key: object, found: object, depth: int) -> None:
         if self._cut >= depth:
-            self.known[key] = found
+            self.results[key] = found
             self._cut = NOT_CUT
         else:
             self._for_now[key] = found
         if depth == 0:
             if self._num_looked > self.far:
-                self.known.update(self._for_now)
+                self.results.update(self._for_now)
             self._for_now.clear()
 
     def _begin(self) -> None:
@@ -140,10 +140,10 @@ def recursive_query(
         @wraps(find)
         def ask(program: View, node: Node) -> Found:
             question = f"{find.__module__}.{find.__qualname__}"
-            found: Found = program.once(
+            result: Found = program.once(
                 question, node, lambda: find(program, node), meanwhile, deepest
             )
-            return found
+            return result
 
         return ask
 
@@ -173,15 +173,15 @@ def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Val
 
 def each(program: ProgramView, binding: Binding) -> Values:
     assert binding.value is not None
-    found: set[Value] = set()
+    values: set[Value] = set()
     for value in program.values(binding.value):
         if isinstance(value, Items):
-            found.update(*map(program.values, value.items))
-    if not found:
+            values.update(*map(program.values, value.items))
+    if not values:
         if is_counter(binding):
             return NOTHING
-        found.add(LoopItem(iterated(binding.value)))
-    return frozenset(found)
+        values.add(LoopItem(iterated(binding.value)))
+    return frozenset(values)
 
 
 def is_counter(binding: Binding) -> bool:

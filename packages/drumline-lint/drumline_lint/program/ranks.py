@@ -118,9 +118,9 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
 def is_about_being_distributed(expression: ast.expr) -> bool:
     """Whether it tests if there are several processes: `not dist.is_initialized()`, `world_size ==
     1`."""
-    names = [one for one in ast.walk(expression) if isinstance(one, ast.Name | ast.Attribute)]
-    written = [one.attr if isinstance(one, ast.Attribute) else one.id for one in names]
-    return any(_BEING_DISTRIBUTED.search(one.lower()) for one in written)
+    names = [node for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute)]
+    written = [name.attr if isinstance(name, ast.Attribute) else name.id for name in names]
+    return any(_BEING_DISTRIBUTED.search(word.lower()) for word in written)
 
 
 def is_world_size(node: ast.AST) -> bool:
@@ -138,8 +138,8 @@ def is_other_number(default: Values) -> bool:
     """Whether a parameter named `rank` is another number: the rank of a matrix has a default such
     as 4 or 8."""
     return any(
-        isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0")
-        for one in default
+        isinstance(value, ConstantValue) and value.value not in (0, -1, None, "", "0")
+        for value in default
     )
 
 
@@ -148,9 +148,10 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     not count, unless they let all ranks in: `distributed or rank == 0`."""
     is_or = isinstance(test.op, ast.Or)
     about = [
-        is_about_being_distributed(one) and not (is_or and _lets_all_in(one)) for one in test.values
+        is_about_being_distributed(operand) and not (is_or and _lets_all_in(operand))
+        for operand in test.values
     ]
-    having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]
+    having = [any(isinstance(value, RankTest | Rank) for value in values) for values in operands]
     counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
     every: Values = frozenset().union(*operands)
     if sum(counting) <= 1 or not any(having):
@@ -161,7 +162,9 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     if having.count(True) < sum(counting):
         return _changed(every, lambda one: replace(one, is_needed=False))
     if len(tests) > 1:
-        return frozenset(RankTest(one.kind, None, one.is_needed) for one in tests) | (every - tests)
+        return frozenset(
+            RankTest(rank_test.kind, None, rank_test.is_needed) for rank_test in tests
+        ) | (every - tests)
     return every
 
 
@@ -173,7 +176,7 @@ def _lets_all_in(flag: ast.expr) -> bool:
 
 
 def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
-    return frozenset(change(one) if isinstance(one, RankTest) else one for one in values)
+    return frozenset(change(value) if isinstance(value, RankTest) else value for value in values)
 
 
 def negated(values: Values) -> Values:
@@ -192,10 +195,10 @@ def negated(values: Values) -> Values:
 
 def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
     tests: set[Value] = set(_compared_tests(operator, left, right))
-    for one, other, is_turned in ((left, right, False), (right, left, True)):
-        kinds = [value.kind for value in one if isinstance(value, Rank)]
+    for side, other_side, is_turned in ((left, right, False), (right, left, True)):
+        kinds = [value.kind for value in side if isinstance(value, Rank)]
         if kinds:
-            meant = _who(operator, other, is_turned)
+            meant = _who(operator, other_side, is_turned)
             tests.update(RankTest(kind, IS_MAIN[meant]) for kind in kinds if meant in IS_MAIN)
     return frozenset(tests)
 

@@ -86,8 +86,8 @@ UP, SCOPE, NUMBER, LAST = range(4)
 
 def parent_of(node: ast.AST) -> ast.AST | None:
     """Its direct parent; known once its file has been indexed."""
-    at = getattr(node, "_at", None)
-    return None if at is None else at[UP]
+    place = getattr(node, "_at", None)
+    return None if place is None else place[UP]
 
 
 def ancestors(node: ast.AST) -> Iterator[ast.AST]:
@@ -100,13 +100,13 @@ def ancestors(node: ast.AST) -> Iterator[ast.AST]:
 
 def scope_of(node: ast.AST) -> ScopeNode:
     """The function, class or module whose names it sees first."""
-    found: ScopeNode = node._at[SCOPE]  # type: ignore[attr-defined]
-    return found
+    scope: ScopeNode = node._at[SCOPE]  # type: ignore[attr-defined]
+    return scope
 
 
 def source_of(node: ast.AST) -> Source:
-    found: Source = scope_of(node)._source  # type: ignore[union-attr]
-    return found
+    source: Source = scope_of(node)._source  # type: ignore[union-attr]
+    return source
 
 
 def enclosing_function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -135,26 +135,33 @@ def block_of(statement: ast.AST) -> list[ast.stmt]:
     """The statements of its block, in order; empty if it is not a statement."""
     outer = parent_of(statement)
     blocks = [getattr(outer, name, None) for name in ("body", "orelse", "finalbody")]
-    return next((one for one in blocks if isinstance(one, list) and statement in one), [])
+    return next((block for block in blocks if isinstance(block, list) and statement in block), [])
+
+
+def branches_of(branching: ast.If, taken: ast.AST) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """The branch that a statement is in, and the other one."""
+    if taken in branching.body:
+        return branching.body, branching.orelse
+    return branching.orelse, branching.body
 
 
 def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
     """The innermost statement at a line."""
     pending: list[ast.AST] = [tree]
-    found = None
+    innermost = None
     while pending:
         node = pending.pop()
         if isinstance(node, ast.stmt):
             if not position(node)[0] <= line <= end_position(node)[0]:
                 continue
-            found = node
+            innermost = node
             pending = []
         pending += [
-            one
-            for one in children(node)
-            if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)
+            child
+            for child in children(node)
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case)
         ]
-    return found
+    return innermost
 
 
 def position(node: ast.AST) -> tuple[int, int]:
@@ -189,15 +196,15 @@ def dotted(expression: ast.expr) -> str:
 
 def children(node: ast.AST) -> list[Any]:
     """As `ast.iter_child_nodes`, without irrelevant nodes, and several times as fast."""
-    found: list[Any] = []
+    nodes: list[Any] = []
     kind = node.__class__
     for name in FIELDS[kind]:
         value = getattr(node, name)
         if value.__class__ is list:
-            found += value
+            nodes += value
         elif value is not None:
-            found.append(value)
-    return [one for one in found if one is not None] if kind in _WITH_GAPS else found
+            nodes.append(value)
+    return [child for child in nodes if child is not None] if kind in _WITH_GAPS else nodes
 
 
 def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
@@ -208,17 +215,17 @@ def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> 
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
     first = _number(node)
     last = node._at[LAST]  # type: ignore[attr-defined]
-    found: list[Any] = []
+    nodes: list[Any] = []
     for kind in kinds:
         every = index.nodes.get(kind, [])
         start = bisect_left(every, first, key=_number)
-        found += every[start : bisect_right(every, last, lo=start, key=_number)]
+        nodes += every[start : bisect_right(every, last, lo=start, key=_number)]
     if len(kinds) > 1:
-        found.sort(key=_number)
+        nodes.sort(key=_number)
     if into_functions:
-        return found
-    own = (node, scope_of(node)) if isinstance(node, SCOPES) else (scope_of(node),)
-    return [one for one in found if one is node or scope_of(one) in own]
+        return nodes
+    scopes = (node, scope_of(node)) if isinstance(node, SCOPES) else (scope_of(node),)
+    return [inner for inner in nodes if inner is node or scope_of(inner) in scopes]
 
 
 def _number(node: ast.AST) -> int:
@@ -229,8 +236,8 @@ def _number(node: ast.AST) -> int:
 def calls_written(node: ast.AST) -> list[ast.Call]:
     """All calls in it, in the order of the text, those of inner functions left out. Kept with the
     node."""
-    found: list[ast.Call] | None = getattr(node, "_calls", None)
-    if found is None:
-        found = [] if isinstance(node, SCOPES) else nodes_in(node, ast.Call)
-        node._calls = found  # type: ignore[attr-defined]
-    return found
+    calls: list[ast.Call] | None = getattr(node, "_calls", None)
+    if calls is None:
+        calls = [] if isinstance(node, SCOPES) else nodes_in(node, ast.Call)
+        node._calls = calls  # type: ignore[attr-defined]
+    return calls

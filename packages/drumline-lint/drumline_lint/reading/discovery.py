@@ -85,8 +85,10 @@ def _walk(search: _Search, top: Path) -> None:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            said = problem(UNREADABLE, folder, f"the folder cannot be listed: {error.strerror}")
-            search.problems.append(said)
+            unreadable = problem(
+                UNREADABLE, folder, f"the folder cannot be listed: {error.strerror}"
+            )
+            search.problems.append(unreadable)
             continue
         waiting += [
             inner for entry in entries if (inner := _take(search, folder, real, entry)) is not None

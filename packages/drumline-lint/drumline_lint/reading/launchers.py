@@ -51,16 +51,16 @@ def read_flags(words: Sequence[Word]) -> tuple[dict[str, Flag], bool]:
         if not head.startswith("-") or word.plain == "--":
             return flags, True
         name, equals, _ = head.partition("=")
-        known = _known(name)
-        if not known:
+        flag = _known(name)
+        if not flag:
             return flags, False
         value: Word | None = None
         if equals:
             value = word.behind(len(name) + 1)
-        elif known in VALUED:
+        elif flag in VALUED:
             position += 1
             value = words[position] if position < len(words) else None
-        flags[known] = Flag(known, word, value)
+        flags[flag] = Flag(flag, word, value)
         position += 1
     return flags, True
 
@@ -83,7 +83,7 @@ def _known(written: str) -> str:
         return ""
     if name in VALUED or name in BARE:
         return name
-    meant = [known for known in (*VALUED, *BARE) if known.startswith(name)]
+    meant = [flag for flag in (*VALUED, *BARE) if flag.startswith(name)]
     return meant[0] if len(meant) == 1 else ""
 
 
@@ -167,10 +167,14 @@ def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> 
         elif name in _SHELLS:
             arguments = [word.plain or "" for word in words[position + 1 :]]
             after = next(
-                (number for number, one in enumerate(arguments) if re.fullmatch(r"-\w*c", one)),
+                (
+                    number
+                    for number, argument in enumerate(arguments)
+                    if re.fullmatch(r"-\w*c", argument)
+                ),
                 len(arguments),
             )
-            if all(one.startswith("-") for one in arguments[:after]):
+            if all(argument.startswith("-") for argument in arguments[:after]):
                 yield from _in_quoted(
                     script, words[position + after + 2 : position + after + 3], around
                 )

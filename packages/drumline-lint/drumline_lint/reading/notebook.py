@@ -120,10 +120,10 @@ def _without_magics(code: str) -> str:
         ends_open = line.rstrip().endswith("\\")
         if goes_on:
             lines[number] = ""
-        elif found := _MAGIC.match(line):
-            lines[number] = f"{found['indent']}pass"
-        elif found := _ASSIGNED.match(line):
-            lines[number] = f"{found['target']}None"
+        elif magic := _MAGIC.match(line):
+            lines[number] = f"{magic['indent']}pass"
+        elif magic := _ASSIGNED.match(line):
+            lines[number] = f"{magic['target']}None"
         else:
             ends_open = False
         goes_on = ends_open

@@ -38,8 +38,10 @@ def read_file(path: Path) -> Reading:
     try:
         data = read_regular(path, most=MAX_BYTES)
     except OSError as error:
-        said = problem(UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}")
-        return Reading(path, b"", problems=[said])
+        unreadable = problem(
+            UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}"
+        )
+        return Reading(path, b"", problems=[unreadable])
     return read_bytes(path, data)
 
 
@@ -87,12 +89,12 @@ def _read_python(reading: Reading) -> None:
         line = reading.data[: error.start].count(b"\n") + 1
         byte = reading.data[error.start]
         message = f"the file is not {error.encoding}: byte 0x{byte:02x} cannot be decoded"
-        said = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
-        reading.problems.append(said)
+        unreadable = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
+        reading.problems.append(unreadable)
     except (SyntaxError, LookupError, UnicodeError) as error:
         message = f"the encoding of the file is not known: {error}"
-        said = problem(UNREADABLE, reading.path, message, fix="save it as UTF-8")
-        reading.problems.append(said)
+        unreadable = problem(UNREADABLE, reading.path, message, fix="save it as UTF-8")
+        reading.problems.append(unreadable)
     else:
         _parse(reading, text)
 

@@ -93,23 +93,25 @@ class Script:
 
     @cached_property
     def assignments(self) -> list[Assignment]:
-        return [found for command in self.commands for found in self._assignments(command)]
+        return [
+            assignment for command in self.commands for assignment in self._assignments(command)
+        ]
 
     @cached_property
     def variables(self) -> Mapping[str, list[Assignment]]:
         """The assignments of each name, without those for a single command."""
-        found: dict[str, list[Assignment]] = {}
+        by_name: dict[str, list[Assignment]] = {}
         for assignment in self.assignments:
             if not assignment.is_for_command:
-                found.setdefault(assignment.name, []).append(assignment)
-        return found
+                by_name.setdefault(assignment.name, []).append(assignment)
+        return by_name
 
     @cached_property
     def exported(self) -> frozenset[str]:
         names = {
-            found.name
-            for found in self.assignments
-            if found.is_exported and not found.is_for_command
+            assignment.name
+            for assignment in self.assignments
+            if assignment.is_exported and not assignment.is_for_command
         }
         for command in self.commands:
             if command.words[0].plain == "export" or _exports(command):
@@ -167,15 +169,15 @@ class Script:
 
     @cached_property
     def _line_starts(self) -> list[int]:
-        return [0, *(found.end() for found in re.finditer(r"\r\n|\n|\r", self.text))]
+        return [0, *(line_end.end() for line_end in re.finditer(r"\r\n|\n|\r", self.text))]
 
     @cached_property
     def _changed_elsewhere(self) -> frozenset[str]:
         """Names that loops, `read` and the like may change."""
         return frozenset(
             name
-            for found in _CHANGED_ELSEWHERE.finditer(self.text)
-            for name in re.findall(r"[A-Za-z_]\w*", found[1])
+            for changing in _CHANGED_ELSEWHERE.finditer(self.text)
+            for name in re.findall(r"[A-Za-z_]\w*", changing[1])
         )
 
     def _value(self, piece: Piece, depth: int) -> str | None:

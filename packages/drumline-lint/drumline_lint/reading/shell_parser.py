@@ -296,6 +296,6 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
             joined[-1] = Piece(Kind.TEXT, last.text + piece.text, last.is_quoted or piece.is_quoted)
         else:
             joined.append(piece)
-    return tuple(one for one in joined if one.text or one.kind is not Kind.TEXT) or tuple(
+    return tuple(piece for piece in joined if piece.text or piece.kind is not Kind.TEXT) or tuple(
         joined[:1]
     )

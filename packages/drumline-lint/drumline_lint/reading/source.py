@@ -31,8 +31,8 @@ def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenc
         return {}
     silenced: dict[int, frozenset[str]] = {}
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
-        if found := _NOQA.search(line):
-            named = re.split(r"[\s,]+", found["rules"] or "")
+        if comment := _NOQA.search(line):
+            named = re.split(r"[\s,]+", comment["rules"] or "")
             silenced[number] = frozenset(name.upper() for name in named if name)
     return silenced | _spread(silenced, together()) if silenced else {}
 
@@ -41,9 +41,9 @@ def _spread(silenced: Silenced, together: Iterable[Lines]) -> dict[int, frozense
     spread: dict[int, frozenset[str]] = {}
     for first, last in together:
         lines = range(first, last + 1)
-        said = [silenced[line] for line in lines if line in silenced]
-        if said:
-            named = frozenset().union(*said) if all(said) else frozenset[str]()
+        rules = [silenced[line] for line in lines if line in silenced]
+        if rules:
+            named = frozenset().union(*rules) if all(rules) else frozenset[str]()
             spread |= dict.fromkeys(lines, named)
     return spread
 

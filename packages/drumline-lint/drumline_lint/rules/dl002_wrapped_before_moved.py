@@ -36,17 +36,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if model is None or has_unknown_arguments(call) or is_moved_before(program, model, call):
             continue
         moved = _moved_after(program, source, call, model)
-        said = source.code(model)
+        model_code = source.code(model)
         if moved is not None:
             line = source.place(moved).line
             yield RULE.at(
                 source,
                 call,
-                f"{said} is still on the CPU when DDP wraps it: it is moved in line {line}",
+                f"{model_code} is still on the CPU when DDP wraps it: it is moved in line {line}",
             )
         elif has_devices(program, call) and is_made_on_cpu(program, model):
             yield RULE.at(
-                source, call, f"DDP is given device_ids, but {said} was never moved from the CPU"
+                source,
+                call,
+                f"DDP is given device_ids, but {model_code} was never moved from the CPU",
             )
 
 
@@ -54,22 +56,22 @@ def _moved_after(
     program: Program, source: Source, call: ast.Call, model: ast.expr
 ) -> ast.Call | None:
     calls = program.index(source).calls
-    found = [
+    moves = [
         move
         for move in (*calls.get("to", ()), *calls.get("cuda", ()))
         if isinstance(move.func, ast.Attribute)
         and any(
-            isinstance(one, CallResult) and one.call is call
-            for one in program.values(move.func.value)
+            isinstance(value, CallResult) and value.call is call
+            for value in program.values(move.func.value)
         )
         and moves_to_gpu(program, move)
     ]
-    found += [
+    moves += [
         move
         for move in moves_of(program, model)
         if enclosing_function(move) is enclosing_function(call) and _is_same(program, move, model)
     ]
-    later = [move for move in found if position(move) > position(call) or move.func.value is call]
+    later = [move for move in moves if position(move) > position(call) or move.func.value is call]
     return min(later, key=position, default=None)
 
 
@@ -78,4 +80,4 @@ def _is_same(program: Program, move: ast.Call, model: ast.expr) -> bool:
     owner = move.func.value if isinstance(move.func, ast.Attribute) else None
     if not isinstance(owner, ast.Name) or not isinstance(model, ast.Name):
         return True
-    return any(one in program.bindings(model) for one in program.bindings(owner))
+    return any(binding in program.bindings(model) for binding in program.bindings(owner))

@@ -32,8 +32,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             and _is_for_all(program, call, trained[call])
         ):
             dataset = given(call, "dataset")
-            said = "the dataset" if dataset is None else source.code(dataset)
-            yield RULE.at(source, call, f"every rank trains on all of {said}: no sampler splits it")
+            name = "the dataset" if dataset is None else source.code(dataset)
+            yield RULE.at(source, call, f"every rank trains on all of {name}: no sampler splits it")
 
 
 def _gives_all(program: Program, call: ast.Call) -> bool:
@@ -42,7 +42,9 @@ def _gives_all(program: Program, call: ast.Call) -> bool:
         return False
     dataset = given(call, "dataset")
     # shuffle=True is refused for a dataset that can only be iterated over
-    is_shuffled = any(_is_true(one) for one in written_values(program, given(call, "shuffle")))
+    is_shuffled = any(
+        _is_true(origin) for origin in written_values(program, given(call, "shuffle"))
+    )
     if not is_shuffled and not is_indexed(program, dataset):
         return False
     parts = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
@@ -57,7 +59,7 @@ def _is_none(program: Program, call: ast.Call, name: str) -> bool:
     if expression is None:
         return True
     origins = written_values(program, expression) or [expression]
-    return all(isinstance(one, ast.Constant) and one.value is None for one in origins)
+    return all(isinstance(origin, ast.Constant) and origin.value is None for origin in origins)
 
 
 def _is_true(expression: ast.expr) -> bool:
@@ -67,7 +69,7 @@ def _is_true(expression: ast.expr) -> bool:
 def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
     """Whether it is made on every rank of a distributed run, and iterated over on every one."""
     files = {program.source_of(node) for node in (call, *loops)}
-    if any(framework(program, one) for one in files):
+    if any(framework(program, file) for file in files):
         return False
     if is_single_process(program, call) or is_on_some_only(program, call):
         return False
@@ -95,9 +97,9 @@ def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
         return True
     names = [value.name for value in values if isinstance(value, CallResult)]
     names += [
-        program.name_of(one.func)
-        for one in written_values(program, dataset)
-        if isinstance(one, ast.Call)
+        program.name_of(origin.func)
+        for origin in written_values(program, dataset)
+        if isinstance(origin, ast.Call)
     ]
     return bool(names) and all(name.startswith(_INDEXED) for name in names)
 

@@ -25,9 +25,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         for name in ("sampler", "batch_sampler"):
             sampler = given(call, name)
             if sampler is not None and _is_there(program, sampler):
-                said = f"{name}={source.code(sampler)}"
+                option = f"{name}={source.code(sampler)}"
                 yield RULE.at(
-                    source, call, f"shuffle=True beside {said}: DataLoader raises a ValueError"
+                    source, call, f"shuffle=True beside {option}: DataLoader raises a ValueError"
                 )
                 break
 
@@ -35,7 +35,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_true(program: Program, shuffle: ast.expr | None) -> bool:
     origins = written_values(program, shuffle)
     return bool(origins) and all(
-        isinstance(one, ast.Constant) and one.value is True for one in origins
+        isinstance(origin, ast.Constant) and origin.value is True for origin in origins
     )
 
 
@@ -44,4 +44,4 @@ def _is_there(program: Program, sampler: ast.expr) -> bool:
     not help."""
     if any(value != ConstantValue(None) for value in program.values(sampler)):
         return True
-    return any(isinstance(one, ast.Call) for one in written_values(program, sampler))
+    return any(isinstance(origin, ast.Call) for origin in written_values(program, sampler))

@@ -44,21 +44,21 @@ def _shuffles(program: Program, call: ast.Call) -> bool:
     shuffle = argument(call, 3, "shuffle")
     origins = written_values(program, shuffle)
     return shuffle is None or any(
-        isinstance(one, ast.Constant) and one.value is True for one in origins
+        isinstance(origin, ast.Constant) and origin.value is True for origin in origins
     )
 
 
 def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
     """The loaders with this sampler that training iterates over several times."""
-    found = []
+    loaders = []
     for loader, loops in training_loops(program).items():
         samplers = [
             made.call for made in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)
         ]
         is_again = any(True for loop in loops for _ in outer_loops(program, loop))
         if sampler in samplers and is_again:
-            found.append(loader)
-    return found
+            loaders.append(loader)
+    return loaders
 
 
 def _has_set_epoch(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
@@ -68,7 +68,7 @@ def _has_set_epoch(program: Program, sampler: ast.Call, loaders: list[ast.Call])
         for call in program.index(source).calls.get("set_epoch", ()):
             if isinstance(call.func, ast.Attribute):
                 owners = program.values(call.func.value)
-                are_known = owners and all(isinstance(one, _KNOWN) for one in owners)
+                are_known = owners and all(isinstance(owner, _KNOWN) for owner in owners)
                 if not are_known or any(_is_one_of(owners, [sampler, *loaders])):
                     return True
     return False
@@ -88,9 +88,9 @@ def _is_handed_on(program: Program, sampler: ast.Call, loaders: list[ast.Call]) 
     for source in {program.source_of(node) for node in nodes}:
         for call in program.index(source).every(ast.Call):
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-            named = [one for one in arguments if isinstance(one, ast.Name | ast.Attribute)]
+            named = [value for value in arguments if isinstance(value, ast.Name | ast.Attribute)]
             is_given = any(
-                any(_is_one_of(program.values(one), [sampler, *loaders])) for one in named
+                any(_is_one_of(program.values(value), [sampler, *loaders])) for value in named
             )
             if is_given and _is_unseen(program, call):
                 return True

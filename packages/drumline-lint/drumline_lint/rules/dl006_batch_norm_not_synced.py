@@ -33,11 +33,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         nodes = list(built_of(program, model))
         layer = next((node for node in nodes if _is_layer(program, node)), None)
         files = {source, *(program.source_of(node) for node in nodes)}
-        is_synced = any(word in one.text for one in files for word in _SYNCED)
+        is_synced = any(word in file.text for file in files for word in _SYNCED)
         if model is not None and layer is not None and not is_synced:
             where = program.source_of(layer).code(layer)
-            said = f"{source.code(model)} has BatchNorm ({where})"
-            yield RULE.at(source, call, f"{said}, which sees only this rank's part of each batch")
+            message = f"{source.code(model)} has BatchNorm ({where})"
+            yield RULE.at(
+                source, call, f"{message}, which sees only this rank's part of each batch"
+            )
 
 
 def _is_layer(program: Program, node: ast.AST) -> bool:

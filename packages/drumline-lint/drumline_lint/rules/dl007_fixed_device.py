@@ -27,13 +27,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     there."""
     if framework(program, source) or not connected(program, source).isdisjoint(_masking(program)):
         return  # where each process sees one GPU only, its number is 0
-    found = {
+    devices = {
         fixed
         for device in devices_given(program, source)
         for fixed in _fixed(program, device)
         if program.source_of(fixed) is source
     }
-    for node in sorted(found, key=position):
+    for node in sorted(devices, key=position):
         if _is_for_all(program, node) and not _is_chosen_elsewhere(program, source, node):
             yield RULE.at(
                 source, node, f"{source.code(node)} is the same GPU for all ranks of a host"
@@ -51,16 +51,18 @@ def _fixed(program: Program, device: ast.expr) -> list[ast.expr]:
     if _is_number(device):
         return [device]
     origins = written_values(program, device)
-    if not all(_is_settled(program, one) for one in origins):
+    if not all(_is_settled(program, origin) for origin in origins):
         return []
-    return [one for one in origins if _is_named(one)]
+    return [origin for origin in origins if _is_named(origin)]
 
 
 def _is_settled(program: Program, expression: ast.expr) -> bool:
     """Whether it is the same on all ranks for sure."""
     if isinstance(expression, ast.Call) and _is_device_call(program, expression):
-        given = [one for argument_ in expression.args for one in written_values(program, argument_)]
-        return all(_is_settled(program, one) for one in given)
+        origins = [
+            origin for argument_ in expression.args for origin in written_values(program, argument_)
+        ]
+        return all(_is_settled(program, origin) for origin in origins)
     return isinstance(expression, ast.Constant)
 
 
@@ -95,23 +97,27 @@ def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bo
             every += program.index(source).scopes[scope_of(target)].names[target.id]
         elif isinstance(target, ast.Attribute):
             written_so = ast.dump(target.value)
-            same = program.index(source).attributes[target.attr]
-            every += [binding for other, binding in same if ast.dump(other.value) == written_so]
+            attributes = program.index(source).attributes[target.attr]
+            every += [
+                binding
+                for attribute, binding in attributes
+                if ast.dump(attribute.value) == written_so
+            ]
     origins = [
-        one
+        origin
         for binding in every
         if not binding.path
-        for one in written_values(program, binding.value)
+        for origin in written_values(program, binding.value)
     ]
-    return not all(_is_settled(program, one) for one in origins)
+    return not all(_is_settled(program, origin) for origin in origins)
 
 
 def _is_or_makes(program: Program, value: ast.expr, node: ast.expr) -> bool:
     """Whether a value is this device, and not something that is put on it."""
     return any(
-        one is node
-        or (_is_device_call(program, one) and any(part is node for part in ast.walk(one)))
-        for one in written_values(program, value)
+        origin is node
+        or (_is_device_call(program, origin) and any(part is node for part in ast.walk(origin)))
+        for origin in written_values(program, value)
     )
 
 

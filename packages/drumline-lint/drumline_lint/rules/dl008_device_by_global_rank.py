@@ -20,14 +20,18 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
     if meets_on_one_host(program, source):
         return
-    for device in (number for one in devices_given(program, source) for number in _numbers(one)):
+    for device in (
+        number for argument in devices_given(program, source) for number in _numbers(argument)
+    ):
         ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
         # A parameter that is named so, and of which no caller is seen, may be the number of a
         # process of mp.spawn.
-        is_seen = not any(isinstance(one, ast.Name) for one in written_values(program, device))
+        is_seen = not any(
+            isinstance(origin, ast.Name) for origin in written_values(program, device)
+        )
         if ranks == {"global"} and is_seen and program.source_of(device) is source:
-            said = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
-            yield RULE.at(source, device, said)
+            message = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
+            yield RULE.at(source, device, message)
 
 
 def _numbers(device: ast.expr) -> list[ast.expr]:

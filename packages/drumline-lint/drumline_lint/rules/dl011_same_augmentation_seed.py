@@ -23,7 +23,7 @@ RULE = rule("DL011")
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The last seed of a run for the generator that the augmentation draws from."""
-    if framework(program, source) or not any("seed" in one.text for one in program.sources):
+    if framework(program, source) or not any("seed" in file.text for file in program.sources):
         return
     for place, drawn in found_in_runs(program, source, _same_in).items():
         yield RULE.at(
@@ -37,7 +37,7 @@ def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
     drawn = augmentations(program, run)
     loading = [step for step in run if program.name_of(step.call.func) == LOADER]
     loaders = [step.call for step in loading]
-    if not drawn or not loaders or any(argument(one, 12, "generator") for one in loaders):
+    if not drawn or not loaders or any(argument(loader, 12, "generator") for loader in loaders):
         return
     in_workers, are_all_known = _seeds_of_workers(program, loaders)
     if not are_all_known:
@@ -46,10 +46,10 @@ def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
         kind = kind_of_seed(program, call)
         if kind in drawn and _is_same_in_worker(program, call.args[0], worker):
             yield call, drawn[kind]
-    own = {kind_of_seed(program, call) for call, _ in in_workers}
-    has_workers = any(_has_workers(program, one) for one in loaders)
+    seeded = {kind_of_seed(program, call) for call, _ in in_workers}
+    has_workers = any(_has_workers(program, loader) for loader in loaders)
     for kind, what in drawn.items():
-        if kind not in own:
+        if kind not in seeded:
             seeding = _in_same_process(program, run, loading)
             place = _same_seed(program, seeding, "torch" if has_workers else kind)
             if place is not None:
@@ -88,18 +88,18 @@ def _seeds_of_workers(
 ) -> tuple[list[tuple[ast.Call, str]], bool]:
     """The seeds that `worker_init_fn` sets, with the name of its worker; and whether all such are
     known."""
-    found = []
+    seeds = []
     for loader in loaders:
-        given = argument(loader, 10, "worker_init_fn")
-        values = program.values(given)
+        initializer = argument(loader, 10, "worker_init_fn")
+        values = program.values(initializer)
         functions = [value.node for value in values if isinstance(value, Function)]
-        if given is not None and not functions and values != frozenset({ConstantValue(None)}):
+        if initializer is not None and not functions and values != frozenset({ConstantValue(None)}):
             return [], False
         for function in functions:
             worker = function.args.args[0].arg if function.args.args else ""
             calls = [call for call in nodes_in(function, ast.Call) if kind_of_seed(program, call)]
-            found += [(call, worker) for call in calls if call.args]
-    return found, True
+            seeds += [(call, worker) for call in calls if call.args]
+    return seeds, True
 
 
 def _is_same_in_worker(program: Program, seed: ast.expr, worker: str) -> bool:
@@ -148,11 +148,11 @@ _OWN_GENERATORS = (
 
 def augmentations(program: Program, run: Run) -> dict[str, str]:
     """In a run: by which generator something is drawn for the data, and what is."""
-    found: dict[str, str] = {}
+    drawn: dict[str, str] = {}
     for step in run:
         for kind, what in _drawn_by(program, step.call).items():
-            found.setdefault(kind, what)
-    return found
+            drawn.setdefault(kind, what)
+    return drawn
 
 
 def _drawn_by(program: Program, call: ast.Call) -> dict[str, str]:
@@ -163,11 +163,11 @@ def _drawn_by(program: Program, call: ast.Call) -> dict[str, str]:
         return {"torch": last}
     if name.startswith("albumentations.") and last.startswith(_ALBUMENTATIONS):
         return {"random": last}
-    found: dict[str, str] = {}
+    drawn: dict[str, str] = {}
     for value in program.values(call.func):
         if isinstance(value, Class):
-            found |= _drawn_in_dataset(program, value.node)
-    return found
+            drawn |= _drawn_in_dataset(program, value.node)
+    return drawn
 
 
 @cached_query
@@ -175,14 +175,14 @@ def _drawn_in_dataset(program: Program, node: ast.ClassDef) -> dict[str, str]:
     """What is drawn in `__getitem__`, or in what that calls; unless the item's number is its
     seed."""
     read = program.method(node, "__getitem__")
-    found: dict[str, str] = {}
+    drawn: dict[str, str] = {}
     for call in calls_made_in(program, read) if read is not None else ():
         name = program.name_of(call.func)
         if name.endswith(("seed", "set_rng_state")):
             return {}
         if kind := _generator_of(name, call):
-            found.setdefault(kind, f"{name} in {node.name}.__getitem__")
-    return found
+            drawn.setdefault(kind, f"{name} in {node.name}.__getitem__")
+    return drawn
 
 
 def _generator_of(name: str, call: ast.Call) -> str:

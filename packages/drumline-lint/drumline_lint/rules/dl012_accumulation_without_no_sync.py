@@ -47,12 +47,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 @cached_query
 def _unswitched(program: Program) -> list[tuple[ast.Call, ast.Call]]:
     return [
-        (call, found.step)
-        for found in accumulations(program)
-        if not framework(program, program.source_of(found.loop))
-        and not _is_switched(program, found)
-        if wrapped_calls(program, found.loop)
-        for call in every_round(program, found, "backward")
+        (call, accumulation.step)
+        for accumulation in accumulations(program)
+        if not framework(program, program.source_of(accumulation.loop))
+        and not _is_switched(program, accumulation)
+        if wrapped_calls(program, accumulation.loop)
+        for call in every_round(program, accumulation, "backward")
         if program.function_of(call) is None
     ]
 
@@ -96,9 +96,12 @@ def accumulations(program: Program) -> Iterator[Accumulation]:
             step = _step_after(program, loop)
         elif all(rare for _, rare in steps):
             step = steps[0][0]
-        found = None if step is None else Accumulation(loop, roots, step)
-        if found is not None and next(every_round(program, found, "zero_grad"), None) is None:
-            yield found
+        accumulation = None if step is None else Accumulation(loop, roots, step)
+        if (
+            accumulation is not None
+            and next(every_round(program, accumulation, "zero_grad"), None) is None
+        ):
+            yield accumulation
 
 
 def _step_after(program: Program, loop: Loop) -> ast.Call | None:

@@ -18,8 +18,8 @@ POSITION = 8
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Where it is known to be true; what is a setting may be as meant."""
     for call in program.calls(source, DDP):
-        given = argument(call, POSITION, "find_unused_parameters")
-        if given is not None and program.values(given) == {ConstantValue(True)}:
+        option = argument(call, POSITION, "find_unused_parameters")
+        if option is not None and program.values(option) == {ConstantValue(True)}:
             yield RULE.at(
                 source,
                 call,

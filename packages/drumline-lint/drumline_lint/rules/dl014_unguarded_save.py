@@ -43,7 +43,7 @@ def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
     place = source.place(call)
     where = "" if is_here else source.path.name
     cell = "" if place.cell is None else f"cell {place.cell}"
-    line = ", ".join(one for one in (where, cell, f"line {place.line}") if one)
+    line = ", ".join(part for part in (where, cell, f"line {place.line}") if part)
     return f"through {line}" if function is None else f"through {function.name} ({line})"
 
 
@@ -52,9 +52,9 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
     nearest one."""
     deciding: ast.Call | None = None
     nearest: ast.Call | None = None
-    seen: set[ast.AST] = set()
-    while (function := enclosing_function(node)) is not None and function not in seen:
-        seen.add(function)
+    functions: set[ast.AST] = set()
+    while (function := enclosing_function(node)) is not None and function not in functions:
+        functions.add(function)
         calls = [
             call for call in program.callers(function) if enclosing_function(call) is not function
         ]

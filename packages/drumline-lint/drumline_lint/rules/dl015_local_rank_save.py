@@ -19,10 +19,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         reached = [way.guards for way in call_paths(program, save.call) if way.begins != "parent"]
         if any(map(_is_once_a_node, reached)) and not is_own_of_node(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
-            said = (
+            message = (
                 f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
             )
-            yield RULE.at(source, save.call, said)
+            yield RULE.at(source, save.call, message)
 
 
 def _is_once_a_node(tests: Guards) -> bool:

@@ -80,12 +80,15 @@ def _unwraps(program: Program, part: ast.expr) -> bool:
 def _edits(program: Program, model: ast.expr) -> list[Edit]:
     """Where it is wrapped whatever happens. A function's parameter may be given something else."""
     if isinstance(model, ast.Name):
-        given = [one.value if one.kind == "assign" else None for one in program.bindings(model)]
+        origins = [
+            binding.value if binding.kind == "assign" else None
+            for binding in program.bindings(model)
+        ]
     elif isinstance(model, ast.Attribute):
-        given = [*previous_values(program, model)]
+        origins = [*previous_values(program, model)]
     else:
         return []
-    if not given or not all(_is_wrapping(program, value) for value in given):
+    if not origins or not all(_is_wrapping(program, value) for value in origins):
         return []
     end = (model.end_lineno or model.lineno, model.end_col_offset or 0)
     return [Edit(start=end, end=end, text=".module")]
@@ -101,10 +104,10 @@ _MODULE = "module"
 def is_unwrapped(program: Program, model: ast.expr) -> bool:
     """Whether a condition on the model, or on there being several processes, says so at this
     place."""
-    known = held_conditions(program, model)
-    return any(
-        _says_unwrapped(program, test, holds, model) for test, holds in known
-    ) or _is_instead(model)
+    held = held_conditions(program, model)
+    return any(_says_unwrapped(program, test, holds, model) for test, holds in held) or _is_instead(
+        model
+    )
 
 
 def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.expr) -> bool:
@@ -126,8 +129,13 @@ def _is_instead(model: ast.expr) -> bool:
     inner: ast.AST = model
     for outer in ancestors(model):
         if isinstance(outer, ast.Try) and isinstance(inner, ast.ExceptHandler):
-            tried = [one for part in outer.body for one in nodes_in(part, ast.Attribute)]
-            if any(one.attr == _MODULE and dotted(one.value) == dotted(model) for one in tried):
+            tried = [
+                attribute for part in outer.body for attribute in nodes_in(part, ast.Attribute)
+            ]
+            if any(
+                attribute.attr == _MODULE and dotted(attribute.value) == dotted(model)
+                for attribute in tried
+            ):
                 return True
         inner = outer
     return False

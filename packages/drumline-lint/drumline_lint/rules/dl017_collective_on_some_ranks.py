@@ -33,9 +33,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call in program.index(source).every(ast.Call):
         if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
-        found = _collectives_of_call(program, call)
-        tests = _certain(program, call) if found else ()
-        for name, chain in found if tests else ():
+        collectives = _collectives_of_call(program, call)
+        tests = _certain(program, call) if collectives else ()
+        for name, chain in collectives if tests else ():
             if not has_counterpart(program, call, name, tests, find):
                 yield RULE.at(source, call, _message(source, tests, name, chain))
                 break
@@ -49,8 +49,8 @@ def _has_conditions(program: Program, call: ast.Call) -> bool:
 
 def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
     """The conditions around it that keep ranks away; early exits before it are another rule's."""
-    kept = rank_filter(program, call)
-    return () if kept is None or kept.by_exit else kept.tests
+    ranks = rank_filter(program, call)
+    return () if ranks is None or ranks.by_exit else ranks.tests
 
 
 def _collectives_of_call(

@@ -66,21 +66,21 @@ def _exits(program: Program, source: Source) -> Iterator[Exit]:
 def _tests(program: Program, exit_: Exit) -> list[RankTest]:
     """What is asked of the rank on the way to it, from where all ranks are together."""
     left = loop_around(exit_) if isinstance(exit_, ast.Break | ast.Continue) else None
-    found = []
+    tests = []
     for test, holds in conditions(program, exit_, with_exits=False):
         if left is None or left in ancestors(test):
-            found += rank_tests(program, test, holds)
-    return found
+            tests += rank_tests(program, test, holds)
+    return tests
 
 
 def _missed(program: Program, exit_: Exit, tests: list[RankTest]) -> str:
     """What the others block in; empty if they do not."""
     done = {name for node in block_of(exit_) for name, _ in collectives_in(program, node)}
-    others = [
+    remaining_tests = [
         test for test in negated(frozenset(tests)) if isinstance(test, RankTest) and test.is_needed
     ]
     for node in _what_others_do(program, exit_):
-        for name, chain in reached_in(program, node, others):
+        for name, chain in reached_in(program, node, remaining_tests):
             is_other_run = are_exclusive(program, exit_, chain[0], with_exits=False)
             # A collective for some ranks is a mistake of its own.
             is_for_some = any(

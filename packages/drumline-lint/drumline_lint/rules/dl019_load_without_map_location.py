@@ -36,15 +36,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             or _is_saved_from_cpu(program, path)
         ):
             what = "a file" if path is None else source.code(path)
-            said = f"every rank loads {what} onto the GPU that it was saved from"
-            yield RULE.at(source, call, said)
+            message = f"every rank loads {what} onto the GPU that it was saved from"
+            yield RULE.at(source, call, message)
 
 
 def _has_map_location(program: Program, call: ast.Call) -> bool:
     """By an argument; one that is a name leaves it to the caller."""
-    given = argument(call, 1, "map_location")
-    if given is not None:
-        return not isinstance(given, ast.Constant) or given.value is not None
+    location = argument(call, 1, "map_location")
+    if location is not None:
+        return not isinstance(location, ast.Constant) or location.value is not None
     mapped = argument(call, None, "mmap")
     return has_unknown_arguments(call) or (
         mapped is not None and program.values(mapped) != {ConstantValue(False)}
@@ -53,23 +53,24 @@ def _has_map_location(program: Program, call: ast.Call) -> bool:
 
 def _is_saved_from_cpu(program: Program, path: ast.expr | None) -> bool:
     """Whether something was moved to the CPU before every save to a file of that name."""
-    found = [
+    saves_of_file = [
         save
         for name in _file_names(program, path)
         for save in _saves_by_file_name(program).get(name, ())
     ]
-    return bool(found) and all(
-        isinstance(one.what, ast.Call) and last_name(one.what.func) == "cpu" for one in found
+    return bool(saves_of_file) and all(
+        isinstance(save.what, ast.Call) and last_name(save.what.func) == "cpu"
+        for save in saves_of_file
     )
 
 
 @cached_query
 def _saves_by_file_name(program: Program) -> dict[str, list[Save]]:
-    found: dict[str, list[Save]] = defaultdict(list)
+    by_name: dict[str, list[Save]] = defaultdict(list)
     for save in (save for source in program.sources for save in saves(program, source)):
         for name in _file_names(program, save.path):
-            found[name].append(save)
-    return found
+            by_name[name].append(save)
+    return by_name
 
 
 def _file_names(program: Program, path: ast.expr | None) -> set[str]:

@@ -16,8 +16,8 @@ RULE = rule("DL020", in_tests=False)
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Where it is false whatever happens."""
     for call in program.calls(source, "torch.load"):
-        given = argument(call, None, "weights_only")
-        if given is not None and program.values(given) == {ConstantValue(False)}:
+        option = argument(call, None, "weights_only")
+        if option is not None and program.values(option) == {ConstantValue(False)}:
             path = argument(call, 0, "f")
             what = "a file" if path is None else source.code(path)
-            yield RULE.at(source, given, f"{what} can run any code as it is loaded")
+            yield RULE.at(source, option, f"{what} can run any code as it is loaded")

@@ -40,37 +40,39 @@ SHOWING = (
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding a loop, at the first statement that waits."""
-    for found in _waiting_statements(program):
-        statement, (node, value) = min(found.items(), key=lambda item: position(item[0]))
-        others = len(found) - 1
+    for statements in _waiting_statements(program):
+        statement, (node, value) = min(statements.items(), key=lambda item: position(item[0]))
+        num_others = len(statements) - 1
         if program.source_of(statement) is source:
-            more = f", and so do {others} other statements of this loop" if others > 1 else ""
-            more = ", and so does another statement of this loop" if others == 1 else more
-            said = f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}{more}"
-            yield RULE.at(source, node, said)
+            also = (
+                f", and so do {num_others} other statements of this loop" if num_others > 1 else ""
+            )
+            also = ", and so does another statement of this loop" if num_others == 1 else also
+            message = f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}{also}"
+            yield RULE.at(source, node, message)
 
 
 @cached_query
 def _waiting_statements(program: Program) -> list[dict[ast.stmt, tuple[ast.expr, ast.expr]]]:
     """Of each loop, the statements that wait; a statement belongs to one loop."""
     every: list[dict[ast.stmt, tuple[ast.expr, ast.expr]]] = []
-    seen: set[ast.stmt] = set()
+    waiting: set[ast.stmt] = set()
     for loop in training_loops(program):
-        found: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
+        statements: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
         for root, rare in round_functions(program, loop, _is_rare).items():
             for node in _written(root) if not rare else ():
                 value = _read(program, node)
                 statement = statement_of(node)
                 if (
                     value is not None
-                    and statement not in seen
+                    and statement not in waiting
                     and not _is_rare(program, node, root)
                 ):
                     whole = value if isinstance(node, ast.FormattedValue) else node
-                    found.setdefault(statement, (whole, value))
-        seen.update(found)
-        if found:
-            every.append(found)
+                    statements.setdefault(statement, (whole, value))
+        waiting.update(statements)
+        if statements:
+            every.append(statements)
     return every
 
 
@@ -93,7 +95,7 @@ def _read(program: Program, node: ast.expr) -> ast.expr | None:
             values = node.args[:1]
         elif name in SHOWING:
             values = [*node.args, *(keyword.value for keyword in node.keywords)]
-    return next((one for one in values if is_of_step(program, one)), None)
+    return next((value for value in values if is_of_step(program, value)), None)
 
 
 def _is_moved_to_host(call: ast.Call) -> bool:
@@ -132,7 +134,7 @@ def _is_shown(node: ast.AST) -> bool:
 
 def _is_on_value(program: Program, test: ast.expr) -> bool:
     """`if torch.max(y) > 1:` asks for what should not be; that it waits, too, is another matter."""
-    return any(is_of_step(program, one) for one in nodes_in(test, ast.Compare, ast.Call))
+    return any(is_of_step(program, part) for part in nodes_in(test, ast.Compare, ast.Call))
 
 
 def _is_one_step(program: Program, test: ast.expr) -> bool:
@@ -140,7 +142,7 @@ def _is_one_step(program: Program, test: ast.expr) -> bool:
     if rank_tests(program, test):
         return False
     return any(
-        isinstance(one, ast.Eq | ast.Lt | ast.LtE | ast.In)
+        isinstance(operator, ast.Eq | ast.Lt | ast.LtE | ast.In)
         for compared in nodes_in(test, ast.Compare)
-        for one in compared.ops
+        for operator in compared.ops
     )

@@ -92,13 +92,13 @@ def _is_about_failure(program: Program, call: ast.Call) -> bool:
     following = rest_of_block(statement_of(call))
     ends = 0 < len(following) <= 2 and always_exits(program, following)
     return ends and not any(
-        isinstance(one, ast.Return | ast.Continue | ast.Break) for one in following
+        isinstance(statement, ast.Return | ast.Continue | ast.Break) for statement in following
     )
 
 
 def _names_rank(program: Program, call: ast.Call) -> bool:
     """Whether an argument depends on the rank, or its text has the word."""
-    parts = [part for one in (*call.args, *call.keywords) for part in nodes_in(one, *_PARTS)]
+    parts = [part for value in (*call.args, *call.keywords) for part in nodes_in(value, *_PARTS)]
     texts = [
         text for part in parts if isinstance(part, ast.Name) for text in program.assigned(part)
     ]

@@ -21,9 +21,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Every call without it; MPI has no such timeout."""
     for call in program.calls(source, INIT):
         backends = {
-            one.value
-            for one in program.values(argument(call, 0, "backend"))
-            if isinstance(one, ConstantValue)
+            backend.value
+            for backend in program.values(argument(call, 0, "backend"))
+            if isinstance(backend, ConstantValue)
         }
         timeout = argument(call, 2, "timeout")
         is_given = timeout is not None and program.values(timeout) != {ConstantValue(None)}

@@ -22,20 +22,25 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding for each statement; a port beside an address that is computed belongs to that."""
     every = settings(program, source)
     address_is_computed = any(
-        one.name == "MASTER_ADDR" and not written_text(program, one.value) for one in every
+        setting.name == "MASTER_ADDR" and not written_text(program, setting.value)
+        for setting in every
     )
-    seen = set()
-    for one in every:
-        value = written_text(program, one.value) or ""
-        is_port = one.name == "MASTER_PORT"
-        if not value or one.name not in ("MASTER_ADDR", "MASTER_PORT") or one.node in seen:
+    reported = set()
+    for setting in every:
+        value = written_text(program, setting.value) or ""
+        is_port = setting.name == "MASTER_PORT"
+        if (
+            not value
+            or setting.name not in ("MASTER_ADDR", "MASTER_PORT")
+            or setting.node in reported
+        ):
             continue
-        if is_left_to_launcher(program, one.node) or (is_port and address_is_computed):
+        if is_left_to_launcher(program, setting.node) or (is_port and address_is_computed):
             continue
-        if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, one.node):
-            seen.add(one.node)
+        if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, setting.node):
+            reported.add(setting.node)
             yield RULE.at(
                 source,
-                one.node,
-                f"{one.name} is set to {value}, which overwrites the launcher's value",
+                setting.node,
+                f"{setting.name} is set to {value}, which overwrites the launcher's value",
             )

@@ -43,10 +43,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
     """The rounds of training that come to the clip, as the calls that they make; or else its own
     function's."""
-    found = [calls for calls in _rounds(program) if clip in calls]
+    rounds = [calls for calls in _rounds(program) if clip in calls]
     function = enclosing_function(clip)
-    if found or function is None:
-        return found
+    if rounds or function is None:
+        return rounds
     return [list(calls_made_in(program, function))]
 
 

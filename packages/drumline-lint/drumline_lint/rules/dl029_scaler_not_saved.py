@@ -25,17 +25,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves whose contents are written out, in a program that steps by a scaler."""
     every = list(saves(program, source))
     scaler = _scaler_in_use(program, source) if every else ""
-    found: dict[ast.expr, ast.expr] = {}
+    places: dict[ast.expr, ast.expr] = {}
     for save in every if scaler else ():
         for content in _contents(program, save.what):
             is_short = _has_optimizer(program, content) and not _has_scaler(program, content)
             if is_short and not program.source_of(content).is_test:
-                if content not in found or enclosing_function(content) is enclosing_function(
+                if content not in places or enclosing_function(content) is enclosing_function(
                     save.call
                 ):
-                    found[content] = _where(program, save.call, content)
+                    places[content] = _where(program, save.call, content)
                 break
-    for where in dict.fromkeys(found.values()):
+    for where in dict.fromkeys(places.values()):
         yield RULE.at(
             source, where, f"what is saved has the optimizer's state, and not that of {scaler}"
         )
@@ -58,14 +58,14 @@ def _scaler_in_use(program: Program, saving: Source) -> str:
 
 @cached_query
 def _scalers_in_use(program: Program) -> list[tuple[Source, str]]:
-    found = []
+    scalers = []
     for source in program.sources:
         for call in program.index(source).calls.get("step", ()) if "caler" in source.text else ():
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
             if owner is not None and program.made(owner, *SCALERS) and is_scaler(program, owner):
-                found.append((source, source.code(owner)))
+                scalers.append((source, source.code(owner)))
                 break
-    return found
+    return scalers
 
 
 def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> Iterator[ast.expr]:
@@ -84,8 +84,8 @@ def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> 
             yield expression
         else:
             function = program.function_of(expression)
-            for one in nodes_in(function, ast.Return) if function is not None else ():
-                yield from _contents(program, one.value, depth + 1)
+            for statement in nodes_in(function, ast.Return) if function is not None else ():
+                yield from _contents(program, statement.value, depth + 1)
     elif isinstance(expression, ast.Name) and not _is_added_to(program, expression):
         for value in (*program.assigned(expression), *passed(program, expression)):
             yield from _contents(program, value, depth + 1)
@@ -122,7 +122,10 @@ def _parts(content: ast.expr) -> list[tuple[str, ast.expr]] | None:
 def _has_optimizer(program: Program, content: ast.expr) -> bool:
     values = [value for _, value in _parts(content) or ()]
     behind = [
-        one for value in values if isinstance(value, ast.Name) for one in program.assigned(value)
+        origin
+        for value in values
+        if isinstance(value, ast.Name)
+        for origin in program.assigned(value)
     ]
     return any(
         is_method(call, "state_dict")
@@ -137,7 +140,7 @@ def _has_scaler(program: Program, content: ast.expr) -> bool:
     """By a name in it; a value that is a call of something else may hold anything, and is taken as
     it is named."""
     for key, value in _parts(content) or ():
-        words = [key, *(last_name(one) for one in nodes_in(value, ast.Name, ast.Attribute))]
+        words = [key, *(last_name(name) for name in nodes_in(value, ast.Name, ast.Attribute))]
         if any("scal" in word.lower() or "amp" in word.lower().split("_") for word in words):
             return True
     return False

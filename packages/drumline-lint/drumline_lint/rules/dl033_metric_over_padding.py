@@ -49,9 +49,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 @cached_query
 def _padding_samplers(program: Program) -> dict[ast.Call, None]:
-    found: dict[ast.Call, None] = {}
+    padding: dict[ast.Call, None] = {}
     distributed = distributed_sources(program)
-    trained = {one for loop in training_loops(program) for one in _samplers(program, loop)}
+    trained = {sampler for loop in training_loops(program) for sampler in _samplers(program, loop)}
     for source in program.sources:
         if (
             source not in distributed
@@ -60,15 +60,17 @@ def _padding_samplers(program: Program) -> dict[ast.Call, None]:
         ):
             continue
         for loop in evaluation_loops(program, source):
-            every = [one for one in _samplers(program, loop) if one not in trained]
+            every = [sampler for sampler in _samplers(program, loop) if sampler not in trained]
             samplers = [
-                one for one in every if _pads(program, one) and not _is_for_training(program, one)
+                sampler
+                for sampler in every
+                if _pads(program, sampler) and not _is_for_training(program, sampler)
             ]
             if samplers and _counts(program, loop) and not is_on_main_only(program, loop):
-                found |= dict.fromkeys(
-                    one for one in samplers if not _is_handled(program, loop, one)
+                padding |= dict.fromkeys(
+                    sampler for sampler in samplers if not _is_handled(program, loop, sampler)
                 )
-    return found
+    return padding
 
 
 def _is_joined(program: Program, source: Source) -> bool:
@@ -77,8 +79,8 @@ def _is_joined(program: Program, source: Source) -> bool:
     near = connected(program, source)
     return any(
         _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
-        for other in near
-        for last, calls in program.index(other).calls.items()
+        for near_source in near
+        for last, calls in program.index(near_source).calls.items()
     ) or not near.isdisjoint(_reducing_files(program))
 
 
@@ -104,13 +106,15 @@ def _samplers(program: Program, loop: Loop) -> list[ast.Call]:
     if isinstance(loop, ast.While):
         return []
     loaders = program.made(program.iterated(loop.iter), LOADER)
-    given = [argument(made.call, 3, "sampler") for made in loaders]
-    return [made.call for one in given for made in program.made(one, DISTRIBUTED_SAMPLER)]
+    samplers = [argument(made.call, 3, "sampler") for made in loaders]
+    return [
+        made.call for sampler in samplers for made in program.made(sampler, DISTRIBUTED_SAMPLER)
+    ]
 
 
 def _pads(program: Program, sampler: ast.Call) -> bool:
-    given = argument(sampler, 5, "drop_last")
-    is_told_not_to = given is not None and program.values(given) != {ConstantValue(False)}
+    drop_last = argument(sampler, 5, "drop_last")
+    is_told_not_to = drop_last is not None and program.values(drop_last) != {ConstantValue(False)}
     return not is_told_not_to and not has_unknown_arguments(sampler)
 
 
@@ -121,20 +125,22 @@ def _is_for_training(program: Program, sampler: ast.Call) -> bool:
 
 def _says_training(test: ast.expr) -> bool:
     if isinstance(test, ast.BoolOp):
-        return isinstance(test.op, ast.And) and any(_says_training(one) for one in test.values)
+        return isinstance(test.op, ast.And) and any(
+            _says_training(operand) for operand in test.values
+        )
     if isinstance(test, ast.Compare):
-        other = test.comparators[0]
+        right = test.comparators[0]
         is_equal = isinstance(test.ops[0], ast.Eq)
-        return is_equal and isinstance(other, ast.Constant) and "train" in str(other.value).lower()
+        return is_equal and isinstance(right, ast.Constant) and "train" in str(right.value).lower()
     name = last_name(test).lower()
     return name.removeprefix("is_").removeprefix("for_") in ("train", "training")
 
 
 def _counts(program: Program, loop: Loop) -> bool:
     if any(
-        isinstance(one.op, ast.Add)
+        isinstance(statement.op, ast.Add)
         for root in round_functions(program, loop)
-        for one in nodes_in(root, ast.AugAssign)
+        for statement in nodes_in(root, ast.AugAssign)
     ):
         return True
     return any(is_method(call, *ADDING) for call in calls_made_in(program, loop))
@@ -160,5 +166,5 @@ def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
 
 
 def _names_ranks(expression: ast.expr) -> bool:
-    words = [last_name(one).lower() for one in nodes_in(expression, ast.Name, ast.Attribute)]
+    words = [last_name(name).lower() for name in nodes_in(expression, ast.Name, ast.Attribute)]
     return any("world" in word or "replicas" in word or "ranks" in word for word in words)

@@ -53,9 +53,11 @@ def _used(program: Program, source: Source) -> list[ast.Attribute | ast.Name]:
     index = program.index(source)
     called = [call.func for call in index.every(ast.Call)]
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
-    decorators = [one for function in functions for one in function.decorator_list]
-    found = [one for one in (*called, *decorators) if isinstance(one, ast.Attribute | ast.Name)]
-    return sorted(found, key=position)
+    decorators = [decorator for function in functions for decorator in function.decorator_list]
+    named = [
+        callee for callee in (*called, *decorators) if isinstance(callee, ast.Attribute | ast.Name)
+    ]
+    return sorted(named, key=position)
 
 
 def _old(program: Program, node: ast.expr) -> str:
@@ -85,11 +87,13 @@ def _edits(
     program: Program, source: Source, node: ast.Attribute | ast.Name, mended: set[ast.AST]
 ) -> list[Edit]:
     if isinstance(node, ast.Attribute):
-        if _says_torch(program, source, node) and (given := _device_given(program, source, node)):
+        if _says_torch(program, source, node) and (
+            device_edits := _device_given(program, source, node)
+        ):
             last = node.attr
             return [
                 Edit(start=position(node), end=end_position(node), text=f"torch.amp.{last}"),
-                *given,
+                *device_edits,
             ]
         return []
     bindings = program.index(source).scopes[source.tree].names.get(node.id, [])
@@ -125,10 +129,10 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
     names = {alias.asname or alias.name: alias.name for alias in statement.names}
     for use in program.index(source).every(ast.Name):
         if use.id in names and isinstance(use.ctx, ast.Load):
-            given = _device_given(program, source, use) if is_called(use) else []
-            if not given and (is_called(use) or names[use.id] == "autocast"):
+            device_edits = _device_given(program, source, use) if is_called(use) else []
+            if not device_edits and (is_called(use) or names[use.id] == "autocast"):
                 return []
-            edits += given
+            edits += device_edits
     scopes = program.index(source).scopes.values()
     is_bound_once = all(
         sum(len(scope.names.get(name, ())) for scope in scopes) == 1 for name in names
@@ -151,9 +155,9 @@ def _device_given(program: Program, source: Source, callee: ast.expr) -> list[Ed
     after = ("," if is_line_end else ", ") if call.args or call.keywords else ""
     opened = (line, column + 1)
     edits = [Edit(start=opened, end=opened, text=f'"{name.split(".")[1]}"{after}')]
-    for given, meant in zip(call.args, AUTOCAST, strict=False) if is_autocast else ():
-        if position(given) == opened:
+    for value, meant in zip(call.args, AUTOCAST, strict=False) if is_autocast else ():
+        if position(value) == opened:
             edits[0] = Edit(start=opened, end=opened, text=f"{edits[0].text}{meant}=")
         else:
-            edits.append(Edit(start=position(given), end=position(given), text=f"{meant}="))
+            edits.append(Edit(start=position(value), end=position(value), text=f"{meant}="))
     return edits

@@ -94,14 +94,20 @@ MEANT = {
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Every keyword of known calls; code that tests for an argument by its quoted name has a torch
     with it."""
-    asked = {
-        one.value for one in program.index(source).every(ast.Constant) if isinstance(one.value, str)
+    quoted = {
+        constant.value
+        for constant in program.index(source).every(ast.Constant)
+        if isinstance(constant.value, str)
     }
     for call in program.calls(source, *ACCEPTED):
         name = program.name_of(call.func)
         accepted = ACCEPTED[name].split()
         for keyword in call.keywords:
-            if keyword.arg is not None and keyword.arg not in accepted and keyword.arg not in asked:
+            if (
+                keyword.arg is not None
+                and keyword.arg not in accepted
+                and keyword.arg not in quoted
+            ):
                 yield _finding(source, call, keyword, name, accepted)
 
 

@@ -26,7 +26,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if persistent is not None and _constants(program, persistent) == [True]:
             yield RULE.at(source, call, f"persistent_workers=True with {_message(source, call)}")
         elif ahead is not None and all(
-            _is_number(one) for one in _constants(program, ahead) or [None]
+            _is_number(value) for value in _constants(program, ahead) or [None]
         ):
             yield RULE.at(
                 source, call, f"prefetch_factor={source.code(ahead)} with {_message(source, call)}"
@@ -36,15 +36,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _has_no_workers(program: Program, call: ast.Call) -> bool:
     workers = given(call, "num_workers")
     return workers is None or all(
-        _is_number(one) and one == 0 for one in _constants(program, workers) or [None]
+        _is_number(value) and value == 0 for value in _constants(program, workers) or [None]
     )
 
 
 def _constants(program: Program, expression: ast.expr) -> list[object]:
     origins = written_values(program, expression)
-    if not all(isinstance(one, ast.Constant) for one in origins):
+    if not all(isinstance(origin, ast.Constant) for origin in origins):
         return []
-    return list({one.value for one in origins if isinstance(one, ast.Constant)})
+    return list({origin.value for origin in origins if isinstance(origin, ast.Constant)})
 
 
 def _is_number(value: object) -> bool:

@@ -93,7 +93,7 @@ def _is_part(program: Program, copied: ast.expr) -> bool:
         return True
     bindings = program.bindings(copied) if isinstance(copied, ast.Name) else []
     return bool(bindings) and all(
-        one.kind == "each" and len(one.path) > _counted(one) for one in bindings
+        binding.kind == "each" and len(binding.path) > _counted(binding) for binding in bindings
     )
 
 

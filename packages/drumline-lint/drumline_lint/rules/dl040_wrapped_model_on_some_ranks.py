@@ -67,17 +67,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return ((_FORWARD, chain) for chain in forwards_in(program, node))
 
     for call in calls_under_rank_tests(program, source):
-        kept = None
+        ranks = None
         for chain in forwards_by(program, call):
-            kept = kept or rank_filter(program, call)
-            if kept is None:
+            ranks = ranks or rank_filter(program, call)
+            if ranks is None:
                 break
-            effect = _effect(program, chain, kept) if _is_open(program, chain) else ""
-            if effect and not has_counterpart(program, call, _FORWARD, kept.tests, find):
+            effect = _effect(program, chain, ranks) if _is_open(program, chain) else ""
+            if effect and not has_counterpart(program, call, _FORWARD, ranks.tests, find):
                 yield RULE.at(
                     source,
                     call,
-                    _message(source, kept, chain, effect),
+                    _message(source, ranks, chain, effect),
                     fix=_fix(source, chain, effect),
                 )
                 break
@@ -94,18 +94,18 @@ def _is_open(program: Program, chain: Chain) -> bool:
 def _effect(program: Program, chain: Chain, kept: RankFilter) -> str:
     """What the model would do together with the ranks that do not come; nothing if it may do
     nothing."""
-    found = wrappings_by(program, chain)
-    if any(has_group(program, one.call) for one in found):
+    ddp_calls = wrappings_by(program, chain)
+    if any(has_group(program, ddp_call.call) for ddp_call in ddp_calls):
         return ""
-    if all(_is_wrapped_there(program, one, kept) for one in found):
+    if all(_is_wrapped_there(program, ddp_call, kept) for ddp_call in ddp_calls):
         return ""
-    if any(one.name != DDP for one in found):
+    if any(ddp_call.name != DDP for ddp_call in ddp_calls):
         return "gather"
     can_go_back = not any(has_gradients_off(program, call) for call in chain)
     if can_go_back and has_backward(program, kept.region):
         # Exits before a backward pass are reported by another rule.
         return "" if kept.by_exit else "average"
-    if all(_sends_buffers(program, one) for one in found):
+    if all(_sends_buffers(program, ddp_call) for ddp_call in ddp_calls):
         return "broadcast"
     return ""
 
@@ -121,8 +121,10 @@ def _is_wrapped_there(program: Program, wrapping: CallResult, kept: RankFilter) 
 def _sends_buffers(program: Program, wrapping: CallResult) -> bool:
     """Whether the forward of DDP does; it has none to send if the model is known to have none."""
     call = wrapping.call
-    given = [argument(call, 4, "broadcast_buffers"), argument(call, None, "forward_sync_buffers")]
-    is_on = all(one is None or program.values(one) == {ConstantValue(True)} for one in given)
+    options = [argument(call, 4, "broadcast_buffers"), argument(call, None, "forward_sync_buffers")]
+    is_on = all(
+        option is None or program.values(option) == {ConstantValue(True)} for option in options
+    )
     return is_on and may_have_buffers(program, wrapped(call))
 
 
@@ -182,12 +184,12 @@ def run_by(call: ast.Call) -> ast.expr:
 
 @recursive_query((), MOST_CALLS)
 def _forwards_of(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
-    found: dict[ast.Call, Chain] = {}
+    chains: dict[ast.Call, Chain] = {}
     for chain in forwards_in(program, function):
-        found.setdefault(chain[-1], chain)
-        if len(found) == MOST:
+        chains.setdefault(chain[-1], chain)
+        if len(chains) == MOST:
             break
-    return tuple(found.values())
+    return tuple(chains.values())
 
 
 def wrappings_by(program: Program, chain: Chain) -> list[CallResult]:
@@ -242,20 +244,21 @@ def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
     wrapped will do."""
     if isinstance(model, ast.Name):
         bindings = program.bindings(model)
-        assigned = [one for one in bindings if one.kind != "parameter"]
-        return any(_binds_wrapped(program, one, depth) for one in assigned or bindings)
+        assigned = [binding for binding in bindings if binding.kind != "parameter"]
+        return any(_binds_wrapped(program, binding, depth) for binding in assigned or bindings)
     if isinstance(model, ast.Attribute):
         behind = origins(program, model)
-        earlier = [one for one in behind if not _is_later(one, model)]
-        return any(_is_wrapped(program, one, depth) for one in earlier) or not behind
+        earlier = [origin for origin in behind if not _is_later(origin, model)]
+        return any(_is_wrapped(program, origin, depth) for origin in earlier) or not behind
     return True
 
 
 def _binds_wrapped(program: Program, binding: Binding, depth: int) -> bool:
     if binding.kind == "parameter" or (binding.kind == "assign" and not binding.path):
-        return all(_is_wrapped(program, one, depth) for one in program.expressions_of(binding))
+        return all(_is_wrapped(program, value, depth) for value in program.expressions_of(binding))
     return any(
-        isinstance(one, CallResult) and one.name in WRAPPERS for one in bound(program, binding)
+        isinstance(value, CallResult) and value.name in WRAPPERS
+        for value in bound(program, binding)
     )
 
 

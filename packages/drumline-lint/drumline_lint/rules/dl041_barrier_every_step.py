@@ -33,7 +33,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 @cached_query
 def _barriers(program: Program) -> dict[ast.Call, None]:
-    found: dict[ast.Call, None] = {}
+    barriers: dict[ast.Call, None] = {}
     for loop in training_loops(program):
         for root, rare in round_functions(program, loop, _is_rare).items():
             parts = (
@@ -41,12 +41,12 @@ def _barriers(program: Program) -> dict[ast.Call, None]:
                 if not rare
                 else []
             )
-            for call in (one for part in parts for one in nodes_in(part, ast.Call)):
+            for call in (inner_call for part in parts for inner_call in nodes_in(part, ast.Call)):
                 if program.name_of(call.func) == "torch.distributed.barrier" and not _is_rare(
                     program, call, root
                 ):
-                    found[call] = None
-    return found
+                    barriers[call] = None
+    return barriers
 
 
 def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:

@@ -30,17 +30,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
     for call in program.index(source).every(ast.Call) if "download" in source.text else ():
-        given = argument(call, None, "download")
-        is_on = given is not None and program.values(given) == {ConstantValue(True)}
+        option = argument(call, None, "download")
+        is_on = option is not None and program.values(option) == {ConstantValue(True)}
         if is_on and program.name_of(call.func).startswith(_DATASETS):
             yield call
 
 
 def _is_made_before(program: Program, call: ast.Call) -> bool:
     name = program.name_of(call.func)
-    others = [
-        one for source in program.sources for one in _downloads(program, source) if one is not call
+    other_downloads = [
+        download
+        for source in program.sources
+        for download in _downloads(program, source)
+        if download is not call
     ]
     return any(
-        program.name_of(one.func) == name and not is_on_every_rank(program, one) for one in others
+        program.name_of(download.func) == name and not is_on_every_rank(program, download)
+        for download in other_downloads
     )

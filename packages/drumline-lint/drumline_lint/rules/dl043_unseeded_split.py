@@ -36,10 +36,12 @@ def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
     for number, step in enumerate(run):
         call = step.call
         if program.name_of(call.func) in _SPLIT and argument(call, 2, "generator") is None:
-            own = [
-                one for one in run[:number] if process_of(program, one) == process_of(program, step)
+            earlier = [
+                earlier_step
+                for earlier_step in run[:number]
+                if process_of(program, earlier_step) == process_of(program, step)
             ]
             if not has_unknown_arguments(call) and not any(
-                seeds_torch(program, one.call) for one in own
+                seeds_torch(program, earlier_step.call) for earlier_step in earlier
             ):
                 yield call, None

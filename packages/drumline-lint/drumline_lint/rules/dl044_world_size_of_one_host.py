@@ -34,19 +34,19 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for call, size, rank in pairs:
         if size is not None and _is_of_host(program, size) and _is_global(program, rank):
             assert rank is not None
-            said = (
+            message = (
                 f"{source.code(size)} counts the GPUs of this host, "
                 f"and {source.code(rank)} the processes of all hosts"
             )
-            yield RULE.at(source, call, said)
+            yield RULE.at(source, call, message)
 
 
 def _is_of_host(program: Program, size: ast.expr) -> bool:
     """`torch.cuda.device_count()` or LOCAL_WORLD_SIZE, and nothing that it is multiplied by."""
     return all(
-        isinstance(one, ast.Call | ast.Subscript)
-        and any(w in ast.unparse(one) for w in ("device_count", "LOCAL_WORLD_SIZE"))
-        for one in written_values(program, size)
+        isinstance(origin, ast.Call | ast.Subscript)
+        and any(w in ast.unparse(origin) for w in ("device_count", "LOCAL_WORLD_SIZE"))
+        for origin in written_values(program, size)
     )
 
 
@@ -57,11 +57,11 @@ def _is_global(program: Program, rank: ast.expr | None) -> bool:
         return False
     origins = written_values(program, rank)
     return bool(origins) and all(
-        isinstance(one, ast.Call | ast.Subscript)
+        isinstance(origin, ast.Call | ast.Subscript)
         and (
-            program.name_of(getattr(one, "func", one)) in OF_FUNCTION
-            or "RANK" in ast.unparse(one)
-            or "PROCID" in ast.unparse(one)
+            program.name_of(getattr(origin, "func", origin)) in OF_FUNCTION
+            or "RANK" in ast.unparse(origin)
+            or "PROCID" in ast.unparse(origin)
         )
-        for one in origins
+        for origin in origins
     )

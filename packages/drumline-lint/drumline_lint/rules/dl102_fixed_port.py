@@ -41,10 +41,10 @@ class Port:
 
 def check_shell(script: Script) -> Iterator[Finding]:
     """Of flags, and of MASTER_PORT where a rank reads it itself."""
-    seen: set[int] = set()
+    reported: set[int] = set()
     for finding, start in [*_of_flags(script), *_of_variable(script)]:
-        if start not in seen:
-            seen.add(start)
+        if start not in reported:
+            reported.add(start)
             yield finding
 
 
@@ -58,9 +58,9 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
             if port is not None and port.is_fixed:
                 yield _on_slurm(script, port), port.source.start
             elif port is None and _takes_default(script, launch, how):
-                said = f"no port is given, so torchrun takes {DEFAULTS[how]} {ON_SLURM.format(same='')}"
+                message = f"no port is given, so torchrun takes {DEFAULTS[how]} {ON_SLURM.format(same='')}"
                 yield (
-                    RULE.at(script, launch.name[-1], said, fix=f"give a port {FROM_JOB}"),
+                    RULE.at(script, launch.name[-1], message, fix=f"give a port {FROM_JOB}"),
                     launch.name[0].start,
                 )
         elif (
@@ -69,12 +69,12 @@ def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
             and port.is_fixed
             and _is_on_one_node(script, launch)
         ):
-            said = (
+            message = (
                 f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or "
                 "joins the first, though neither needs a known port"
             )
             fix = "leave the port out and use torchrun --standalone, which takes a free one"
-            yield RULE.at(script, port.source, said, fix=fix), port.source.start
+            yield RULE.at(script, port.source, message, fix=fix), port.source.start
 
 
 def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
@@ -97,8 +97,8 @@ def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
 
 
 def _on_slurm(script: Script, port: Port) -> Finding:
-    said = f"port {port.value} is the same {ON_SLURM.format(same=' of this script')}"
-    return RULE.at(script, port.source, said, fix=f"take it {FROM_JOB}")
+    message = f"port {port.value} is the same {ON_SLURM.format(same=' of this script')}"
+    return RULE.at(script, port.source, message, fix=f"take it {FROM_JOB}")
 
 
 def _takes_default(script: Script, launch: Launch, how: str) -> bool:

@@ -58,17 +58,17 @@ def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
 
 def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
     for call in program.calls(source, *RUNNERS):
-        given = (
+        command = (
             argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
         )
-        if given is None:
+        if command is None:
             continue
-        texts: list[object] = [part.value for part in nodes_in(given, ast.Constant)]
+        texts: list[object] = [part.value for part in nodes_in(command, ast.Constant)]
         texts += [
-            value.value for value in program.values(given) if isinstance(value, ConstantValue)
+            value.value for value in program.values(command) if isinstance(value, ConstantValue)
         ]
         if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
-            yield given
+            yield command
 
 
 def check_shell(script: Script) -> Iterator[Finding]:

@@ -41,28 +41,30 @@ def given(loader: ast.Call, name: str) -> ast.expr | None:
 def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list[ast.Call]:
     """The DataLoader calls that an iterable may come from, through `enumerate`, `tqdm` and their
     like."""
-    found = []
+    calls = []
     for value in program.values(iterated) if depth < DEEPEST else ():
         if not isinstance(value, CallResult):
             continue
         if value.name == LOADER:
-            found.append(value.call)
+            calls.append(value.call)
         elif value.name.rpartition(".")[2] in _AROUND:
-            found += [one for part in value.call.args for one in loaders(program, part, depth + 1)]
-    return found
+            calls += [
+                loader for part in value.call.args for loader in loaders(program, part, depth + 1)
+            ]
+    return calls
 
 
 def loaders_behind(program: Program, part: ast.expr, depth: int = 0) -> list[ast.Call]:
     """The DataLoader calls whose batches this may be, or be a part of."""
-    found = []
+    calls = []
     for value in program.values(part) if depth < DEEPEST else ():
         if isinstance(value, LoopItem):
-            found += loaders(program, value.of) or loaders_behind(
+            calls += loaders(program, value.of) or loaders_behind(
                 program, _viewed(value.of), depth + 1
             )
         elif isinstance(value, CallResult) and value.name == "next" and value.call.args:
-            found += loaders(program, value.call.args[0])
-    return found
+            calls += loaders(program, value.call.args[0])
+    return calls
 
 
 def _viewed(expression: ast.expr) -> ast.expr:
@@ -76,13 +78,13 @@ def _viewed(expression: ast.expr) -> ast.expr:
 @cached_query
 def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     """Of each DataLoader, the loops that train a distributed model on its batches."""
-    found: dict[ast.Call, list[Loop]] = defaultdict(list)
+    loops: dict[ast.Call, list[Loop]] = defaultdict(list)
     for source in program.sources:
         for loop in batch_loops(program, source):
             if trains_together(program, loop):
                 for loader in set(_fed_by(program, loop)):
-                    found[loader].append(loop)
-    return found
+                    loops[loader].append(loop)
+    return loops
 
 
 def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
@@ -90,8 +92,12 @@ def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
         yield from loaders(program, loop.iter)
     for call in calls_made_in(program, loop):
         if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
-            others = _given_to_others(program, loop, call)
-            yield from (one for one in loaders(program, call.args[0]) if one not in others)
+            of_other_instances = _given_to_others(program, loop, call)
+            yield from (
+                loader
+                for loader in loaders(program, call.args[0])
+                if loader not in of_other_instances
+            )
 
 
 def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Call]:
@@ -102,25 +108,31 @@ def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Ca
     made = None if owner is None else program.method(owner, "__init__")
     if owner is None or made is None or owner in ancestors(loop):
         return set()
-    used = [one.func.value for one in calls_in(loop) if isinstance(one.func, ast.Attribute)]
-    own = [
-        origin
-        for one in used
-        if Instance(owner) in program.values(one)
-        for origin in written_values(program, one)
+    used = [
+        inner_call.func.value
+        for inner_call in calls_in(loop)
+        if isinstance(inner_call.func, ast.Attribute)
     ]
-    if not own or not all(isinstance(one, ast.Call) for one in own):
+    instances = [
+        origin
+        for instance in used
+        if Instance(owner) in program.values(instance)
+        for origin in written_values(program, instance)
+    ]
+    if not instances or not all(isinstance(instance, ast.Call) for instance in instances):
         return set()
     arguments = {
-        one: [*one.args, *(keyword.value for keyword in one.keywords)]
-        for one in program.callers(made)
+        caller: [*caller.args, *(keyword.value for keyword in caller.keywords)]
+        for caller in program.callers(made)
     }
-    given = {
-        one: {loader for part in parts for loader in loaders(program, part)}
-        for one, parts in arguments.items()
+    by_instance = {
+        instance: {loader for part in parts for loader in loaders(program, part)}
+        for instance, parts in arguments.items()
     }
-    mine = set().union(*(loaders for one, loaders in given.items() if one in own))
-    return set().union(*given.values()) - mine
+    of_instances = set().union(
+        *(loaders for instance, loaders in by_instance.items() if instance in instances)
+    )
+    return set().union(*by_instance.values()) - of_instances
 
 
 def trains_together(program: Program, loop: ast.AST) -> bool:

@@ -39,17 +39,18 @@ def may_be_gpu(program: Program, expression: ast.expr | None) -> bool:
     if expression is None:
         return False
     origins = written_values(program, expression)
-    return any(_is_gpu(program, one) for one in origins) or _is_gpu(program, expression)
+    return any(_is_gpu(program, origin) for origin in origins) or _is_gpu(program, expression)
 
 
 def _is_gpu(program: Program, expression: ast.expr) -> bool:
     if isinstance(expression, ast.JoinedStr):
         return any(
-            isinstance(one, ast.Constant) and "cuda" in str(one.value) for one in expression.values
+            isinstance(part, ast.Constant) and "cuda" in str(part.value)
+            for part in expression.values
         )
-    said = [_says_gpu(program, value) for value in program.values(expression)]
-    if any(one is not None for one in said):
-        return True in said
+    answers = [_says_gpu(program, value) for value in program.values(expression)]
+    if any(answer is not None for answer in answers):
+        return True in answers
     return any(word in last_name(expression).lower() for word in _WORDS)
 
 
@@ -68,30 +69,32 @@ def devices_given(program: Program, source: Source) -> Iterator[ast.expr]:
     named = {call: program.name_of(call.func) for call in program.calls(source, *_TAKING_DEVICES)}
     for call in program.index(source).every(ast.Call):
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        given = [argument(call, None, "device"), argument(call, None, "map_location")]
+        devices = [argument(call, None, "device"), argument(call, None, "map_location")]
         name = named.get(call, "")
         if name in _TAKING_DEVICES[:2] or method in ("to", "cuda"):
-            given.append(argument(call, 0, "device"))
+            devices.append(argument(call, 0, "device"))
         elif name == "torch.device":
-            given += [argument(call, 0, "type"), argument(call, 1, "index")]
+            devices += [argument(call, 0, "type"), argument(call, 1, "index")]
         elif name == "torch.load":
-            given.append(argument(call, 1, "map_location"))
+            devices.append(argument(call, 1, "map_location"))
         elif name == DDP:
             for listed in written_values(program, argument(call, 1, "device_ids")):
-                given += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
-            given.append(argument(call, 2, "output_device"))
-        yield from dict.fromkeys(one for one in given if one is not None)
+                devices += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
+            devices.append(argument(call, 2, "output_device"))
+        yield from dict.fromkeys(device for device in devices if device is not None)
 
 
 def is_on_cpu_only(program: Program, source: Source) -> bool:
     """Whether all process groups of a file and its program use gloo, and no code uses a GPU."""
     files = connected(program, source)
-    calls = [call for one in files for call in program.calls(one, INIT)]
+    calls = [call for file in files for call in program.calls(file, INIT)]
     backends = [
         origin for call in calls for origin in written_values(program, argument(call, 0, "backend"))
     ]
-    is_gloo = all(isinstance(one, ast.Constant) and one.value == "gloo" for one in backends)
-    return bool(backends) and is_gloo and not any("cuda" in one.text for one in files)
+    is_gloo = all(
+        isinstance(backend, ast.Constant) and backend.value == "gloo" for backend in backends
+    )
+    return bool(backends) and is_gloo and not any("cuda" in file.text for file in files)
 
 
 # Libraries whose models are on the CPU until they are moved.
@@ -150,21 +153,23 @@ def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int 
     if _is_moved_by_helper(program, model, use):
         return True
     if isinstance(model, ast.Name):
-        behind = [one for binding in program.bindings(model) for one in _behind(program, binding)]
+        behind = [
+            origin for binding in program.bindings(model) for origin in _behind(program, binding)
+        ]
     else:
         behind = [
-            one
-            for one in (model.args if isinstance(model, ast.Call) else ())
-            if isinstance(one, ast.Name | ast.Attribute)
+            value
+            for value in (model.args if isinstance(model, ast.Call) else ())
+            if isinstance(value, ast.Name | ast.Attribute)
         ]
         if any(_is_move(node) for node in built_of(program, model)):
             return True
-    return any(is_moved_before(program, one, one, depth + 1) for one in behind)
+    return any(is_moved_before(program, origin, origin, depth + 1) for origin in behind)
 
 
 def _behind(program: Program, binding: Binding) -> list[ast.expr]:
     if isinstance(binding.node, ast.arg):
-        return [one for one in program.arguments_for(binding.node) if one is not None]
+        return [value for value in program.arguments_for(binding.node) if value is not None]
     return [] if binding.value is None else [binding.value]
 
 
@@ -188,15 +193,15 @@ def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
     ]
 
 
-def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
+def _is_written_so(left: ast.expr, right: ast.expr) -> bool:
     while (
-        isinstance(one, ast.Attribute)
-        and isinstance(other, ast.Attribute)
-        and one.attr == other.attr
+        isinstance(left, ast.Attribute)
+        and isinstance(right, ast.Attribute)
+        and left.attr == right.attr
     ):
-        one = one.value
-        other = other.value
-    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
+        left = left.value
+        right = right.value
+    return isinstance(left, ast.Name) and isinstance(right, ast.Name) and left.id == right.id
 
 
 def _is_before(move: ast.AST, use: ast.AST) -> bool:
@@ -208,9 +213,9 @@ def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool
     home = enclosing_function(model) or program.source_of(model).tree
     for call in nodes_in(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
         is_given = position(call) < position(use) and any(
-            _is_written_so(one, model) for one in call.args
+            _is_written_so(value, model) for value in call.args
         )
-        is_around = any(one is call for one in ancestors(use))
+        is_around = any(outer is call for outer in ancestors(use))
         if (
             is_given
             and not is_around
@@ -230,7 +235,7 @@ def _is_in_device_block(node: ast.AST) -> bool:
 
 def has_devices(program: Program, call: ast.Call) -> bool:
     origins = written_values(program, argument(call, 1, "device_ids"))
-    return any(isinstance(one, ast.List | ast.Tuple) and bool(one.elts) for one in origins)
+    return any(isinstance(origin, ast.List | ast.Tuple) and bool(origin.elts) for origin in origins)
 
 
 WRAPPERS = (DDP, *FSDP)
@@ -264,18 +269,18 @@ def built_at(program: Program, run: Run, wrapping: int) -> int | None:
         value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)
     }
     first = program.cached(("first made", id(run)), lambda: _first_made(program, run))
-    numbers = [first[one] for one in made if first.get(one, wrapping) < wrapping]
+    numbers = [first[node] for node in made if first.get(node, wrapping) < wrapping]
     return min(numbers, default=None)
 
 
 def _first_made(program: Program, run: Run) -> dict[ast.AST, int]:
-    found: dict[ast.AST, int] = {}
+    first_steps: dict[ast.AST, int] = {}
     for number, step in enumerate(run):
-        found.setdefault(step.call, number)
+        first_steps.setdefault(step.call, number)
         for value in program.values(step.call.func):
             if isinstance(value, Class):
-                found.setdefault(value.node, number)
-    return found
+                first_steps.setdefault(value.node, number)
+    return first_steps
 
 
 def _is_loaded(name: str) -> bool:

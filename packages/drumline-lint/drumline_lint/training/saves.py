@@ -47,8 +47,10 @@ class Save:
 
 def saves(program: Program, source: Source) -> Iterator[Save]:
     for call in program.calls(source, *_WRITERS):
-        at, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
-        save = Save(call, argument(call, at, name), argument(call, path_at, path_name))
+        content_position, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
+        save = Save(
+            call, argument(call, content_position, name), argument(call, path_at, path_name)
+        )
         if not is_in_memory(program, save.path) and not has_unknown_arguments(call):
             yield save
     if not framework(program, source):
@@ -58,12 +60,12 @@ def saves(program: Program, source: Source) -> Iterator[Save]:
 def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
     """`model.save_pretrained(folder)`, unless an argument names the main process."""
     for call in program.index(source).calls.get("save_pretrained", ()):
-        given = {keyword.arg for keyword in call.keywords}
+        keywords = {keyword.arg for keyword in call.keywords}
         is_own = program.function_of(call) is not None
         if (
             isinstance(call.func, ast.Attribute)
             and not is_own
-            and not given & {"is_main_process", None}
+            and not keywords & {"is_main_process", None}
         ):
             yield Save(call, call.func.value, argument(call, 0, "save_directory"))
 
@@ -120,7 +122,9 @@ def _is_of_host(program: Program, part: ast.expr) -> bool:
 
 def _is_local(program: Program, part: ast.expr) -> bool:
     constants = [value.value for value in program.values(part) if isinstance(value, ConstantValue)]
-    if any(isinstance(one, str) and one.startswith(_LOCAL_FOLDERS) for one in constants):
+    if any(
+        isinstance(constant, str) and constant.startswith(_LOCAL_FOLDERS) for constant in constants
+    ):
         return True
     return any(word in _word(part) for word in _LOCAL_WORDS)
 

@@ -83,7 +83,7 @@ def may_differ_by_rank(
         bindings = [] if name in seen else _bindings(program, expression)
         says_rank = any(word in name.lower() for word in _WORDS_OF_RANKS)
         return says_rank or any(
-            _binding_may_differ(program, one, seen | {name}) for one in bindings
+            _binding_may_differ(program, binding, seen | {name}) for binding in bindings
         )
     return any(may_differ_by_rank(program, part, seen) for part in _parts(program, expression))
 
@@ -123,7 +123,8 @@ def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
         return may_differ_by_rank(program, binding.value, seen)
     if isinstance(binding.node, ast.arg):
         return any(
-            may_differ_by_rank(program, one, seen) for one in program.arguments_for(binding.node)
+            may_differ_by_rank(program, value, seen)
+            for value in program.arguments_for(binding.node)
         )
     return binding.kind != "import"
 
@@ -143,7 +144,13 @@ def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
 def _passed_by(program: Program, expression: ast.expr, way: ast.AST) -> ast.expr | None:
     if not isinstance(expression, ast.Name) or not isinstance(way, ast.Call):
         return None
-    parameters = [one.node for one in program.bindings(expression) if isinstance(one.node, ast.arg)]
-    given = {one for parameter in parameters for one in program.arguments_for(parameter)}
+    parameters = [
+        binding.node
+        for binding in program.bindings(expression)
+        if isinstance(binding.node, ast.arg)
+    ]
+    passed_values = {
+        value for parameter in parameters for value in program.arguments_for(parameter)
+    }
     every = [*way.args, *(keyword.value for keyword in way.keywords)]
-    return next((one for one in every if one in given), None)
+    return next((value for value in every if value in passed_values), None)

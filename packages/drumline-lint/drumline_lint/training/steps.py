@@ -32,11 +32,11 @@ SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGra
 @cached_query
 def training_loops(program: Program) -> list[Loop]:
     """The loops over batches of all files that train in several processes."""
-    found = distributed_sources(program)
+    sources = distributed_sources(program)
     return [
         loop
         for source in program.sources
-        if source in found
+        if source in sources
         for loop in batch_loops(program, source)
     ]
 
@@ -46,24 +46,24 @@ def round_functions(
 ) -> dict[ast.AST, bool]:
     """The loop and all functions that its rounds run; each with whether it is only in some of the
     rounds."""
-    found: dict[ast.AST, bool] = {loop: False}
+    functions: dict[ast.AST, bool] = {loop: False}
     pending = [loop]
     while pending:
         root = pending.pop(0)
         for call, function in callees(program, root):
-            if found.get(function, True):
-                rare = found[root] or is_rare(program, call, root)
-                if function not in found or not rare:
-                    found[function] = rare
+            if functions.get(function, True):
+                rare = functions[root] or is_rare(program, call, root)
+                if function not in functions or not rare:
+                    functions[function] = rare
                     pending.append(function)
-    return found
+    return functions
 
 
 @cached_query
 def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNode]]:
     """The calls written in it that run a function of the given files, with that."""
-    found = [(call, program.function_of(call)) for call in calls_in(root)]
-    return [(call, function) for call, function in found if function is not None]
+    pairs = [(call, program.function_of(call)) for call in calls_in(root)]
+    return [(call, function) for call, function in pairs if function is not None]
 
 
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
@@ -82,10 +82,10 @@ def _is_last(test: ast.expr) -> bool:
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ast.Eq)
         and any(
-            isinstance(one, ast.BinOp)
-            and isinstance(one.op, ast.Sub)
-            and isinstance(one.right, ast.Constant)
-            for one in (test.left, *test.comparators)
+            isinstance(side, ast.BinOp)
+            and isinstance(side.op, ast.Sub)
+            and isinstance(side.right, ast.Constant)
+            for side in (test.left, *test.comparators)
         )
     )
 
@@ -100,18 +100,18 @@ def _counts_from_last(test: ast.expr) -> bool:
     now = dotted(test.left.left)
     last = dotted(test.left.right)
     return bool(now and last) and any(
-        dotted(one.value) == now and last in [dotted(target) for target in one.targets]
-        for one in (nodes_in(block, ast.Assign) if isinstance(block, ast.If) else ())
+        dotted(statement.value) == now and last in [dotted(target) for target in statement.targets]
+        for statement in (nodes_in(block, ast.Assign) if isinstance(block, ast.If) else ())
     )
 
 
 def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
-    if any(isinstance(one.op, ast.Mod) for one in nodes_in(test, ast.BinOp)):
+    if any(isinstance(operation.op, ast.Mod) for operation in nodes_in(test, ast.BinOp)):
         return True
-    given = [value for name in nodes_in(test, ast.Name) for value in program.assigned(name)]
+    values = [value for name in nodes_in(test, ast.Name) for value in program.assigned(name)]
     return depth < 2 and any(
         _is_last(value) or _counts(program, value, depth + 1)
-        for value in given
+        for value in values
         if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
     )
 
@@ -151,8 +151,8 @@ def is_scaler(program: Program, expression: ast.expr) -> bool:
 
 
 def _is_off(program: Program, call: ast.Call) -> bool:
-    given = argument(call, None, "enabled")
-    return given is not None and program.values(given) == {ConstantValue(False)}
+    option = argument(call, None, "enabled")
+    return option is not None and program.values(option) == {ConstantValue(False)}
 
 
 def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:

@@ -60,7 +60,7 @@ def _bindings(program: Program, expression: ast.expr) -> list[Binding]:
 
 def before_changes(program: Program, name: ast.Name) -> dict[ast.Name, ast.AugAssign]:
     """For a name after `mean /= n`: the name before each such change."""
-    found: dict[ast.Name, ast.AugAssign] = {}
+    changes: dict[ast.Name, ast.AugAssign] = {}
     pending = [name]
     while pending:
         for binding in program.bindings(pending.pop()):
@@ -69,11 +69,11 @@ def before_changes(program: Program, name: ast.Name) -> dict[ast.Name, ast.AugAs
             if (
                 isinstance(change, ast.AugAssign)
                 and isinstance(target, ast.Name)
-                and target not in found
+                and target not in changes
             ):
-                found[target] = change
+                changes[target] = change
                 pending.append(target)
-    return found
+    return changes
 
 
 DEEPEST = 8
@@ -117,9 +117,9 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
         return True
     if isinstance(expression, ast.Name):
         changed = before_changes(program, expression)
-        return any(_is_name_of_step(program, one, deeper) for one in (expression, *changed)) or any(
-            is_of_step(program, one.value, deeper) for one in changed.values()
-        )
+        return any(
+            _is_name_of_step(program, name, deeper) for name in (expression, *changed)
+        ) or any(is_of_step(program, change.value, deeper) for change in changed.values())
     if isinstance(expression, ast.Call):
         return _is_call_of_step(program, expression, deeper)
     if isinstance(expression, ast.Attribute):
@@ -129,10 +129,13 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
     if isinstance(expression, ast.Subscript | ast.Starred):
         return is_of_step(program, expression.value, deeper)
     if isinstance(expression, ast.BinOp):
-        return any(is_of_step(program, one, deeper) for one in (expression.left, expression.right))
+        return any(
+            is_of_step(program, operand, deeper) for operand in (expression.left, expression.right)
+        )
     if isinstance(expression, ast.Compare):
         is_identity = any(
-            isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in expression.ops
+            isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn)
+            for operator in expression.ops
         )
         return not is_identity and is_of_step(program, expression.left, deeper)
     if isinstance(expression, ast.UnaryOp):
@@ -140,7 +143,9 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
             program, expression.operand, deeper
         )
     if isinstance(expression, ast.IfExp):
-        return any(is_of_step(program, one, deeper) for one in (expression.body, expression.orelse))
+        return any(
+            is_of_step(program, branch, deeper) for branch in (expression.body, expression.orelse)
+        )
     if isinstance(expression, ast.GeneratorExp | ast.ListComp):
         return is_of_step(program, expression.elt, deeper)
     return False
@@ -151,12 +156,14 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
     if program.assigned(name):
         return []
     parameters = [
-        one.node
-        for one in program.bindings(name)
-        if one.kind == "parameter" and isinstance(one.node, ast.arg)
+        binding.node
+        for binding in program.bindings(name)
+        if binding.kind == "parameter" and isinstance(binding.node, ast.arg)
     ]
-    given = [expression for one in parameters for expression in program.arguments_for(one)]
-    return [one for one in given if one is not None]
+    values = [
+        expression for parameter in parameters for expression in program.arguments_for(parameter)
+    ]
+    return [value for value in values if value is not None]
 
 
 def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
@@ -166,14 +173,16 @@ def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
         for value in program.values(name)
         if isinstance(value, LoopItem) and not is_key(program, name)
     ]
-    return any(is_of_step(program, one, depth) for one in (*sources, *over))
+    return any(is_of_step(program, origin, depth) for origin in (*sources, *over))
 
 
 def is_key(program: Program, name: ast.Name) -> bool:
     """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`; or
     the names of what a model has."""
     bindings = program.bindings(name)
-    return bool(bindings) and all(one.kind == "each" and _gives_keys(one, name) for one in bindings)
+    return bool(bindings) and all(
+        binding.kind == "each" and _gives_keys(binding, name) for binding in bindings
+    )
 
 
 def _gives_keys(binding: Binding, name: ast.Name) -> bool:
@@ -192,8 +201,15 @@ def _gives_keys(binding: Binding, name: ast.Name) -> bool:
     loop = parent_of(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node
     if path or over is None or loop is None:
         return False
-    taken = [one for one in nodes_in(loop, ast.Subscript) if isinstance(one.slice, ast.Name)]
-    return any(one.slice.id == name.id and ast.dump(one.value) == ast.dump(over) for one in taken)
+    taken = [
+        subscript
+        for subscript in nodes_in(loop, ast.Subscript)
+        if isinstance(subscript.slice, ast.Name)
+    ]
+    return any(
+        subscript.slice.id == name.id and ast.dump(subscript.value) == ast.dump(over)
+        for subscript in taken
+    )
 
 
 def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
@@ -204,16 +220,16 @@ def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
         return True
     function = program.function_of(call)
     if function is not None:
-        returned = [one.value for one in nodes_in(function, ast.Return)]
-        return any(is_of_step(program, one, depth) for one in returned)
+        returned = [statement.value for statement in nodes_in(function, ast.Return)]
+        return any(is_of_step(program, value, depth) for value in returned)
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return any(is_of_step(program, one, depth) for one in (*call.args, owner))
+    return any(is_of_step(program, part, depth) for part in (*call.args, owner))
 
 
 def is_given_cpu(call: ast.Call) -> bool:
     """`to("cpu")`, `to(device="cpu")`, `to(torch.device("cpu"))`."""
-    given = [*call.args, *(one.value for one in call.keywords if one.arg == "device")]
-    return any(_is_cpu(one) for one in given)
+    values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
+    return any(_is_cpu(value) for value in values)
 
 
 def _is_cpu(device: ast.expr) -> bool:
