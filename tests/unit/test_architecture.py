@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import drumline
+from benchmarks.size import LINTER, VAGUE_NAMES, assigned_names, is_packed
 
 PACKAGE = Path(drumline.__file__).parent
 # Each part may import from those before it in this list, and from itself: the order of a run.
@@ -325,3 +326,30 @@ def test_no_test_module_has_the_name_of_another() -> None:
     """Their folders are no packages: pytest would load the first one in place of the second."""
     names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+# Fields, which are read with their owner: `flags.own`, `edge.others`.
+VAGUE_FIELDS = {"config/flags.py: own", "tools/doctor/pairs/survey.py: others"}
+
+
+def test_names_say_what_a_thing_is() -> None:
+    vague = {
+        f"{path.relative_to(folder)}: {name}"
+        for folder in (PACKAGE, LINTER)
+        for path in folder.rglob("*.py")
+        for name in assigned_names(nodes(path)[0])
+        if name.strip("_") in VAGUE_NAMES
+    }
+    assert vague - VAGUE_FIELDS == set()
+
+
+def test_a_statement_assigns_one_thing() -> None:
+    """`a, b = x, y` hides the second; what a call returns may be unpacked, and two be swapped."""
+    packed = [
+        f"{path}:{node.lineno}"
+        for folder in (PACKAGE, LINTER)
+        for path in folder.rglob("*.py")
+        for node in nodes(path)
+        if isinstance(node, ast.Assign) and is_packed(node)
+    ]
+    assert packed == []
