@@ -325,8 +325,8 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield f"{' and '.join(named)} exclude each other: each says where the job runs"
     for table, places, reason in BELONGS:
         if not places & where:
-            names = [name for name in table if name in verb_flags and name not in WHERE]
-            yield from (f"--{name}: {reason}" for name in names if ALSO.get(name) not in where)
+            misplaced = [name for name in table if name in verb_flags and name not in WHERE]
+            yield from (f"--{name}: {reason}" for name in misplaced if ALSO.get(name) not in where)
     if "env-file" in where and "procs" in verb_flags:
         yield "--procs: NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
     if "kubernetes" in where:

@@ -149,81 +149,81 @@ def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
     return flags
 
 
-def _refuse_contradictions(given: argparse.Namespace) -> None:
-    if not given.paths:
+def _refuse_contradictions(flags: argparse.Namespace) -> None:
+    if not flags.paths:
         raise UsageError(
-            "no PATH was given", next_step=f"give files or folders, as in: {given.prog} ."
+            "no PATH was given", next_step=f"give files or folders, as in: {flags.prog} ."
         )
     for flag, choices in (("format", FORMATS), ("severity", [*map(str, Severity)])):
-        value = getattr(given, flag)
+        value = getattr(flags, flag)
         if value is not None and value not in choices:
             raise UsageError(
                 f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, choices)}"
             )
-    has_stdin = "-" in given.paths
-    if given.stdin_filename is not None and not has_stdin:
+    has_stdin = "-" in flags.paths
+    if flags.stdin_filename is not None and not has_stdin:
         raise UsageError("--stdin-filename belongs to the path -", next_step="give - as a path")
-    if given.fix and has_stdin:
+    if flags.fix and has_stdin:
         raise UsageError(
             "what comes from the standard input cannot be fixed", next_step="use --diff"
         )
-    if given.statistics and given.format not in (None, "text"):
+    if flags.statistics and flags.format not in (None, "text"):
         raise UsageError(
             "--statistics are text",
             next_step="leave one out; --format json has them in summary.by_rule",
         )
-    if given.diff and given.format in ("json", "sarif") and given.output is None:
+    if flags.diff and flags.format in ("json", "sarif") and flags.output is None:
         raise UsageError(
-            f"--diff and --format {given.format} would both be on the standard output",
+            f"--diff and --format {flags.format} would both be on the standard output",
             next_step="give --output FILE for the report",
         )
 
 
-def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
-    settings = _settings(given, docs)
+def _lint(flags: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
+    settings = _settings(flags, docs)
     discovery = find_files(
-        [Path(path) for path in given.paths if path != "-"],
+        [Path(path) for path in flags.paths if path != "-"],
         exclude=settings.exclude,
         root=settings.root,
     )
     progress = (
         _show_progress if sys.stderr.isatty() and len(discovery.files) >= MANY_FILES else None
     )
-    readings = read_all(discovery.files, progress, stdin=_stdin(given))
+    readings = read_all(discovery.files, progress, stdin=_stdin(flags))
 
     def checked(readings: Sequence[Reading]) -> Report:
         return check(readings, rules, settings, problems=discovery.problems, progress=progress)
 
     report = (
-        _fix(given, readings, checked, discovery.outside)
-        if given.fix or given.diff
+        _fix(flags, readings, checked, discovery.outside)
+        if flags.fix or flags.diff
         else checked(readings)
     )
-    _report(given, report, docs)
+    _report(flags, report, docs)
     if report.problems:
         return ExitCode.USAGE
-    return ExitCode.CLEAN if given.exit_zero or report.is_clean else ExitCode.FINDINGS
+    return ExitCode.CLEAN if flags.exit_zero or report.is_clean else ExitCode.FINDINGS
 
 
-def _settings(given: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:
+def _settings(arguments: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:
     flags = GivenSettings(
-        select=split_words(given.select),
-        ignore=split_words(given.ignore),
-        exclude=given.exclude,
-        severity=None if given.severity is None else Severity(given.severity),
+        select=split_words(arguments.select),
+        ignore=split_words(arguments.ignore),
+        exclude=arguments.exclude,
+        severity=None if arguments.severity is None else Severity(arguments.severity),
     )
-    first = given.stdin_filename or "." if given.paths[0] == "-" else given.paths[0]
-    return make_settings(flags, docs, start=Path(first), use_file=not given.no_config)
+    first = arguments.stdin_filename or "." if arguments.paths[0] == "-" else arguments.paths[0]
+    return make_settings(flags, docs, start=Path(first), use_file=not arguments.no_config)
 
 
-def _stdin(given: argparse.Namespace) -> tuple[Path, bytes] | None:
-    if "-" not in given.paths:
+def _stdin(flags: argparse.Namespace) -> tuple[Path, bytes] | None:
+    if "-" not in flags.paths:
         return None
-    return Path(given.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
+    return Path(flags.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
 
 
 def _fix(
-    given: argparse.Namespace,
+    flags: argparse.Namespace,
     readings: Sequence[Reading],
     checked: Callable[[Sequence[Reading]], Report],
     outside: Set[Path],
@@ -232,47 +232,47 @@ def _fix(
     from drumline_lint.fixing import diff_of, fix, write
 
     fixed = fix(readings, checked)
-    if given.diff:
+    if flags.diff:
         _print(diff_of(fixed))
     if fixed.in_notebooks:
         places = plural(fixed.in_notebooks, "place")
         print_message(
-            given.prog.split()[0],
+            flags.prog.split()[0],
             f"{places} in notebooks could be fixed, but notebooks are not written: edit them by hand",
         )
-    return write(fixed, checked, outside) if given.fix else checked(readings)
+    return write(fixed, checked, outside) if flags.fix else checked(readings)
 
 
-def _report(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
-    text = _findings_for(given, report, docs)
-    if given.output is None:
-        _print(text, is_coloured=_is_coloured(given))
+def _report(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
+    text = _findings_for(flags, report, docs)
+    if flags.output is None:
+        _print(text, is_coloured=_is_coloured(flags))
         return
     try:
-        Path(given.output).write_text(text, encoding="utf-8", errors="backslashreplace")
+        Path(flags.output).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise UsageError(f"--output {given.output} cannot be written: {error.strerror}") from None
+        raise UsageError(f"--output {flags.output} cannot be written: {error.strerror}") from None
 
 
-def _findings_for(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
-    if given.format == "json":
+def _findings_for(flags: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
+    if flags.format == "json":
         from drumline_lint.output.formats import as_json
 
         return as_json(report)
-    if given.format == "sarif":
+    if flags.format == "sarif":
         from drumline_lint.output.formats import as_sarif
 
         return as_sarif(report, docs, version=__version__, folder=Path.cwd())
-    if given.format == "github":
+    if flags.format == "github":
         from drumline_lint.output.formats import as_github
 
         return as_github(report)
     from drumline_lint.output.text import as_statistics, as_text
 
-    colour = _is_coloured(given)
+    colour = _is_coloured(flags)
     return (
         as_statistics(report, docs, colour=colour)
-        if given.statistics
+        if flags.statistics
         else as_text(report, colour=colour)
     )
 
@@ -280,8 +280,8 @@ def _findings_for(given: argparse.Namespace, report: Report, docs: Mapping[str, 
 # The terminal
 
 
-def _is_coloured(given: argparse.Namespace) -> bool:
-    is_text = given.format in (None, "text") and given.output is None
+def _is_coloured(flags: argparse.Namespace) -> bool:
+    is_text = flags.format in (None, "text") and flags.output is None
     return is_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 

@@ -20,10 +20,10 @@ class UsageError(Exception):
     """The command or its settings are wrong: what is wrong, more lines about it, and what to do
     next."""
 
-    def __init__(self, what: str, *more: str, next_step: str = "") -> None:
+    def __init__(self, what: str, *lines: str, next_step: str = "") -> None:
         super().__init__(what)
         self.what = what
-        self.more = [*more, *([f"try: {next_step}"] if next_step else [])]
+        self.more = [*lines, *([f"try: {next_step}"] if next_step else [])]
 
     def __str__(self) -> str:
         return "\n  ".join([self.what, *self.more])

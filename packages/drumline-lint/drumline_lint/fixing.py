@@ -25,9 +25,9 @@ class Span:
     end: int
     text: str
 
-    def touches(self, other: Span) -> bool:
+    def touches(self, span: Span) -> bool:
         """Whether both change the same characters, or insert at the same position."""
-        return self.start == other.start or (self.start < other.end and other.start < self.end)
+        return self.start == span.start or (self.start < span.end and span.start < self.end)
 
 
 def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:

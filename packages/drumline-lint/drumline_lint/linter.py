@@ -162,7 +162,7 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 
 
 def _check_python(
-    asked: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None
+    results: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None
 ) -> None:
     python = {number: module for number, module in rules.items() if hasattr(module, "check")}
     num_checked = 0
@@ -174,7 +174,7 @@ def _check_python(
                 for number, module in python.items()
                 if not module.RULE.only_distributed
             }
-        program, distributed = _resolved(asked, project)
+        program, distributed = _resolved(results, project)
         for source in program.sources:
             num_checked += 1
             if progress is not None:
@@ -182,7 +182,7 @@ def _check_python(
             for number, module in applicable.items():
                 if source in distributed or not module.RULE.only_distributed:
                     find = functools.partial(findings_of, module, program, source)
-                    _run_rule(asked, number, source.path, find)
+                    _run_rule(results, number, source.path, find)
 
 
 def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
@@ -197,33 +197,33 @@ def findings_of(module: Any, program: Program, source: Source) -> Iterator[Findi
             yield finding
 
 
-def _check_scripts(asked: _Results, scripts: list[Script], rules: RuleModules) -> None:
+def _check_scripts(results: _Results, scripts: list[Script], rules: RuleModules) -> None:
     for script in scripts:
         for number, module in rules.items():
             if hasattr(module, "check_shell"):
-                _run_rule(asked, number, script.path, lambda: module.check_shell(script))  # noqa: B023
+                _run_rule(results, number, script.path, lambda: module.check_shell(script))  # noqa: B023
 
 
 def _run_rule(
-    asked: _Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
+    results: _Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]
 ) -> None:
     try:
-        asked.findings += question()
+        results.findings += question()
     except Exception as error:
-        asked.problems.append(_failure(error, path, f"rule {number}"))
+        results.problems.append(_failure(error, path, f"rule {number}"))
 
 
-def _resolved(asked: _Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
+def _resolved(results: _Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
     """The program of all files, and which of them are distributed; a file that cannot be analyzed
     is reported and left out."""
     try:
         return _program_of(sources)
     except Exception:
-        fine = [source for source in sources if _is_understood(asked, source)]
+        fine = [source for source in sources if _is_understood(results, source)]
     try:
         return _program_of(fine)
     except Exception as error:
-        asked.problems.append(_failure(error, fine[0].path, "the reading of names"))
+        results.problems.append(_failure(error, fine[0].path, "the reading of names"))
         return _program_of([])
 
 
@@ -232,11 +232,11 @@ def _program_of(sources: list[Source]) -> tuple[Program, Set[Source]]:
     return program, distributed_sources(program)
 
 
-def _is_understood(asked: _Results, source: Source) -> bool:
+def _is_understood(results: _Results, source: Source) -> bool:
     try:
         _program_of([source])
     except Exception as error:
-        asked.problems.append(_failure(error, source.path, "the reading of names"))
+        results.problems.append(_failure(error, source.path, "the reading of names"))
         return False
     return True
 

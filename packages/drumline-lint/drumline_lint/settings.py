@@ -114,10 +114,10 @@ class _RuleChoice:
     ignore: Selection
 
     @classmethod
-    def of(cls, given: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
+    def of(cls, settings: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
         return cls(
-            select(given.select, rules, where=f"{where}select"),
-            select(given.ignore, rules, where=f"{where}ignore"),
+            select(settings.select, rules, where=f"{where}select"),
+            select(settings.ignore, rules, where=f"{where}ignore"),
         )
 
     def selected_rules(self, rules: Rules) -> frozenset[str]:

@@ -24,9 +24,9 @@ def one_line(text: object) -> str:
     return _SPECIAL.sub(_escaped, str(text))
 
 
-def print_message(prefix: str, text: object, *more: object) -> None:
-    """Print a line on stderr after the command's name, and `more` lines below it, indented."""
-    lines = [f"{prefix}: {one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in more)]
+def print_message(prefix: str, text: object, *indented: object) -> None:
+    """Print a line on stderr after the command's name, and others below it, indented."""
+    lines = [f"{prefix}: {one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in indented)]
     clear = CLEAR_LINE if sys.stderr is not None and sys.stderr.isatty() else ""
     _write(clear + "".join(f"{line}\n" for line in lines), sys.stderr)
 
@@ -36,10 +36,15 @@ def show(text: str, *, is_coloured: bool = False) -> None:
     is no terminal."""
     if is_coloured:
         text = _SPECIAL.sub(
-            lambda found: found[0] if _is_colour_or_newline(found) else _escaped(found), text
+            lambda character: (
+                character[0] if _is_colour_or_newline(character) else _escaped(character)
+            ),
+            text,
         )
     elif sys.stdout is not None and sys.stdout.isatty():
-        text = _SPECIAL.sub(lambda found: found[0] if found[0] == "\n" else _escaped(found), text)
+        text = _SPECIAL.sub(
+            lambda character: character[0] if character[0] == "\n" else _escaped(character), text
+        )
     _write(text, sys.stdout)
 
 
@@ -64,9 +69,9 @@ def _write(text: str, stream: TextIO | None) -> None:
         os.close(nowhere)
 
 
-def _is_colour_or_newline(found: re.Match[str]) -> bool:
-    return len(found[0]) > 1 or found[0] == "\n"
+def _is_colour_or_newline(character: re.Match[str]) -> bool:
+    return len(character[0]) > 1 or character[0] == "\n"
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escaped(character: re.Match[str]) -> str:
+    return character[0].encode("unicode_escape").decode()

@@ -74,15 +74,15 @@ def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> boo
         return (
             None
             if depth > DEEPEST
-            else decided(test, lambda one: truth(program, one, place, depth + 1))
+            else decided(test, lambda part: truth(program, part, place, depth + 1))
         )
     if isinstance(test, ast.Compare):
         return _compared(program, test, place) if len(test.ops) == 1 else None
     return _agreed({bool(value) for value in _possible(program, test, place)})
 
 
-def _agreed(said: set[bool]) -> bool | None:
-    return said.pop() if len(said) == 1 else None
+def _agreed(answers: set[bool]) -> bool | None:
+    return answers.pop() if len(answers) == 1 else None
 
 
 def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
@@ -112,11 +112,11 @@ def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
         return None
 
 
-def _with_asked(ranks: Possible, asked: Possible) -> Possible:
+def _with_asked(ranks: Possible, numbers: Possible) -> Possible:
     """Adds the number that ranks are compared with: `rank == 3` holds for one of the others."""
     if ranks != OTHERS:
         return ranks
-    return ranks | {number for number in asked if isinstance(number, int) and number > 0}
+    return ranks | {number for number in numbers if isinstance(number, int) and number > 0}
 
 
 def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:

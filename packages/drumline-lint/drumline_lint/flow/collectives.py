@@ -335,8 +335,8 @@ def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) ->
     return [*other_branch, *following]
 
 
-def _are_opposite(one: RankTest, other: RankTest) -> bool:
+def _are_opposite(test: RankTest, candidate: RankTest) -> bool:
     """Whether one is for rank 0 and the other for the rest; other conditions are not comparable."""
-    if one.is_main is None or other.is_main is None:
-        return one.is_main is other.is_main
-    return one.kind == other.kind and one.is_main != other.is_main
+    if test.is_main is None or candidate.is_main is None:
+        return test.is_main is candidate.is_main
+    return test.kind == candidate.kind and test.is_main != candidate.is_main

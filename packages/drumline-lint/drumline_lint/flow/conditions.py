@@ -18,12 +18,12 @@ def is_joined(test: ast.expr) -> bool:
     )
 
 
-def decided(test: ast.expr, said: Callable[[ast.expr], bool | None]) -> bool | None:
+def decided(test: ast.expr, value_of: Callable[[ast.expr], bool | None]) -> bool | None:
     """The value of a condition from the values of its parts; None if unknown."""
     if isinstance(test, ast.UnaryOp):
-        inner = said(test.operand)
+        inner = value_of(test.operand)
         return None if inner is None else not inner
-    parts = {said(part) for part in test.values} if isinstance(test, ast.BoolOp) else {None}
+    parts = {value_of(part) for part in test.values} if isinstance(test, ast.BoolOp) else {None}
     deciding = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or)
     return deciding if deciding in parts else None if None in parts else not deciding
 
@@ -211,15 +211,16 @@ def _is_for_first(manager: ast.expr) -> bool:
 
 
 def are_exclusive(
-    program: Program, one: ast.AST, other: ast.AST, *, with_exits: bool = True
+    program: Program, first: ast.AST, second: ast.AST, *, with_exits: bool = True
 ) -> bool:
     """Whether one runs if a condition holds, and the other if it does not."""
     held = {
-        _plain(test, holds) for test, holds in held_conditions(program, one, with_exits=with_exits)
+        _plain(test, holds)
+        for test, holds in held_conditions(program, first, with_exits=with_exits)
     }
     return any(
         _plain(test, not holds) in held
-        for test, holds in held_conditions(program, other, with_exits=with_exits)
+        for test, holds in held_conditions(program, second, with_exits=with_exits)
     )
 
 

@@ -106,7 +106,7 @@ def is_dead(program: Program, node: ast.AST) -> bool:
     """Whether a condition around it, or around all calls of its function, never holds in
     distributed runs."""
     return holds_on_every_way(
-        program, node, lambda one: is_switched_off(program, list(conditions(program, one)))
+        program, node, lambda place: is_switched_off(program, list(conditions(program, place)))
     )
 
 
@@ -119,7 +119,7 @@ def always(program: Program, test: ast.expr) -> bool | None:
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if is_joined(test):
-        return decided(test, lambda one: always(program, one))
+        return decided(test, lambda part: always(program, part))
     if isinstance(test, ast.Name):
         return _of_name(program, test)
     if isinstance(test, ast.Attribute):

@@ -176,7 +176,7 @@ def calls_made_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
     return _done_in(program, node, set())
 
 
-def _done_in(program: Program, node: ast.AST, seen: set[FunctionNode]) -> Iterator[ast.Call]:
+def _done_in(program: Program, node: ast.AST, visited: set[FunctionNode]) -> Iterator[ast.Call]:
     parts = repeated(node)
     if isinstance(node, ast.For):
         parts = [*_generating(program, node), *parts]
@@ -184,9 +184,9 @@ def _done_in(program: Program, node: ast.AST, seen: set[FunctionNode]) -> Iterat
         for call in calls_written(part):
             yield call
             function = program.function_of(call)
-            if function is not None and function not in seen and not _is_generator(function):
-                seen.add(function)
-                yield from _done_in(program, function, seen)
+            if function is not None and function not in visited and not _is_generator(function):
+                visited.add(function)
+                yield from _done_in(program, function, visited)
 
 
 def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:

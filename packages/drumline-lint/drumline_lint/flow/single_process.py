@@ -136,7 +136,7 @@ def holds_on_every_way(
 def is_single_process(program: Program, node: ast.AST) -> bool:
     """Whether there is only one process here, by a condition around it or around all of its
     calls."""
-    return holds_on_every_way(program, node, lambda one: _is_single_process_at(program, one))
+    return holds_on_every_way(program, node, lambda place: _is_single_process_at(program, place))
 
 
 def _is_single_process_at(program: Program, node: ast.AST) -> bool:
@@ -220,7 +220,7 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
     return False
 
 
-def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS) -> bool:
+def _starts(program: Program, block: list[ast.stmt], names: Set[str] = _STARTS) -> bool:
     made = [call for statement in block for call in calls_made_in(program, statement)]
     made += [
         inner
@@ -228,7 +228,7 @@ def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS)
         for main in program.started_functions(call)
         for inner in calls_made_in(program, main)
     ]
-    return any(program.name_of(call.func) in wanted for call in made)
+    return any(program.name_of(call.func) in names for call in made)
 
 
 def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool | None:

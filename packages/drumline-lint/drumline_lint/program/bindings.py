@@ -157,7 +157,7 @@ class _BindingWalk:
         earlier = set()
         for binding in self.by_node[outer]:
             node: ast.AST = binding.node
-            between = list(takewhile(lambda one: one is not outer, (node, *ancestors(node))))
+            between = list(takewhile(lambda inner: inner is not outer, (node, *ancestors(node))))
             if isinstance(outer, ast.With | ast.AsyncWith) and node is outer:
                 is_in_line = True
                 node = binding.value or child

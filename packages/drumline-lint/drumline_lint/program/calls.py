@@ -59,17 +59,19 @@ def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return enclosing_class(function) is not None and not is_static
 
 
-def calls_in_all(program: ProgramView, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+def calls_in_all(program: ProgramView, full_names: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in all given files."""
-    lasts = {name.rpartition(".")[2] for name in wanted}
+    lasts = {name.rpartition(".")[2] for name in full_names}
     for source in program.files.sources:
         if any(last in source.text for last in lasts):
-            yield from calls_in(program, source, wanted)
+            yield from calls_in(program, source, full_names)
 
 
-def calls_in(program: ProgramView, source: Source, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+def calls_in(
+    program: ProgramView, source: Source, full_names: tuple[str, ...]
+) -> Iterator[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
-    by_last = _by_last_name(wanted)
+    by_last = _by_last_name(full_names)
     if not any(last in source.text for last in by_last):
         return iter(())
     calls = program.files.index(source).calls
@@ -79,24 +81,26 @@ def calls_in(program: ProgramView, source: Source, wanted: tuple[str, ...]) -> I
         for call in calls.get(last, ())
         if program.name_of(call.func) in by_last[last]
     ]
-    for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
-        matching += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
+    for alias in aliases(program, source, (*by_last, *full_names)) - by_last.keys():
+        matching += [
+            call for call in calls.get(alias, ()) if program.name_of(call.func) in full_names
+        ]
     return iter(sorted(matching, key=position))
 
 
 @cache
-def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
+def _by_last_name(full_names: tuple[str, ...]) -> dict[str, set[str]]:
     by_last: dict[str, set[str]] = defaultdict(set)
-    for name in wanted:
+    for name in full_names:
         by_last[name.rpartition(".")[2]].add(name)
     return by_last
 
 
-def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[str]:
+def aliases(program: ProgramView, source: Source, meanings: Iterable[str]) -> set[str]:
     """A file's other names for them: `from torch.nn.parallel import DistributedDataParallel as
     DDP`."""
     every = _all_aliases(program, source)
-    return set().union(*(every[name] for name in wanted if name in every))
+    return set().union(*(every[name] for name in meanings if name in every))
 
 
 @cached_query

@@ -259,7 +259,7 @@ class Files:
             for source in candidates
             if _ends_with(source.path, parts) and _is_beside(source.path, parts, folders)
         ]
-        return max(fitting, key=lambda one: _shared(one.path, seen_from.path), default=None)
+        return max(fitting, key=lambda source: _shared(source.path, seen_from.path), default=None)
 
     def _module_in(self, folder: Path, parts: list[str]) -> Source | None:
         inner = folder.joinpath(*parts)
@@ -302,9 +302,9 @@ def _is_beside(path: Path, parts: list[str], folders: list[Path]) -> bool:
     return module.parents[len(parts) - 1].parent in folders
 
 
-def _shared(one: Path, other: Path) -> int:
+def _shared(first: Path, second: Path) -> int:
     count = 0
-    for left, right in zip(one.parts, other.parts, strict=False):
+    for left, right in zip(first.parts, second.parts, strict=False):
         if left != right:
             break
         count += 1

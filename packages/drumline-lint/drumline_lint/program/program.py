@@ -81,11 +81,11 @@ class Program:
             return values
         return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
 
-    def made(self, expression: ast.expr | None, *wanted: str) -> list[CallResult]:
+    def made(self, expression: ast.expr | None, *full_names: str) -> list[CallResult]:
         return [
             value
             for value in self.values(expression)
-            if isinstance(value, CallResult) and value.name in wanted
+            if isinstance(value, CallResult) and value.name in full_names
         ]
 
     def name_of(self, expression: ast.expr) -> str:
@@ -106,11 +106,13 @@ class Program:
 
     # Calls of a library's functions.
 
-    def calls(self, source: Source, *wanted: str) -> Iterator[ast.Call]:
-        return calls.calls_in(self, source, wanted)
+    def calls(self, source: Source, *full_names: str) -> Iterator[ast.Call]:
+        return calls.calls_in(self, source, full_names)
 
-    def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
-        every = self.cached(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
+    def all_calls(self, *full_names: str) -> Iterator[ast.Call]:
+        every = self.cached(
+            ("all calls", full_names), lambda: list(calls.calls_in_all(self, full_names))
+        )
         return iter(every)
 
     # Names, functions and classes of the given files.

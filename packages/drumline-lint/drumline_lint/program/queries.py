@@ -69,12 +69,12 @@ class QueryCache:
         self._keep(key, result, depth)
         return result
 
-    def _keep(self, key: object, found: object, depth: int) -> None:
+    def _keep(self, key: object, result: object, depth: int) -> None:
         if self._cut >= depth:
-            self.results[key] = found
+            self.results[key] = result
             self._cut = NOT_CUT
         else:
-            self._for_now[key] = found
+            self._for_now[key] = result
         if depth == 0:
             if self._num_looked > self.far:
                 self.results.update(self._for_now)
@@ -125,8 +125,8 @@ def cached_query(
     """Caches the results of a function of a program and its arguments."""
 
     @wraps(find)
-    def ask(program: View, /, *given: Parameters.args, **named: Parameters.kwargs) -> Found:
-        return program.cached((find, *given), lambda: find(program, *given, **named))
+    def ask(program: View, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Found:
+        return program.cached((find, *arguments), lambda: find(program, *arguments, **named))
 
     return ask
 

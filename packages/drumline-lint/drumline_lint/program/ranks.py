@@ -157,10 +157,10 @@ def combined(test: ast.BoolOp, operands: Sequence[Values]) -> Values:
     if sum(counting) <= 1 or not any(having):
         return every
     if not is_or:
-        return _changed(every, lambda one: replace(one, is_enough=False))
+        return _changed(every, lambda rank_test: replace(rank_test, is_enough=False))
     tests = {value for value in every if isinstance(value, RankTest)}
     if having.count(True) < sum(counting):
-        return _changed(every, lambda one: replace(one, is_needed=False))
+        return _changed(every, lambda rank_test: replace(rank_test, is_needed=False))
     if len(tests) > 1:
         return frozenset(
             RankTest(rank_test.kind, None, rank_test.is_needed) for rank_test in tests
@@ -216,9 +216,9 @@ def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
 IS_MAIN = {"the main one": True, "the others": False, "some": None}
 
 
-def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
+def _who(operator: ast.cmpop, compared_with: Values, is_turned: bool) -> str:
     """Which ranks `rank OPERATOR other` selects; "all" if it does not select some."""
-    numbers = {_number(value.value) for value in other if isinstance(value, ConstantValue)}
+    numbers = {_number(value.value) for value in compared_with if isinstance(value, ConstantValue)}
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
     zero = 0 in numbers and numbers <= {0, -1, None}

@@ -142,8 +142,8 @@ def launches(script: Script) -> list[Launch]:
     return _FOUND[script]
 
 
-def _in_words(script: Script, given: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
-    words = list(script.expanded(given))
+def _in_words(script: Script, written: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
+    words = list(script.expanded(written))
     position = 0
     while position < len(words):
         word = words[position]

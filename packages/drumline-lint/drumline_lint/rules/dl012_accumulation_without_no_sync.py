@@ -57,10 +57,10 @@ def _unswitched(program: Program) -> list[tuple[ast.Call, ast.Call]]:
     ]
 
 
-def _is_switched(program: Program, found: Accumulation) -> bool:
+def _is_switched(program: Program, accumulation: Accumulation) -> bool:
     """Whether something in the functions around and in it says when gradients are exchanged."""
-    around = enclosing_function(found.loop) or program.source_of(found.loop).tree
-    for root in (around, *found.roots):
+    around = enclosing_function(accumulation.loop) or program.source_of(accumulation.loop).tree
+    for root in (around, *accumulation.roots):
         for node in nodes_in(root, ast.Attribute, ast.Name, ast.Constant):
             word = (
                 getattr(node, "attr", None)
@@ -119,8 +119,8 @@ def _step_after(program: Program, loop: Loop) -> ast.Call | None:
     return None
 
 
-def every_round(program: Program, found: Accumulation, *methods: str) -> Iterator[ast.Call]:
-    for root, rare in found.roots.items():
+def every_round(program: Program, accumulation: Accumulation, *methods: str) -> Iterator[ast.Call]:
+    for root, rare in accumulation.roots.items():
         for call in calls_in(root):
             if is_method(call, *methods) and not rare and not every_nth(program, call, root):
                 yield call

@@ -20,7 +20,9 @@ RULE = rule("DL039")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Copies of what a loader yields, where the loader pins."""
     calls = program.index(source).calls
-    for call in sorted([*calls.get("to", ()), *calls.get("cuda", ())], key=lambda one: one.lineno):
+    for call in sorted(
+        [*calls.get("to", ()), *calls.get("cuda", ())], key=lambda move: move.lineno
+    ):
         if (
             not isinstance(call.func, ast.Attribute)
             or not _waits(call)

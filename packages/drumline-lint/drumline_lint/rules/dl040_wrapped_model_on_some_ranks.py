@@ -91,30 +91,30 @@ def _is_open(program: Program, chain: Chain) -> bool:
     return all(rank_filter(program, call) is None for call in chain[1:])
 
 
-def _effect(program: Program, chain: Chain, kept: RankFilter) -> str:
+def _effect(program: Program, chain: Chain, ranks: RankFilter) -> str:
     """What the model would do together with the ranks that do not come; nothing if it may do
     nothing."""
     ddp_calls = wrappings_by(program, chain)
     if any(has_group(program, ddp_call.call) for ddp_call in ddp_calls):
         return ""
-    if all(_is_wrapped_there(program, ddp_call, kept) for ddp_call in ddp_calls):
+    if all(_is_wrapped_there(program, ddp_call, ranks) for ddp_call in ddp_calls):
         return ""
     if any(ddp_call.name != DDP for ddp_call in ddp_calls):
         return "gather"
     can_go_back = not any(has_gradients_off(program, call) for call in chain)
-    if can_go_back and has_backward(program, kept.region):
+    if can_go_back and has_backward(program, ranks.region):
         # Exits before a backward pass are reported by another rule.
-        return "" if kept.by_exit else "average"
+        return "" if ranks.by_exit else "average"
     if all(_sends_buffers(program, ddp_call) for ddp_call in ddp_calls):
         return "broadcast"
     return ""
 
 
-def _is_wrapped_there(program: Program, wrapping: CallResult, kept: RankFilter) -> bool:
+def _is_wrapped_there(program: Program, wrapping: CallResult, ranks: RankFilter) -> bool:
     """Whether the same ranks alone wrap it: then the others have nothing to run."""
     return bool(
         {test.is_main for test in guards(program, wrapping.call)}
-        & {test.is_main for test in kept.tests}
+        & {test.is_main for test in ranks.tests}
     )
 
 
@@ -128,8 +128,8 @@ def _sends_buffers(program: Program, wrapping: CallResult) -> bool:
     return is_on and may_have_buffers(program, wrapped(call))
 
 
-def _message(source: Source, kept: RankFilter, chain: Chain, effect: str) -> str:
-    who = who_calls(kept.tests[0])
+def _message(source: Source, ranks: RankFilter, chain: Chain, effect: str) -> str:
+    who = who_calls(ranks.tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} {first}, a wrapped model: {_EFFECTS[effect]}, and the other ranks do not call it"

@@ -69,10 +69,10 @@ def seeded_before(program: Program, run: Run, number: int) -> bool:
 
 
 def may_differ_by_rank(
-    program: Program, expression: ast.expr | None, seen: Seen = frozenset()
+    program: Program, expression: ast.expr | None, visited: Seen = frozenset()
 ) -> bool:
     """Whether a seed has the rank in it, or something of which that is not known."""
-    if expression is None or len(seen) > DEEPEST:
+    if expression is None or len(visited) > DEEPEST:
         return True
     if any(isinstance(value, Rank) for value in program.values(expression)):
         return True
@@ -80,12 +80,12 @@ def may_differ_by_rank(
         return expression.value is None
     if isinstance(expression, ast.Name | ast.Attribute):
         name = last_name(expression)
-        bindings = [] if name in seen else _bindings(program, expression)
+        bindings = [] if name in visited else _bindings(program, expression)
         says_rank = any(word in name.lower() for word in _WORDS_OF_RANKS)
         return says_rank or any(
-            _binding_may_differ(program, binding, seen | {name}) for binding in bindings
+            _binding_may_differ(program, binding, visited | {name}) for binding in bindings
         )
-    return any(may_differ_by_rank(program, part, seen) for part in _parts(program, expression))
+    return any(may_differ_by_rank(program, part, visited) for part in _parts(program, expression))
 
 
 def _parts(program: Program, expression: ast.expr) -> list[ast.expr | None]:
@@ -116,14 +116,14 @@ def _bindings(program: Program, expression: ast.Name | ast.Attribute) -> list[Bi
     ]
 
 
-def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
+def _binding_may_differ(program: Program, binding: Binding, visited: Seen) -> bool:
     if isinstance(binding.node, ast.AugAssign):
-        return may_differ_by_rank(program, binding.node.value, seen)
+        return may_differ_by_rank(program, binding.node.value, visited)
     if binding.kind == "assign" and not binding.path:
-        return may_differ_by_rank(program, binding.value, seen)
+        return may_differ_by_rank(program, binding.value, visited)
     if isinstance(binding.node, ast.arg):
         return any(
-            may_differ_by_rank(program, value, seen)
+            may_differ_by_rank(program, value, visited)
             for value in program.arguments_for(binding.node)
         )
     return binding.kind != "import"
