@@ -13,13 +13,14 @@ import contextlib
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.base.text import how_it_ended, plural
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import no_client, not_reached, was_lost
-from drumline.launch.ssh.connections import Connections
+from drumline.launch.ssh.host_connection import HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Reconnect, Remote, Search
 from drumline.launch.ssh.screen import Screen
@@ -82,9 +83,13 @@ class Controller:
         """`before`: the previous attempt; its open connections are used again."""
         self.job = job
         self.screen = screen
-        self.connections: Connections = (
-            before.connections.still_open() if before else Connections(screen)
-        )
+        self.connections: dict[Host, HostConnection] = {}
+        if before is not None:
+            self.connections = {
+                host: connection
+                for host, connection in before.connections.items()
+                if connection.is_open
+            }
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
         last_heard = before.reconnect.last_heard if before else {}
         self.reconnect: Reconnect = Reconnect(job, screen, last_heard)
@@ -121,17 +126,24 @@ class Controller:
         self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
-        await self.connections.close()
+        await asyncio.gather(*(connection.close() for connection in self.connections.values()))
 
     # Reaching the hosts
 
-    def _remote(
-        self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None
-    ) -> Remote:
+    def _remote(self, number: int, host: Host, job: HostsJob | None = None) -> Remote:
         """Uses the open connection of the previous attempt, if there is one. `job`: what runs
         there, if it is not what runs on all."""
         job = job or self.job
-        connection = self.connections.to(host, job, tries=tries)
+        connection = self.connections.get(host)
+        if connection is None or connection.ssh_code is not None:
+            connection = HostConnection(
+                host,
+                job.supervisor_command(host),
+                job.nodes[0].join_timeout_s,
+                partial(self.screen.report, is_error=True),
+                lease_s=job.lease_s,
+            )
+            self.connections[host] = connection
         return Remote(connection, job.spec(job.nodes[number]), self.screen, self._receive)
 
     async def _run_node(self, number: int) -> None:
@@ -145,16 +157,13 @@ class Controller:
             host = None if is_given_up else self.reconnect.next_host(remote, search)
             if host is not None:
                 await asyncio.sleep(RETRY_S)
-                self.remotes[number] = self._remote(number, host, tries=search.tries[host])
+                self.remotes[number] = self._remote(number, host)
                 continue
             if remote not in self.dropped:
                 self._lost(remote)
             if not await self._may_join_again(remote):
                 return
-            search.tries[remote.host] += 1
-            self.remotes[number] = self._joining_again(
-                number, remote, tries=search.tries[remote.host]
-            )
+            self.remotes[number] = self._joining_again(number, remote)
 
     async def _may_join_again(self, lost: Remote) -> bool:
         """After a pause, while others continue without this host: whether to try whether it answers
@@ -166,13 +175,11 @@ class Controller:
             await asyncio.wait_for(self._is_over.wait(), JOIN_AGAIN_S)
         return not self._is_over.is_set()
 
-    def _joining_again(self, number: int, lost: Remote, *, tries: int) -> Remote:
+    def _joining_again(self, number: int, lost: Remote) -> Remote:
         """Its ranks find the others themselves. Until it answers, the job continues without it as
         before."""
-        self.connections.remove(lost.connection)
-        remote = self._remote(
-            number, lost.host, tries=tries, job=self.job.joining_again(lost.num_starts)
-        )
+        self.connections.pop(lost.host, None)
+        remote = self._remote(number, lost.host, self.job.joining_again(lost.num_starts))
         remote.num_starts = lost.num_starts
         self.dropped[self.dropped.index(lost)] = remote
         return remote

@@ -14,6 +14,7 @@ from drumline.base.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts, silence_limit_s
+from drumline.launch.ssh.client import ALIVE_INTERVAL_S, remote_module, ssh_words
 from drumline.launch.ssh.supervisor import PROTOCOL
 
 # Variables that configure communication libraries, and must be the same on all ranks.
@@ -36,6 +37,7 @@ SENT_FIELDS = (
     "first_start",
     "standby",
 )
+RECONNECT_TIMEOUT_S = 4
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -101,6 +103,16 @@ class HostsJob:
             "script_watch": asdict(self.script_watch) if self.script_watch else None,
         }
 
+    def supervisor_command(self, host: Host) -> list[str]:
+        """The local command that runs a supervisor there."""
+        client = list(self.client)
+        if self.earlier:  # a host that answered before is tried often
+            client += ["-o", f"ConnectTimeout={RECONNECT_TIMEOUT_S}"]
+        # Our own heartbeats notice a cut before ssh does. ssh uses the first option of a name.
+        client += ["-o", f"ServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}"]
+        supervisor = remote_module("drumline.launch.ssh.supervisor", self.python, self.python_path)
+        return ssh_words(client, host, supervisor, cwd=self.cwd)
+
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
         """The nodes on these hosts, some of which may be spares."""
         return nodes_of_hosts(hosts, int(self.nodes[0].endpoint.rpartition(":")[2]), self.nodes)
@@ -117,8 +129,8 @@ class HostsJob:
         *,
         restarts_used: int,
         first_start: int,
-        reached_step: int = 0,
-        full_disks: Mapping[str, str] | None = None,
+        reached_step: int,
+        full_disks: Mapping[str, str],
     ) -> HostsJob:
         """The next attempt."""
         nodes = [
@@ -132,7 +144,7 @@ class HostsJob:
             hosts=hosts,
             nodes=nodes,
             spares=spares,
-            full_disks=full_disks or {},
+            full_disks=full_disks,
             secret=new_secret(),
             earlier=(*self.earlier, self.job),
             first_start=first_start,

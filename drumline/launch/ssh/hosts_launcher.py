@@ -13,7 +13,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from drumline.base.errors import ExitCode
 from drumline.base.startup import interrupted
@@ -60,14 +60,16 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     pause_s = 0.0
     while current.end_signal is None:
         if current.lost:
-            current = _next_attempt(current, max_restarts=job.nodes[0].max_restarts)
+            current = _restarted(current, max_restarts=job.nodes[0].max_restarts)
         elif job.keep_going and (why := why_to_resume(current)):
             screen.report(why, is_error=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(was_signalled.wait(), pause_s)
             if was_signalled.is_set():
                 break
-            current = _resumed(current)
+            # It counts as no restart.
+            restarts_used = current.job.nodes[0].restarts_used
+            current = _next_attempt(current, restarts_used, _full_disks(current))
         else:
             break
         begun_at = time.monotonic()
@@ -98,37 +100,31 @@ def _full_disks(ended: Controller) -> dict[str, str]:
     return {failure.host: failure.full_disk for failure in failures if failure.full_disk}
 
 
-def _resumed(ended: Controller) -> Controller:
-    """It counts as no restart."""
-    job = ended.job.again(
-        [remote.host for remote in ended.remotes],
-        ended.reconnect.spares,
-        restarts_used=ended.job.nodes[0].restarts_used,
-        reached_step=ended.reached_step,
-        first_start=max(ended.job.first_start, *(remote.num_starts for remote in ended.remotes)),
-        full_disks=_full_disks(ended),
-    )
-    return Controller(job, ended.screen, ended)
-
-
-def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:
-    left = lost.restarts_left - 1
+def _restarted(lost: Controller, *, max_restarts: int) -> Controller:
+    used = max_restarts - lost.restarts_left + 1
     is_task = lost.job.program.is_task
     how = (
         "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"
     )
     lost.screen.report(
-        f"warning: {lost.lost}; restarting all ranks (restart {max_restarts - left} of {max_restarts}), {how}",
+        f"warning: {lost.lost}; restarting all ranks (restart {used} of {max_restarts}), {how}",
         is_error=True,
     )
-    job = lost.job.again(
-        [remote.host for remote in lost.remotes],
-        lost.reconnect.spares,
-        restarts_used=max_restarts - left,
-        reached_step=lost.reached_step,
-        first_start=max(lost.job.first_start, *(remote.num_starts for remote in lost.remotes)),
+    return _next_attempt(lost, used, {})
+
+
+def _next_attempt(
+    ended: Controller, restarts_used: int, full_disks: Mapping[str, str]
+) -> Controller:
+    job = ended.job.again(
+        [remote.host for remote in ended.remotes],
+        ended.reconnect.spares,
+        restarts_used=restarts_used,
+        reached_step=ended.reached_step,
+        first_start=max(ended.job.first_start, *(remote.num_starts for remote in ended.remotes)),
+        full_disks=full_disks,
     )
-    return Controller(job, lost.screen, lost)
+    return Controller(job, ended.screen, ended)
 
 
 # How it ended

@@ -346,14 +346,17 @@ def main() -> int:
     link = ControllerLink()
     waiting = None
     while (spec := link.next_spec()) is not None:
-        if spec["protocol"] == PROTOCOL and spec["earlier"]:
-            # No two attempts of a launch may write to one run folder.
-            Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
-        if spec["protocol"] == PROTOCOL and not await_space(spec, link):
-            break
+        problems = []
+        is_known = spec["protocol"] == PROTOCOL
+        if is_known:
+            if spec["earlier"]:
+                # No two attempts of a launch may write to one run folder.
+                Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
+            if not await_space(spec, link):
+                break
+            problems = list(refusals(spec))
         link.out.send("hello", protocol=PROTOCOL)
-        problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
-        if problems or spec["protocol"] != PROTOCOL:
+        if problems or not is_known:
             link.out.send("refused", problems=problems)
             break
         spec["environment"] = {**spec["environment"], **link.variables}

@@ -128,7 +128,9 @@ def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
     assert not job_processes(node.job.job), "its rank has ended with it"
     assert job_processes(node.job.next_job) == [waiting]
 
-    node.job = node.job.again(node.job.hosts, [], restarts_used=1, first_start=1)
+    node.job = node.job.again(
+        node.job.hosts, [], restarts_used=1, first_start=1, reached_step=0, full_disks={}
+    )
     agent, facts = node.start()
     assert agent == waiting
     assert facts == [node.job.job, "1"]
