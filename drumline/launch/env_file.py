@@ -59,9 +59,10 @@ class EnvFile:
 
 def read_env_file(path: Path) -> EnvFile:
     """The node that the file describes; all mistakes are listed at once, each with its line."""
-    lines = _parse(path)
-    values = lines.values
-    problems = [*lines.problems, *_wrong_values(values, lines.places)]
+    values: dict[str, str] = {}
+    places: dict[str, str] = {}
+    problems = list(_read_values(path, values, places))
+    problems += _wrong_values(values, places)
     if missing := [key for key in NEEDED if key not in values]:
         problems.append(f"{path}: missing: {', '.join(missing)}")
     if problems:
@@ -78,40 +79,27 @@ def read_env_file(path: Path) -> EnvFile:
     return EnvFile(node, values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    values: dict[str, str] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    """`FILE:LINE` of each value."""
-    problems: list[str] = field(default_factory=list)
-
-    def add(self, where: str, key: str, value: str | None) -> None:
-        """`value`: None when its quotes do not match."""
-        if value is None:
-            problem = f"the quotes of {key} are not closed, or text follows them"
-        elif key in self.values:
-            problem = f"{key} is set twice (first in {self.places[key]})"
-        elif near := _near_name(key):
-            problem = f"{key} is not known; did you mean {near!r}?"
-        else:
-            self.values[key] = value
-            self.places[key] = where
-            return
-        self.problems.append(f"{where}: {problem}")
-
-
-def _parse(path: Path) -> _Lines:
-    lines = _Lines()
+def _read_values(path: Path, values: dict[str, str], places: dict[str, str]) -> Iterator[str]:
+    """Adds each value, and its `FILE:LINE` to `places`; yields what is wrong with a line."""
     for number, line in enumerate(read_lines(path, str(path), flag="--env-file"), start=1):
         where = f"{path}:{number}"
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = LINE.fullmatch(line.strip())
         if match is None:
-            lines.problems.append(f"{where}: the line is not KEY=VALUE")
+            yield f"{where}: the line is not KEY=VALUE"
+            continue
+        key = match["key"]
+        value = _unquoted(match["value"])
+        if value is None:
+            yield f"{where}: the quotes of {key} are not closed, or text follows them"
+        elif key in values:
+            yield f"{where}: {key} is set twice (first in {places[key]})"
+        elif near := _near_name(key):
+            yield f"{where}: {key} is not known; did you mean {near!r}?"
         else:
-            lines.add(where, match["key"], _unquoted(match["value"]))
-    return lines
+            values[key] = value
+            places[key] = where
 
 
 def _near_name(key: str) -> str | None:
