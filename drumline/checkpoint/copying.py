@@ -219,8 +219,7 @@ def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _resolved(tensor: Tensor) -> Tensor:
-    plain = tensor.detach()
-    return plain.resolve_conj().resolve_neg() if plain.is_conj() or plain.is_neg() else plain
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _room_for(tensors: Iterable[Tensor]) -> int:

@@ -68,7 +68,7 @@ def load_optimizer_state(
     """Load a saved state into an optimizer, on any device; its groups must have the same parameters
     by name."""
     groups = _groups(model, optimizer)
-    if problems := [*_differences(document, optimizer, groups), *_missing(document, tensors)]:
+    if problems := list(_differences(document, optimizer, groups)):
         raise OptimizerMismatchError(
             as_list("the checkpoint is of another optimizer:", problems),
             next_step="set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
@@ -149,16 +149,6 @@ def _differences(
             shape = document["parameters"].get(name, {}).get("shape")
             if name in saved and shape != list(parameter.shape):
                 yield f"{name} is {shape} in the checkpoint and {list(parameter.shape)} here"
-
-
-def _missing(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    needed: list[str] = []
-    collect: Callable[[str], Any] = needed.append
-    for part in (*document["state"].values(), *(group["settings"] for group in document["groups"])):
-        decode_state(part, collect)
-    yield from (
-        f"the tensor {name} is missing in the checkpoint" for name in needed if name not in tensors
-    )
 
 
 def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:

@@ -18,17 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError, log
+from drumline.base.errors import CheckpointError, CheckpointMismatchError, UsageError, as_list, log
 from drumline.base.text import join_names
 from drumline.base.untrusted import make_own_folder
 from drumline.checkpoint import store
 from drumline.checkpoint.finite import first_non_finite
-from drumline.checkpoint.named_objects import (
-    check_contents,
-    check_objects,
-    check_same_objects,
-    parameters_of,
-)
 from drumline.checkpoint.optimizer_state import (
     Models,
     encode_state,
@@ -38,6 +32,7 @@ from drumline.checkpoint.optimizer_state import (
 from drumline.checkpoint.rank_states import gather_states, is_same_everywhere, state_of_rank
 from drumline.checkpoint.retention import Retention, prune
 from drumline.checkpoint.state import (
+    check_rng_file,
     gather_rng,
     model_state,
     restore_model,
@@ -49,6 +44,10 @@ from drumline.checkpoint.writer import CapturedState, CheckpointWriter
 from drumline.parallel.wrap import LiveBuffers, unwrap_model
 from drumline.rank.collectives import broadcast_json
 from drumline.runs import catalog
+from drumline.runs.manifest import NAME, CorruptCheckpointError
+
+_OWN_FILES = ("manifest", "progress", "rng")
+_KINDS = {"model": "a model", "optimizer": "an optimizer", "state": "another object"}
 
 
 class Checkpoint:
@@ -66,7 +65,7 @@ class Checkpoint:
         saving: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`saving` is entered while this works, for the watchdog."""
-        self._kinds = check_objects(objects)
+        self._kinds = _check_objects(objects)
         if keep_last < 1:
             raise UsageError(
                 f"keep_last cannot be {keep_last}",
@@ -101,7 +100,7 @@ class Checkpoint:
                 return 0
             progress = snapshot.documents["progress"]
             rng = snapshot.tensors["rng"]
-            check_same_objects(progress["objects"], self._kinds)
+            _check_same_objects(progress["objects"], self._kinds)
             for name in self._objects:
                 self._restore(name, snapshot)
             if progress["world_size"] != self._world_size and self._me.rank == 0:
@@ -205,7 +204,7 @@ class Checkpoint:
         read: Snapshot | None = None
         skipped: list[catalog.Skipped] = []
         if self._me.rank == 0:
-            path, skipped = catalog.newest_valid(self._root, check_contents)
+            path, skipped = catalog.newest_valid(self._root, _check_contents)
             read = None if path is None else store.read(path)
             for corrupt, reason in skipped if path else ():
                 log.warning(f"the checkpoint {corrupt} was skipped: {reason}")
@@ -271,7 +270,7 @@ class Checkpoint:
     def _models_of(self, optimizer: Optimizer) -> Models:
         """The model that has all its parameters, so that they keep their own names; otherwise all
         models."""
-        parameters = parameters_of(optimizer)
+        parameters = _parameters_of(optimizer)
         holders = (
             model
             for model in self._models.values()
@@ -305,3 +304,87 @@ def _naming(name: str) -> Iterator[None]:
             "build it as it was for the checkpoint, or give ddp.checkpoint another folder"
         )
         raise
+
+
+def _check_objects(objects: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each object (model, optimizer or state), unless something cannot be saved."""
+    if not objects:
+        raise UsageError(
+            "ddp.checkpoint was given nothing to save",
+            next_step='name what to save: ddp.checkpoint("runs/mine", model=model, optimizer=optimizer)',
+        )
+    for name, value in objects.items():
+        _check_object(name, value)
+    models = [value for value in objects.values() if isinstance(value, nn.Module)]
+    of_models = {id(parameter) for model in models for parameter in model.parameters()}
+    for name, value in objects.items():
+        if isinstance(value, Optimizer) and not _parameters_of(value) <= of_models:
+            raise UsageError(
+                f"ddp.checkpoint cannot save {name}: it has parameters of a model that was not given",
+                next_step="give the models of every optimizer, too",
+            )
+    return {name: _kind(value) for name, value in objects.items()}
+
+
+def _check_object(name: str, value: Any) -> None:
+    if name in _OWN_FILES or not NAME.fullmatch(name):
+        raise UsageError(
+            f"ddp.checkpoint cannot save an object as {name}: files are named so",
+            next_step=f"give it another name of ASCII letters; taken are {join_names(_OWN_FILES)}",
+        )
+    if not (
+        callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    ):
+        raise UsageError(
+            f"ddp.checkpoint cannot save {name}: {type(value).__name__} has no state_dict() and load_state_dict()",
+            next_step="give models, optimizers, training loaders, or objects with both methods",
+        )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, nn.Module):
+        return "model"
+    if isinstance(value, Optimizer):
+        return "optimizer"
+    return "state"
+
+
+def _parameters_of(optimizer: Optimizer) -> set[int]:
+    """The `id` of each."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _check_same_objects(saved: Mapping[str, str], objects: Mapping[str, str]) -> None:
+    """Refuse a checkpoint that holds other objects, by name and kind, than were given."""
+    problems = [f"{name} is not in the checkpoint" for name in objects if name not in saved]
+    for name, kind in saved.items():
+        if name not in objects:
+            problems.append(f"{name} is in the checkpoint and was not given")
+        elif kind != objects[name]:
+            problems.append(f"{name} was {_KINDS[kind]} and is now {_KINDS[objects[name]]}")
+    if problems:
+        raise CheckpointMismatchError(
+            as_list("the checkpoint holds other objects than ddp.checkpoint was given:", problems),
+            next_step="give the objects that it was saved with, by the same names, or another folder",
+        )
+
+
+def _check_contents(path: Path) -> None:
+    """Check what checksums do not show: whoever wrote them may have written anything."""
+    snapshot = store.read(path)
+    progress = snapshot.documents.get("progress")
+    objects = progress.get("objects") if isinstance(progress, dict) else None
+    if not isinstance(progress, dict) or not isinstance(objects, dict):
+        raise CorruptCheckpointError(path, "it was not saved by ddp.checkpoint")
+    is_complete = (
+        "rng" in snapshot.tensors
+        and progress.get("step") == catalog.check_sizes(path).step
+        and type(progress.get("world_size")) is int
+        and all(
+            kind in tuple(_KINDS) and name in snapshot.documents for name, kind in objects.items()
+        )
+    )
+    if not is_complete:
+        raise CorruptCheckpointError(path, "it does not hold what progress.json names")
+    check_rng_file(path, snapshot.tensors["rng"])

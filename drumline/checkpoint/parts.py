@@ -113,14 +113,11 @@ class Collector:
         messages: SaveMessages,
         me: WritingRank,
         expected: Mapping[WritingRank, Mapping[str, Iterable[str]]],
-        *,
-        seen_s: float = SEEN_S,
     ) -> None:
         """`expected`: the files of each of the others, and the tensors in each."""
         self._messages = messages
         self._me = me
         self._expected = expected
-        self._seen_s = seen_s
 
     def begin(self) -> None:
         self._messages.send("open", str(self._me))
@@ -153,29 +150,17 @@ class Collector:
         if "failure" in reply:
             raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
         if reply["tensors"] != expected:
-            raise self._difference(writer, expected, reply["tensors"])
+            raise store.PartError(
+                f"{writer} has other tensors than {self._me}: its model or optimizer differs",
+                "build the same model and optimizer on every rank",
+            )
         return {name: FileRecord(**record) for name, record in reply["files"].items()}
-
-    def _difference(
-        self, writer: WritingRank, expected: dict[str, list[str]], written: dict[str, list[str]]
-    ) -> store.PartError:
-        expected_names = {(file, name) for file in expected for name in expected[file]}
-        written_names = {(file, name) for file in written for name in written[file]}
-        missing = expected_names - written_names
-        file, name = min(missing or written_names - expected_names)
-        has = "has no" if missing else "has"
-        return store.PartError(
-            f"{writer} {has} {name} for {file}: its model or optimizer differs from that of {self._me}",
-            "build the same model and optimizer on every rank",
-        )
 
     def _check_file(
         self, partial: Path, name: str, record: FileRecord, writer: WritingRank
     ) -> None:
         path = partial / name
-        if not _becomes_true(
-            self._seen_s, lambda: path.is_file() and path.stat().st_size == record.size
-        ):
+        if not _becomes_true(SEEN_S, lambda: path.is_file() and path.stat().st_size == record.size):
             raise store.PartError(
                 f"{name}, which {writer} has written, is not in {partial} on {self._me.host}: the nodes do not "
                 "share this folder",
@@ -191,7 +176,6 @@ def write_own_part(
     *,
     tensors: Files,
     stream: store.Stream,
-    seen_s: float = SEEN_S,
 ) -> None:
     """The other writers' side: write into rank 0's folder, and report the files or the failure."""
     partial = store.hidden_folder(root / catalog.folder_name(step), "partial")
@@ -199,7 +183,7 @@ def write_own_part(
         key, maker = messages.wait_for("open", "cancelled")
         if key == "cancelled":
             return
-        if not _becomes_true(seen_s, partial.is_dir):
+        if not _becomes_true(SEEN_S, partial.is_dir):
             reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
             messages.send(f"part/{me.rank}", {"failure": [reason, SHARE_THE_FOLDER]})
             return

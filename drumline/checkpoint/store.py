@@ -127,7 +127,10 @@ def write(
             files |= part_writers.collect(partial)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         numbers = {name: float(value) for name, value in metrics.items()}
-        _write_manifest(partial, Manifest(step, created, numbers, files, non_finite))
+        record = Manifest(step, created, numbers, files, non_finite)
+        # The last file of a checkpoint, which is complete with it.
+        write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
+        flush_folder(partial)
         put_in_place(partial, final)
     except BaseException as error:
         if part_writers is not None:
@@ -140,12 +143,6 @@ def write(
             raise _not_saved(final, error.reason, error.next_step) from error
         raise
     return final
-
-
-def _write_manifest(partial: Path, record: Manifest) -> None:
-    """The last file of a checkpoint, which is complete with it."""
-    write_file(partial / manifest.FILE_NAME, [manifest.render(record)])
-    flush_folder(partial)
 
 
 def _undo(partial: Path, final: Path) -> None:

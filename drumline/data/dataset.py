@@ -159,13 +159,13 @@ def _has_getitem(dataset: object) -> bool:
 def gather_rows(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
     """The rows at these indices, in a single copy, from an array in memory or mapped from a file.
     `pinned`: in page-locked memory, which torch reuses when the copy to the device is done."""
-    if not (pinned or (_sends_rows() and array.dtype.isnative)):
+    if not (pinned or _sends_rows()):
         # Not array[indices], which may change the stride of an axis of size 1: kernels are chosen
         # by strides.
-        return _native(array.take(indices, axis=0))
+        return torch.from_numpy(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
         raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
-    kind = _native(np.empty(0, dtype=array.dtype)).dtype
+    kind = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
     rows = empty_rows((len(indices), *array.shape[1:]), kind, pinned=pinned)
     # In any other mode numpy would make a second copy; the bounds were checked above.
     np.take(array, indices, axis=0, out=rows.numpy(), mode="clip")
@@ -192,13 +192,6 @@ def _sends_rows() -> bool:
         and isinstance(worker.dataset, BatchMaker)
         and worker.dataset.defers_finish
     )
-
-
-def _native(rows: NDArray[Any]) -> Tensor:
-    """As a tensor, in this machine's byte order."""
-    if not rows.dtype.isnative:
-        rows = rows.astype(rows.dtype.newbyteorder("="))
-    return torch.from_numpy(rows)
 
 
 class BatchRequest(NamedTuple):

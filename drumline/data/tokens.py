@@ -79,9 +79,9 @@ class TokenWindows(TwoPartDataset):
         self._name = tokens.name
         rows = np.asarray(tokens.values)[: length * window].reshape(length, window)
         # The same bits as signed integers: torch has few operations for the wider unsigned types.
-        self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
-        self._native_kind = kind.newbyteorder("=")
-        self._torch_kind = torch.from_numpy(np.empty(0, dtype=self._native_kind)).dtype
+        self._rows = rows.view(f"i{kind.itemsize}") if kind.itemsize > 1 else rows
+        self._kind = kind
+        self._torch_kind = torch.from_numpy(np.empty(0, dtype=kind)).dtype
         # A meta.json may be wrong, and the error of a GPU would not explain it.
         self._may_exceed = tokens.is_stated and np.iinfo(kind).max >= self.vocab_size
 
@@ -91,7 +91,7 @@ class TokenWindows(TwoPartDataset):
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
         rows = gather_rows(self._rows, indices, pinned=pinned)
         if self._may_exceed:
-            values = rows.numpy().view(self._native_kind)
+            values = rows.numpy().view(self._kind)
             if values.max() >= self.vocab_size or (values.dtype.kind == "i" and values.min() < 0):
                 stray = values[(values < 0) | (values >= self.vocab_size)][0]
                 raise DataError(
@@ -197,9 +197,9 @@ def _map_npy(path: Path) -> NDArray[Any]:
             f"{path} cannot be mapped as a .npy file ({error})",
             next_step="write it with numpy.save(path, tokens)",
         ) from error
-    if values.ndim != 1 or values.dtype.kind not in "iu":
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not values.dtype.isnative:
         raise DataError(
-            f"{path} holds {values.dtype} {list(values.shape)}: expected integers in one dimension",
+            f"{path} holds {values.dtype} {list(values.shape)}: expected integers of this machine in one dimension",
             next_step="save the tokens as one array of an integer type",
         )
     return values

@@ -40,7 +40,6 @@ class BlockUse:
 
     def __init__(self, sharded: Mapping[str, nn.Module], *, mode: str, finds_unused: bool) -> None:
         self._mode = mode
-        self._finds_unused = finds_unused
         self._parameters = _parameters_by_module(sharded)
         self._is_learned = False
         self._gather: Callable[[str], list[list[str]]] | None = None
@@ -196,17 +195,19 @@ class BlockUse:
             )
 
     def _left_out(self, name: str) -> UnusedParametersError:
-        return UnusedParametersError(
-            f"the loss does not call {_block_text(name)}, which it called in the first step; with --dist.mode "
-            f"{self._mode} ranks gather a block together when they call it",
-            next_step=_call_advice("it in every batch") + _advice_for_all_ranks("leave it out"),
-        )
+        return self._changed(f"does not call {_block_text(name)}, which it called", "leave it out")
 
     def _added(self, name: str) -> UnusedParametersError:
+        return self._changed(f"calls {_block_text(name)}, which it did not call", "call it")
+
+    def _changed(self, what: str, action: str) -> UnusedParametersError:
+        advice = _call_advice("it in every batch")
+        if can_find_unused():
+            advice += f"; if all ranks {action} in the same steps, --dist.find_unused_parameters is enough"
         return UnusedParametersError(
-            f"the loss calls {_block_text(name)}, which it did not call in the first step; with --dist.mode "
-            f"{self._mode} ranks gather a block together when they call it",
-            next_step=_call_advice("it in every batch") + _advice_for_all_ranks("call it"),
+            f"the loss {what} in the first step; with --dist.mode {self._mode} ranks gather a block "
+            "together when they call it",
+            next_step=advice,
         )
 
 
@@ -303,12 +304,6 @@ def _call_advice(blocks: str) -> str:
         f"call {blocks} (multiply the output by 0 where it is not needed), or use --dist.mode ddp with "
         "--dist.find_unused_parameters"
     )
-
-
-def _advice_for_all_ranks(action: str) -> str:
-    if not can_find_unused():
-        return ""
-    return f"; if all ranks {action} in the same steps, --dist.find_unused_parameters is enough"
 
 
 def _parameters_by_module(sharded: Mapping[str, nn.Module]) -> dict[str, list[str]]:

@@ -14,15 +14,12 @@ from drumline.watch.cluster_state import ModuleHashes, ModuleReport
 
 EVERY = 100
 FIRST = (1, 10)
-MAX_MODULES = 8  # a module beyond them replaces one that the script has dropped, or is not compared
+MAX_MODULES = 8  # those beyond are not compared
 MAX_STEPS = 32
 MAX_HASHES = 2000
 """How many steps of a module are kept, and hashes of all modules: ranks write at different
 moments."""
 MAX_TENSORS = 512
-UNSEEN_AFTER = 20
-"""Passes without a visible update: the optimizer changes memory behind torch's back, and passes are
-counted instead."""
 # Hooks of torch's own after which replicas may differ for a while.
 DIVERGING_HOOKS = ("localsgd", "zero")
 
@@ -40,12 +37,12 @@ class _PendingHashes:
 
 @dataclass
 class _ObservedModule:
+    key: str  # the same on every rank
     name: str
     ranks: tuple[int, ...]
     trained: weakref.ref[Any]  # one of its parameters that requires gradients
     version: int | None = None
     was_no_sync: bool = False
-    num_passes: int = 0
     num_updates: int = 0
     compared: int = 0
     diverges: bool = False  # whether replicas may differ, or it cannot be observed
@@ -60,10 +57,7 @@ class _ObservedModule:
             self.diverges |= self.was_no_sync
         self.version = version
         self.was_no_sync = is_no_sync
-        self.num_passes += 1
         step = self.num_updates
-        if not step and self.num_passes > UNSEEN_AFTER:
-            step = self.num_passes
         if step <= self.compared or self.diverges or not (step in FIRST or step % EVERY == 0):
             return None
         self.compared = step
@@ -76,7 +70,6 @@ class DdpModules:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._modules: weakref.WeakKeyDictionary[Any, _ObservedModule] = weakref.WeakKeyDictionary()
-        self._by_key: dict[str, _ObservedModule] = {}
         self._num_built: Counter[tuple[int, ...]] = Counter()
         self.num_changes = 0  # in what `reports` returns
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have taken a step
@@ -93,16 +86,10 @@ class DdpModules:
         # Counted on every rank, also where it is not compared: the number is its name across ranks.
         key = f"{self._num_built[ranks]} of {','.join(map(str, ranks))}"
         self._num_built[ranks] += 1
-        if len(self._by_key) >= MAX_MODULES:
-            living = set(map(id, self._modules.values()))
-            dropped = next(
-                (key for key, observed in self._by_key.items() if id(observed) not in living), None
-            )
-            if dropped is None:
-                return
-            del self._by_key[dropped]
-        observed = _ObservedModule(type(module.module).__name__, ranks, weakref.ref(trained))
-        self._by_key[key] = self._modules[module] = observed
+        if len(self._modules) >= MAX_MODULES:
+            return
+        observed = _ObservedModule(key, type(module.module).__name__, ranks, weakref.ref(trained))
+        self._modules[module] = observed
         self.num_changes += 1
         self._observe(module, observed, 0)
 
@@ -129,7 +116,7 @@ class DdpModules:
 
     def collect(self) -> None:
         """Keep hashes that are done; on the thread that writes."""
-        modules = list(self._by_key.values())
+        modules = list(self._modules.values())
         for observed in modules:
             while observed.pending and observed.pending[0].is_ready():
                 _keep(observed, observed.pending.popleft(), MAX_HASHES // len(modules))
@@ -137,10 +124,10 @@ class DdpModules:
 
     def reports(self) -> dict[str, ModuleReport]:
         return {
-            key: ModuleReport(
+            observed.key: ModuleReport(
                 name=observed.name, ranks=observed.ranks, hashes=dict(observed.hashes)
             )
-            for key, observed in list(self._by_key.items())
+            for observed in list(self._modules.values())
         }
 
     def _hash(self, module: Any, observed: _ObservedModule, step: int) -> None:

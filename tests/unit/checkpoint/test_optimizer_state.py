@@ -290,7 +290,6 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer, steps=1)
     tensors, document = optimizer_state(model, optimizer)
-    del tensors["0.weight/momentum_buffer"]
     wider = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.Linear(5, 1))
     receiver = SGD([*wider[2].parameters(), *wider[3].parameters()], lr=7.0)
     with pytest.raises(CheckpointError) as caught:
@@ -303,7 +302,6 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 0.bias is not in group 0 here",
         "  - 2.weight is [2, 4] in the checkpoint and [5, 4] here",
         "  - 2.bias is [2] in the checkpoint and [5] here",
-        "  - the tensor 0.weight/momentum_buffer is missing in the checkpoint",
         "  try: set up the model and the optimizer as for the checkpoint (see config.toml in the run folder)",
     ]
     assert receiver.param_groups[0]["lr"] == 7.0

@@ -52,7 +52,7 @@ def test_a_batch_is_two_contiguous_int64_tensors(tmp_path: Path) -> None:
         assert tensor.is_contiguous()
 
 
-@pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", "int64", ">u4"])
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", "int64"])
 def test_an_npy_file_knows_its_own_type(tmp_path: Path, kind: str) -> None:
     numbers = np.arange(200) % 50
     np.save(path := tmp_path / "corpus.npy", numbers.astype(kind))
@@ -232,7 +232,8 @@ def test_an_npy_file_of_something_else_is_reported(
 ) -> None:
     np.save(path := tmp_path / "corpus.npy", array)
     with pytest.raises(
-        DataError, match=f"corpus.npy holds {description}: expected integers in one dimension"
+        DataError,
+        match=f"corpus.npy holds {description}: expected integers of this machine in one dimension",
     ):
         build(path)
 
