@@ -33,7 +33,7 @@ from drumline.checkpoint.mirrored_run import (
     object_name,
     piece_name,
 )
-from drumline.checkpoint.retention import Retention, prune, to_keep
+from drumline.checkpoint.retention import Retention, complete_checkpoints, prune, to_keep
 from drumline.runs import catalog, manifest
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
 from drumline.storage.backend import PIECE_BYTES, StoreError
@@ -126,7 +126,7 @@ class Mirror:
 
     def _give_up(self, state: str) -> None:
         self._has_given_up = True
-        steps = sorted(self._missing(dict(complete_in(self._root))))
+        steps = sorted(self._missing(complete_checkpoints(self._root)))
         missing = f"the checkpoint of step {join_names(steps)}" if steps else "the end of the run"
         log.warning(f"{missing} is not in the mirror {self._store}: {state}")
 
@@ -197,7 +197,7 @@ class Mirror:
         corrupt: dict[int, CorruptCheckpointError] = {}
         has_put_files = False
         while True:
-            local = dict(complete_in(self._root))
+            local = complete_checkpoints(self._root)
             missing = self._missing(local) - corrupt.keys()
             if not missing:
                 break
@@ -344,7 +344,7 @@ class Mirror:
     def _prune_local(self, newest: Path | None = None) -> None:
         with self._pruning:  # the other thread may have removed what was the newest
             newest = newest or self._root / catalog.folder_name(
-                max(step for step, _ in complete_in(self._root))
+                max(complete_checkpoints(self._root))
             )
             prune(
                 self._root,
@@ -367,7 +367,7 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
     """Before a run starts: if its folder has no checkpoint, or the run has continued elsewhere,
     fetch the newest one of its mirror, and its records; of a restore that fails nothing is left."""
     records: list[Path] = []
-    local = [step for step, _ in complete_in(folder / CHECKPOINTS)]
+    local = list(complete_checkpoints(folder / CHECKPOINTS))
     began = time.monotonic()
     explanation = ""
     try:
@@ -398,10 +398,3 @@ def restore_run(run: MirroredRun, folder: Path) -> Restored:
         raise
     seconds = duration(time.monotonic() - began)
     return Restored(f"restored step {step} from {run.store} in {seconds}{explanation}", skipped)
-
-
-def complete_in(root: Path) -> Iterator[tuple[int, Manifest]]:
-    """The checkpoints of a folder whose files all have their sizes."""
-    for step in catalog.list_steps(root):
-        with suppress(CorruptCheckpointError):
-            yield step, catalog.check_sizes(root / catalog.folder_name(step))

@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from drumline.checkpoint import store
 from drumline.runs import catalog
 from drumline.runs.manifest import CorruptCheckpointError, Manifest
-
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +36,23 @@ def prune(
     # A corrupt checkpoint that is newer than any valid one is kept for the user: its step will be
     # written again.
     newest_step = catalog.check_sizes(newest).step
-    folders = [
-        root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step
-    ]
-    keep = {newest} | to_keep(_complete(folders), retention)
+    complete = complete_checkpoints(root)
+    older = {step: complete[step] for step in complete if step <= newest_step}
+    keep = {newest_step} | to_keep(older, retention)
     removed = [
-        path
-        for path in folders
-        if path not in keep and may_remove(int(path.name.removeprefix("step-")))
+        root / catalog.folder_name(step)
+        for step in catalog.list_steps(root)
+        if step <= newest_step and step not in keep and may_remove(step)
     ]
     for path in removed:
         store.remove(path)
     return removed
 
 
-def to_keep(complete: Mapping[Key, Manifest], retention: Retention) -> set[Key]:
-    """Which of these checkpoints are kept: the last and the best of those that are finite."""
-    finite = [key for key in complete if complete[key].non_finite is None]
-    last = sorted(finite, key=lambda key: -complete[key].step)[: retention.keep_last]
+def to_keep(complete: Mapping[int, Manifest], retention: Retention) -> set[int]:
+    """Which of these checkpoints, by step, are kept: the last and the best of those that are finite."""
+    finite = [step for step in complete if complete[step].non_finite is None]
+    last = sorted(finite, reverse=True)[: retention.keep_last]
     best_first = ranked(complete, retention.metric, retention.higher_is_better)
     return {*last, *best_first[: retention.keep_best]}
 
@@ -71,11 +67,8 @@ def is_best(
     best_so_far = _best(root, metric, higher_is_better)
     if best_so_far is None:
         return True
-    return (
-        value >= best_so_far.metrics[metric]
-        if higher_is_better
-        else value <= best_so_far.metrics[metric]
-    )
+    best_value = best_so_far.metrics[metric]
+    return value >= best_value if higher_is_better else value <= best_value
 
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
@@ -85,26 +78,27 @@ def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
 
 
 def _best(root: Path, metric: str, higher_is_better: bool) -> Manifest | None:
-    complete = _complete([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
+    complete = complete_checkpoints(root)
     order = ranked(complete, metric, higher_is_better)
     return complete[order[0]] if order else None
 
 
-def _complete(folders: list[Path]) -> dict[Path, Manifest]:
-    # Sizes only: reading every byte of all checkpoints at each save would cost more than the save.
+def complete_checkpoints(root: Path) -> dict[int, Manifest]:
+    """The checkpoints of a folder whose files all have their sizes, by step. Reading every byte of
+    them at each save would cost more than the save."""
     complete = {}
-    for path in folders:
+    for step in catalog.list_steps(root):
         with suppress(CorruptCheckpointError):
-            complete[path] = catalog.check_sizes(path)
+            complete[step] = catalog.check_sizes(root / catalog.folder_name(step))
     return complete
 
 
-def ranked(complete: Mapping[Key, Manifest], metric: str, higher_is_better: bool) -> list[Key]:
+def ranked(complete: Mapping[int, Manifest], metric: str, higher_is_better: bool) -> list[int]:
     """The evaluated ones, best first; the newer first if equal."""
     sign = -1.0 if higher_is_better else 1.0
     scores = {
-        key: (sign * checkpoint.metrics[metric], -checkpoint.step)
-        for key, checkpoint in complete.items()
+        step: (sign * checkpoint.metrics[metric], -step)
+        for step, checkpoint in complete.items()
         if checkpoint.non_finite is None and math.isfinite(checkpoint.metrics.get(metric, math.nan))
     }
-    return sorted(scores, key=lambda key: scores[key])
+    return sorted(scores, key=lambda step: scores[step])

@@ -145,12 +145,11 @@ class Loader(ABC):
     def steps_done(self) -> int:
         """The number of optimizer steps before the cursor, as far as it is known."""
 
-    @abstractmethod
     def stream_state(self) -> dict[str, Any] | None:
         """This rank's position in a stream with a state of its own; None: the cursor is all."""
+        return None
 
-    @abstractmethod
-    def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
+    def load_stream_state(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 - nothing to do
         """Move to where `stream_state` was taken."""
 
     @abstractmethod
@@ -266,12 +265,6 @@ class IndexedLoader(Loader):
             self._cursor.epoch * self.steps_per_epoch
             + self._cursor.position // self.sharding.batch_size
         )
-
-    def stream_state(self) -> None:
-        """None: the cursor is enough. Only a stream with its own state has more to save."""
-
-    def load_stream_state(self, state: Mapping[str, Any] | None) -> None:
-        """Nothing to do: see `stream_state`."""
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""

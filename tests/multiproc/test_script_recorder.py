@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.base.topology import Topology
-from drumline.parallel.scripts.ddp_modules import MAX_HASHES, MAX_MODULES
-from drumline.parallel.scripts.script_recorder import ScriptRecorder
+from drumline.parallel.scripts.script_recorder import MAX_HASHES, MAX_MODULES, ScriptRecorder
 from tests.ranks import run_ranks
 
 

@@ -6,7 +6,7 @@ import weakref
 
 from torch import nn
 
-from drumline.parallel.scripts.ddp_modules import _ObservedModule
+from drumline.parallel.scripts.script_recorder import _ObservedModule
 
 
 def steps(versions: list[int], alone: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
