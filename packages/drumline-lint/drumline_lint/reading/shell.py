@@ -182,7 +182,7 @@ class Script:
 
     def _value(self, piece: Piece, depth: int) -> str | None:
         name = piece.text
-        if piece.kind is not Kind.VARIABLE or depth > _DEEPEST or name in self._changed_elsewhere:
+        if piece.kind is not Kind.VARIABLE or depth > _DEEPEST:
             return None
         if name not in self._values:
             self._values[name] = None  # A variable that refers to itself is unknown.
@@ -190,30 +190,35 @@ class Script:
         return self._values[name]
 
     def _value_of_name(self, name: str, depth: int) -> str | None:
-        assigned = self.variables.get(name, [])
-        if not assigned and name in _NUMBER_OF_NODES:
+        if name in _NUMBER_OF_NODES and name not in self.variables:
             nodes = self.sbatch.number("nodes")
             return None if nodes is None else str(nodes)
-        if len(assigned) != 1:
+        assignment = self._only_assignment(name)
+        if assignment is None or assignment.items is not None:
             return None
-        only = assigned[0]
-        if only.is_appended or only.command.is_conditional or only.items is not None:
+        return self.constant(assignment.value, depth + 1)
+
+    def _only_assignment(self, name: str) -> Assignment | None:
+        """The one that gives a name its value in the whole script."""
+        assigned = self.variables.get(name, [])
+        if len(assigned) != 1 or name in self._changed_elsewhere:
             return None
-        return self.constant(only.value, depth + 1)
+        is_certain = not assigned[0].is_appended and not assigned[0].command.is_conditional
+        return assigned[0] if is_certain else None
 
     def _list_in(self, word: Word) -> Sequence[Word] | None:
         """The words of `"${NAME[@]}"`, or of `$NAME` without quotes, if they are known."""
-        if len(word.pieces) != 1 or word.pieces[0].text in self._changed_elsewhere:
+        if len(word.pieces) != 1:
             return None
         piece = word.pieces[0]
-        assigned = self.variables.get(piece.text, [])
-        if len(assigned) != 1 or assigned[0].is_appended or assigned[0].command.is_conditional:
+        assignment = self._only_assignment(piece.text)
+        if assignment is None:
             return None
         if piece.kind is Kind.ARRAY:
-            return assigned[0].items
-        if piece.kind is not Kind.VARIABLE or piece.is_quoted or assigned[0].items is not None:
+            return assignment.items
+        if piece.kind is not Kind.VARIABLE or piece.is_quoted or assignment.items is not None:
             return None
-        inside = inside_quotes(self.text, assigned[0].value)
+        inside = inside_quotes(self.text, assignment.value)
         if inside is None:
             return None
         # A newline in a value is a blank.

@@ -33,6 +33,7 @@ class Piece(NamedTuple):
     kind: Kind
     text: str = ""
     is_quoted: bool = False
+    """Of a variable or an array: whether it stays one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +288,16 @@ def _array_of(node: Node) -> Node | None:
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Merge adjacent texts, quoted if any of them was; an empty text is kept only for an empty
-    word."""
+    """Merge adjacent texts; an empty text is kept only for an empty word."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
         if last is not None and last.kind is piece.kind is Kind.TEXT:
-            joined[-1] = Piece(Kind.TEXT, last.text + piece.text, last.is_quoted or piece.is_quoted)
+            joined[-1] = Piece(Kind.TEXT, last.text + piece.text)
         else:
             joined.append(piece)
-    return tuple(piece for piece in joined if piece.text or piece.kind is not Kind.TEXT) or tuple(
-        joined[:1]
-    )
+    return tuple(filter(_is_something, joined)) or tuple(joined[:1])
+
+
+def _is_something(piece: Piece) -> bool:
+    return bool(piece.text) or piece.kind is not Kind.TEXT
