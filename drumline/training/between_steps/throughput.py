@@ -3,6 +3,7 @@ computing."""
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,20 +40,9 @@ class DdpStepTimes(NamedTuple):
     one's."""
 
 
-class _Totals(NamedTuple):
-    """Since the start of this process."""
-
-    seconds: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    tokens: float = 0.0
-    waited_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Interval:
-    """A part of a run. Its time is that of waiting for data and that of steps, which has the
-    exposed communication."""
+class _Interval(NamedTuple):
+    """A part of a run, or all since the start of this process. Its time is that of waiting for data
+    and that of steps, which has the exposed communication."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -63,40 +53,22 @@ class _Interval:
     measured_s: float = 0.0
     """Of the time of steps, that for which `exposed_s` is known."""
 
-    @classmethod
-    def between(cls, begin: _Totals, end: _Totals, measured: DdpStepTimes | None) -> _Interval:
-        seconds = end.seconds - begin.seconds
-        steps = end.steps - begin.steps
+    def since(self, begin: _Interval, measured: DdpStepTimes | None) -> _Interval:
+        """What has come since `begin`, of which one step was measured."""
+        part = _Interval(*map(operator.sub, self, begin))
         # Ranks leave the reduction of the log line at slightly different times.
-        waited_s = min(end.waited_s - begin.waited_s, seconds)
-        exposed_s = 0.0
-        measured_s = 0.0
-        if measured is not None and steps:
-            measured_s = seconds - waited_s
-            # The measured step may have taken much longer than the others: its parts are fractions
-            # of its own time.
-            step_s = max(measured_s / steps, measured.exposed_s + measured.computing_s)
-            exposed_s = measured_s * (measured.exposed_s / step_s) if step_s else 0.0
-        return cls(
-            seconds=seconds,
-            steps=steps,
-            samples=end.samples - begin.samples,
-            tokens=end.tokens - begin.tokens,
-            waited_s=waited_s,
-            exposed_s=exposed_s,
-            measured_s=measured_s,
-        )
+        part = part._replace(waited_s=min(part.waited_s, part.seconds))
+        if measured is None or not part.steps:
+            return part
+        measured_s = part.seconds - part.waited_s
+        # The measured step may have taken much longer than the others: its parts are fractions of
+        # its own time.
+        step_s = max(measured_s / part.steps, measured.exposed_s + measured.computing_s)
+        exposed_s = measured_s * (measured.exposed_s / step_s) if step_s else 0.0
+        return part._replace(exposed_s=exposed_s, measured_s=measured_s)
 
-    def __add__(self, following: _Interval) -> _Interval:
-        return _Interval(
-            seconds=self.seconds + following.seconds,
-            steps=self.steps + following.steps,
-            samples=self.samples + following.samples,
-            tokens=self.tokens + following.tokens,
-            waited_s=self.waited_s + following.waited_s,
-            exposed_s=self.exposed_s + following.exposed_s,
-            measured_s=self.measured_s + following.measured_s,
-        )
+    def plus(self, following: _Interval) -> _Interval:
+        return _Interval(*map(operator.add, self, following))
 
 
 class Throughput:
@@ -122,8 +94,8 @@ class Throughput:
         self._steps = 0
         self._samples = 0
         self._started: float | None = None
-        self._last = _Totals()
-        self._first_step = _Totals()
+        self._last = _Interval()
+        self._first_step = _Interval()
         self._whole = _Interval()
         self._steady = _Interval()
 
@@ -155,7 +127,7 @@ class Throughput:
         self.start_s = time.perf_counter() - self.created
         self.start_waited_s = waited_s
         self.start_tokens = tokens
-        self._first_step = _Totals(seconds=self.seconds, steps=self._steps, samples=self._samples)
+        self._first_step = _Interval(seconds=self.seconds, steps=self._steps, samples=self._samples)
 
     def lap(
         self,
@@ -174,20 +146,24 @@ class Throughput:
         self.stop()
         self.start()
         begin = self._last
-        self._last = _Totals(self.seconds, self._steps, self._samples, tokens, waited_s)
-        lap = _Interval.between(begin, self._last, measured)
+        self._last = _Interval(self.seconds, self._steps, self._samples, tokens, waited_s)
+        lap = self._last.since(begin, measured)
         self.lap_s = lap.seconds
-        self._whole += lap
+        self._whole = self._whole.plus(lap)
         if not has_compiled:
             if begin.steps < self._first_step.steps:
                 begin = self._first_step._replace(tokens=start_tokens, waited_s=start_waited_s)
-            self._steady += _Interval.between(begin, self._last, measured)
+            self._steady = self._steady.plus(self._last.since(begin, measured))
         return self._speed(lap)
 
     def steady(self) -> Speed:
         """The speed of all laps, without the first step and without laps in which something was
         compiled. If nothing else is left: with them."""
-        return self._speed(self._steady if self._steady.steps else self._whole)
+        return self._speed(self._usual)
+
+    @property
+    def _usual(self) -> _Interval:
+        return self._steady if self._steady.steps else self._whole
 
     def _speed(self, interval: _Interval) -> Speed:
         seconds = max(interval.seconds, 1e-9)
@@ -214,8 +190,7 @@ class Throughput:
 
     def seconds_for(self, num_steps: int) -> float:
         """How long this many more steps will take, at the speed so far."""
-        interval = self._steady if self._steady.steps else self._whole
-        return num_steps * interval.seconds / max(interval.steps, 1)
+        return num_steps * self._usual.seconds / max(self._usual.steps, 1)
 
 
 def total_peak(ranks: Iterable[Mapping[str, Any]], arithmetic: str) -> float | None:

@@ -54,7 +54,6 @@ def warm_up(
     if job.is_sharded:
         with torch.no_grad():
             check_few_samples(job, few, size)
-        check_layers(job, warn=warn)
         return warm_up_shards(job, config.dist, note=note)
     check_saving(job, few, size, warn=warn)
     flops, uses_all = count_few_samples(job, few, size)
@@ -90,32 +89,17 @@ def check_unused(job: Job, config: Config, *, uses_all: bool, note: Callable[[st
     is_alone = job.ddp.world_size == 1
     if config.train.exact == "elastic" or not trains_with_ddp(dist):
         return
-    # A hook may freeze some later.
-    if (
-        uses_all
-        and dist.find_unused_parameters
-        and not is_alone
-        and type(job.task).hooks is Task.hooks
-    ):
-        note(
-            "--dist.find_unused_parameters searches the graph for unused parameters in every step, and the next batch "
-            "uses all of them; leave it off if every batch does (drumline doctor TASK tries several)"
-        )
     # A static graph allows them, and DDP would count a gradient that comes before its first pass.
     if uses_all or dist.find_unused_parameters or dist.static_graph:
         return
     job.heartbeat.mark(Phase.START)
     with dry_run(job) as task:
         unused = without_gradient(job, task, job.loader.preview())
-    hosts, unused_by_rank = zip(
-        *gather_json([job.ddp.host, unused], device=job.ddp.device), strict=True
-    )
-    if not any(unused_by_rank):
+    what = _differing_use(job, unused)
+    if what is None and unused:
+        what = f"the loss does not use these parameters: {join_names(unused, most=NAMED)}"
+    if what is None:
         return
-    what = f"the loss does not use these parameters: {join_names(unused_by_rank[0], most=NAMED)}"
-    if any(names != unused_by_rank[0] for names in unused_by_rank):
-        texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
-        what = f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
     if not is_alone:
         raise UsageError(what, next_step=FIND_UNUSED_OR_STATIC)
     note(f"{what}; on several ranks this stops the run: {FIND_UNUSED_OR_STATIC}")
@@ -135,13 +119,29 @@ def without_gradient(job: Job, task: Task, batch: Any) -> list[str]:
         total = loss_function(task)(job.model, batch).total
     if total.requires_grad:
         total.backward()  # type: ignore[no-untyped-call]
-    unused = [
-        name
-        for name, parameter in job.model.named_parameters()
-        if parameter.requires_grad and parameter.grad is None
-    ]
+    unused = _names_without_gradient(job.model)
     job.model.zero_grad(set_to_none=True)
     return sorted(unused)
+
+
+def _names_without_gradient(model: nn.Module) -> list[str]:
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
+    ]
+
+
+def _reached(total: Tensor) -> set[int]:
+    """The ids of the parameters in the graph of a loss."""
+    return {id(getattr(node, "variable", None)) for node in graph(total)}
+
+
+def _without_batch_statistics(model: nn.Module) -> None:
+    """SyncBatchNorm's are a collective, and some ranks may fail before. `dry_run` restores it."""
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            module.training = False
 
 
 @contextmanager
@@ -211,19 +211,15 @@ def _count(job: Job, batch: Any, size: int, *, is_training: bool) -> tuple[Model
     unreached = {id(parameter) for parameter in job.model.parameters() if parameter.requires_grad}
     with dry_run(job) as task:
         task.training = is_training
-        for module in job.model.modules():  # `dry_run` restores the modes
-            if not is_training or isinstance(
-                module, nn.SyncBatchNorm
-            ):  # whose batch statistics are a collective
-                module.training = False
+        if not is_training:
+            job.model.eval()  # `dry_run` restores the modes
+        _without_batch_statistics(job.model)
 
         def compute_loss() -> Tensor:
             with job.autocast:
                 total = loss_function(task)(job.model, batch).total
             # What a backward pass in Python reaches (reentrant checkpointing) is not in its graph.
-            unreached.difference_update(
-                id(getattr(node, "variable", None)) for node in graph(total)
-            )
+            unreached.difference_update(_reached(total))
             return total
 
         tokens = task.num_tokens(batch)
@@ -242,9 +238,7 @@ def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) 
         return
     with dry_run(job) as task:  # it restores how the blocks compute, and the modes
         stop_recomputing(job.model)
-        for module in job.model.modules():
-            if isinstance(module, nn.SyncBatchNorm):  # whose batch statistics are a collective
-                module.training = False
+        _without_batch_statistics(job.model)
 
         def compute_loss() -> Tensor:
             with job.autocast:
@@ -264,22 +258,10 @@ def check_saving(job: Job, few: Any, size: int, *, warn: Callable[[str], None]) 
     if any(gather_json(has_failed, device=job.ddp.device)):
         return
     if saving < LEAST_SAVING:
-        warn(_saves_little(f"{saving:.0%}", blocks))
-
-
-def check_layers(job: Job, *, warn: Callable[[str], None]) -> None:
-    """The same for a sharded model, whose parameters come and go in a pass: only single layers are
-    reported."""
-    blocks = recomputed_blocks(job.model)
-    if blocks and all(next(block.children(), None) is None for block in blocks):
-        warn(_saves_little("next to nothing", blocks))
-
-
-def _saves_little(saving: str, blocks: list[nn.Module]) -> str:
-    return (
-        f"--model.activation_checkpointing saves {saving} of the activations ({describe_blocks(blocks)}), and costs a "
-        "second forward pass; name the classes of larger blocks with --dist.wrap, or leave it off"
-    )
+        warn(
+            f"--model.activation_checkpointing saves {saving:.0%} of the activations ({describe_blocks(blocks)}), and "
+            "costs a second forward pass; name the classes of larger blocks with --dist.wrap, or leave it off"
+        )
 
 
 def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -> ModelFlops | None:
@@ -300,13 +282,11 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             ):
                 total: Tensor = job.applied(loss_function(task), batch).total
             if not dist.find_unused_parameters:
-                reached = {id(getattr(node, "variable", None)) for node in graph(total)}
-                _check_same_use(
-                    job,
-                    sorted(
-                        name for name, parameter in gathered.items() if id(parameter) not in reached
-                    ),
-                )
+                reached = _reached(total)
+                unused = [name for name in gathered if id(gathered[name]) not in reached]
+                what = _differing_use(job, sorted(unused))
+                if what is not None:
+                    raise UsageError(what, next_step=unused_advice())
             return total
 
         size = _num_rows(batch)
@@ -328,11 +308,7 @@ def warm_up_shards(job: Job, dist: DistConfig, *, note: Callable[[str], None]) -
             timeout_s=sharded.plan.timeout_s,
             device=job.ddp.device,
         )
-    unused = [
-        name
-        for name, parameter in job.model.named_parameters()
-        if parameter.requires_grad and parameter.grad is None
-    ]
+    unused = _names_without_gradient(job.model)
     if unused and job.ddp.is_main_process():
         note(
             f"the loss does not use these parameters, which are not trained: {join_names(unused, most=NAMED)}"
@@ -370,18 +346,16 @@ def _gathered(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _check_same_use(job: Job, unused: list[str]) -> None:
-    """Collective: stop a run whose ranks use different parameters. `unused`: those that this rank
+def _differing_use(job: Job, unused: list[str]) -> str | None:
+    """Collective: whether ranks use different parameters, in words. `unused`: those that this rank
     does not use."""
     hosts, unused_by_rank = zip(
         *gather_json([job.ddp.host, unused], device=job.ddp.device), strict=True
     )
-    if any(names != unused_by_rank[0] for names in unused_by_rank):
-        texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
-        raise UsageError(
-            f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}",
-            next_step=unused_advice(),
-        )
+    if all(names == unused_by_rank[0] for names in unused_by_rank):
+        return None
+    texts = [join_names(names, most=NAMED) or "none" for names in unused_by_rank]
+    return f"the parameters that the loss does not use differ across ranks: {by_rank(texts, hosts)}"
 
 
 def check_few_samples(job: Job, once: Any, size: int) -> None:
@@ -434,11 +408,7 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     """Whether the first of (total, weight) stays the same with twice the weight."""
     total, weight = once
     total_of_both, weight_of_both = twice
-    if (
-        not (math.isfinite(total) and math.isfinite(total_of_both))
-        or weight <= 0
-        or abs(total) < 1e-6
-    ):
+    if not math.isfinite(total) or weight <= 0 or abs(total) < 1e-6:
         return False
     return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(
         total_of_both, total, rel_tol=1e-3
