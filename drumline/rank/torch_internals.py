@@ -151,9 +151,13 @@ def parameters_in_reduction() -> set[str] | None:
 # Operations, graphs and the compiler. Its modules take long to load, and few runs need them.
 
 
-DispatchMode = TorchDispatchMode
-"""The base class of modes that see each operation; torch documents it, under a private name.
-Without it memory is not planned, and operations are not counted."""
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The base class of modes that see each operation; torch documents it, under a private name.
+    Without it memory is not planned, and operations are not counted."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would load its compiler to mark the subclass's method, for 2 s
 
 
 def current_dispatch_mode() -> Any:

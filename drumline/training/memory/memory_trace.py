@@ -257,10 +257,6 @@ def _on_device(value: Any) -> int:
 class _MemoryTrace(DispatchMode):  # type: ignore[no-untyped-call]
     """Records the bytes of storages on the device that were made under it and are still in use."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in model_flops.py
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.moments: list[MemoryMoment] = []

@@ -100,10 +100,6 @@ def graph(total: Tensor) -> Iterator[Node]:
 class _FlopCounter(DispatchMode):  # type: ignore[no-untyped-call]
     """Counts the FLOPs of the operations that run under it, by type and kind."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would load its compiler to mark the method below, for 2 s
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops: Counter[tuple[torch.dtype, str]] = Counter()
