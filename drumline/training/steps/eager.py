@@ -102,10 +102,13 @@ class TrainStep:
         ]
         self._world_size = job.ddp.world_size
         replica = None if job.sync is None else job.sync.groups
-        self._group, self._leader = (
-            (None, 0) if replica is None else (replica.within, replica.members[0])
-        )
-        self._num_ranks = self._world_size if replica is None else len(replica.members)
+        self._group: dist.ProcessGroup | None = None
+        self._leader = 0
+        self._num_ranks = self._world_size
+        if replica is not None:
+            self._group = replica.within
+            self._leader = replica.members[0]
+            self._num_ranks = len(replica.members)
         self._is_alone = replica is not None and self._num_ranks == 1
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
         if isinstance(job.applied, DistributedDataParallel | ShardedModel):
