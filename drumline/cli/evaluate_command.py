@@ -3,8 +3,7 @@ trained with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.cli.command_line import OUTPUT_FLAGS, check_command, check_run_is_named, read_command
@@ -49,13 +48,13 @@ def run(argv: Sequence[str]) -> int:
     flags = read_command("evaluate", argv, {"": OWN_FLAGS}, HELP, takes_settings=True)
     check_run_folder("evaluate", flags)
 
-    def load_rank() -> Callable[[], int]:
-        from drumline.cli.evaluate_rank import run_rank
+    def run_rank() -> int:
+        from drumline.cli import evaluate_rank
 
-        return partial(run_rank, flags)
+        return evaluate_rank.run_rank(flags)
 
     program = Program(("evaluate", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.own, [flags.layer], load_rank)
+    return run_on_ranks(program, flags.own, [flags.layer], run_rank)
 
 
 def check_run_folder(verb: str, flags: Flags) -> None:

@@ -4,8 +4,7 @@ suggests a learning rate, and what `find-batch` shares with it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from drumline.base.errors import ConfigError, UsageError
 from drumline.base.topology import let_first_rank_report, topology_from
@@ -65,10 +64,10 @@ def run_verb(verb: str, argv: Sequence[str], flags: Flags, defaults: Mapping[str
         raise
     assert task is not None
 
-    def load_rank() -> Callable[[], int]:
-        from drumline.cli.find_rank import run_rank
+    def run_rank() -> int:
+        from drumline.cli import find_rank
 
-        return partial(run_rank, verb, task, layers, {**defaults, **flags.own})
+        return find_rank.run_rank(verb, task, layers, {**defaults, **flags.own})
 
     program = Program((verb, *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.own, layers, load_rank)
+    return run_on_ranks(program, flags.own, layers, run_rank)

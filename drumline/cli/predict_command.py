@@ -4,8 +4,7 @@ in order."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.base.errors import UsageError
@@ -50,10 +49,10 @@ def run(argv: Sequence[str]) -> int:
         if topology_from(os.environ) is None:
             check_new(to, force=flags.own.get("force", False))
 
-    def load_rank() -> Callable[[], int]:
-        from drumline.cli.predict_rank import run_rank
+    def run_rank() -> int:
+        from drumline.cli import predict_rank
 
-        return partial(run_rank, flags)
+        return predict_rank.run_rank(flags)
 
     program = Program(("predict", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.own, [flags.layer], load_rank)
+    return run_on_ranks(program, flags.own, [flags.layer], run_rank)

@@ -18,10 +18,10 @@ def run_on_ranks(
     program: Program,
     verb_flags: Mapping[str, Any],
     layers: Iterable[Layer],
-    load_rank: Callable[[], Callable[[], int]],
+    run_rank: Callable[[], int],
 ) -> int:
-    """Returns the exit code. `layers`: the settings, flags first. `load_rank` imports torch, and
-    returns the work of one rank."""
+    """Returns the exit code. `layers`: the settings, flags first. `run_rank`: the work of one rank,
+    with torch."""
     topology = topology_from(os.environ)
     # Among several ranks the launcher reports an interrupt.
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):
@@ -33,7 +33,7 @@ def run_on_ranks(
                     max_restarts = TASK_RESTARTS if program.can_resume else 0
                 return _start(NodePlan(num_procs=num_procs, max_restarts=max_restarts), program)
         with loading():
-            run_rank = load_rank()
+            import drumline.cli.train_rank  # noqa: F401  # torch, and all that trains
     return run_rank()
 
 

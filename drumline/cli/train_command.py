@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +92,13 @@ def run(argv: Sequence[str]) -> int:
     folder = run_folder(flags, task)
     fresh = bool(flags.own.get("fresh"))
 
-    def load_rank() -> Callable[[], int]:
-        from drumline.cli.train_rank import run_rank
+    def run_rank() -> int:
+        from drumline.cli import train_rank
 
-        return partial(run_rank, task, layers, folder=folder, fresh=fresh, argv=argv)
+        return train_rank.run_rank(task, layers, folder=folder, fresh=fresh, argv=argv)
 
     program = Program(("train", *argv), is_task=True, run=str(folder))
-    return run_on_ranks(program, flags.own, layers, load_rank)
+    return run_on_ranks(program, flags.own, layers, run_rank)
 
 
 def settle_before_torch(task: str | None, flags: Flags) -> Layers:
