@@ -136,17 +136,18 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
         moment=None if moment == "any" else moment,
         rank=verb_flags.get("kill-rank"),
     )
-    problems = list(_wrong_command(task, flags))
-    are_known = not flags.layer.broken & {"world", "steps"}
-    if are_known:
+    problems: list[str] = []
+    try:
+        train_command.settle_before_torch(task, flags)
+    except ConfigError as error:
+        problems += error.problems
+    if not flags.layer.broken & {"world", "steps"}:
         problems += wrong_options(options)
-    problems += wrong_settings(layers, options)
-    defaults, own_fields = _of_task(task) if task in PRESETS or not problems else ({}, {})
-    settings = ProofSettings(layers, defaults, options)
-    if are_known and (task in PRESETS or not problems):
-        problems += settings.problems()
-    check_command("prove-resume", problems)
+    check_command("prove-resume", [*problems, *wrong_settings(layers, options)])
     assert task is not None
+    defaults, own_fields = _of_task(task)
+    settings = ProofSettings(layers, defaults, options)
+    check_command("prove-resume", settings.problems())
     arguments = settings.arguments(task, config_file=file)
     ranks_flags = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
     ranks_layers = read_layers(
@@ -157,21 +158,11 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     return options, arguments, settings.describe_changes()
 
 
-def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
-    try:
-        train_command.settle_before_torch(task, flags)
-    except ConfigError as error:
-        yield from error.problems
-    file = (task or "").rpartition(":")[0]
-    if file.endswith(".py") and not Path(file).is_file():
-        yield f"{task!r}: there is no file {file} (looked in {Path.cwd()})"
-
-
-def _of_task(task: str | None) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
+def _of_task(task: str) -> tuple[Mapping[str, Any], Mapping[str, Field]]:
     """The default settings of the task, and its own settings. A task of the user's own is loaded
     for that, as each rank does it."""
-    if task is None or not is_class_spec(task):
-        return (PRESETS[task].defaults if task and task in PRESETS else {}), {}
+    if not is_class_spec(task):
+        return PRESETS[task].defaults, {}
 
     with loading():
         from drumline.training.tasks.base import Task
