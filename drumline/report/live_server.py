@@ -33,19 +33,47 @@ _HEADERS = {
 }
 
 
-class _DaemonServer(ThreadingTCPServer):
-    """A thread for each connection. While there are MAX_CONNECTIONS, a new one replaces the oldest
-    that has not asked for the page: other users of the machine could hold them all, without knowing
-    the page's address."""
+class LiveServer(ThreadingTCPServer):
+    """Answers requests on threads of its own until it is closed, one for each connection. While
+    there are MAX_CONNECTIONS, a new one replaces the oldest that has not asked for the page: other
+    users of the machine could hold them all, without knowing the page's address."""
 
     daemon_threads = True
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, render: Callable[[], str]) -> None:
+        """`render`: makes the page; one request at a time."""
+        self.hidden_path = f"/{secrets.token_urlsafe(16)}/"
+        self.served_at = 0.0
+        """When the newest page that was sent began to be rendered, by the monotonic clock."""
+        self._render = render
+        self._rendering = threading.Lock()
         self._changing = threading.Lock()
         self._idle: dict[socket.socket, None] = {}
         """In the order of their arrival."""
         self._served: set[socket.socket] = set()
-        super().__init__(*args)
+        super().__init__((LOOPBACK, 0), PageHandler)
+        self.url = f"http://{LOOPBACK}:{self.server_address[1]}{self.hidden_path}"
+        self._thread = threading.Thread(
+            target=self.serve_forever, name="drumline-live", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def send_page(self, connection: socket.socket, send: Callable[[bytes], None]) -> None:
+        """To a connection that has asked for it by its address."""
+        with self._changing:
+            self._idle.pop(connection, None)
+            self._served.add(connection)
+        with self._rendering:
+            began = time.monotonic()
+            content = self._render().encode(errors="backslashreplace")
+        send(content)
+        with self._rendering:
+            self.served_at = max(self.served_at, began)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._changing:
@@ -58,12 +86,6 @@ class _DaemonServer(ThreadingTCPServer):
                     oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             self._idle[request] = None
         return True
-
-    def begin_serving(self, connection: socket.socket) -> None:
-        """This connection has asked for the page by its address."""
-        with self._changing:
-            self._idle.pop(connection, None)
-            self._served.add(connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -81,61 +103,21 @@ class _DaemonServer(ThreadingTCPServer):
             )
 
 
-class LiveServer:
-    """Answers requests on a thread of its own until it is closed."""
-
-    def __init__(self, render: Callable[[], str]) -> None:
-        """`render`: makes the page; one request at a time."""
-        path = f"/{secrets.token_urlsafe(16)}/"
-        self.served_at = 0.0
-        """When the newest page that was sent began to be rendered, by the monotonic clock."""
-        lock = threading.Lock()
-
-        def send_page(send: Callable[[bytes], None]) -> None:
-            with lock:
-                began = time.monotonic()
-                content = render().encode(errors="backslashreplace")
-            send(content)
-            with lock:
-                self.served_at = max(self.served_at, began)
-
-        class Handler(PageHandler):
-            hidden_path = path
-            send_page_with = staticmethod(send_page)
-
-        self._server = _DaemonServer((LOOPBACK, 0), Handler)
-        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}{path}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="drumline-live", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 class PageHandler(BaseHTTPRequestHandler):
     """Serves one page under one path; anything else is not found."""
 
-    hidden_path = ""
-    send_page_with: Callable[[Callable[[bytes], None]], None]
-    """Renders the page and calls its argument with it."""
+    server: LiveServer
     timeout = REQUEST_S
 
     def do_GET(self) -> None:  # the name that http.server calls
-        port = self.server.server_address[1]  # type: ignore[index]
+        port = self.server.server_address[1]
         # A page of another site that resolves to the loopback address has another host.
         is_own = self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
-        if not is_own or not hmac.compare_digest(
-            self.path.encode(errors="replace"), self.hidden_path.encode()
-        ):
+        asked = self.path.encode(errors="replace")
+        if not is_own or not hmac.compare_digest(asked, self.server.hidden_path.encode()):
             self.send_error(404)
             return
-        if isinstance(self.server, _DaemonServer):
-            self.server.begin_serving(self.connection)
-        self.send_page_with(self._send)
+        self.server.send_page(self.connection, self._send)
 
     def _send(self, content: bytes) -> None:
         self.send_response(200)

@@ -90,7 +90,7 @@ def test_connections_are_limited_and_a_closed_one_makes_room(
         return "the page"
 
     with closing(LiveServer(render)) as server, request(server) as first, request(server):
-        wait_until(lambda: len(server._server._served) == 2)
+        wait_until(lambda: len(server._served) == 2)
         assert not is_served(server)
         may_render.set()
         assert answer(first).endswith(b"the page")
