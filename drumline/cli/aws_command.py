@@ -87,18 +87,19 @@ def run(argv: Sequence[str]) -> int:
         max_positional=0,
     )
     account, settings = account_and_settings(flags.own, [], verb)
-    work = {"plan": _plan, "up": _up, "status": _status, "down": _down}[verb]
-    return work(account, settings, flags.own)
-
-
-def _plan(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> int:
-    show_lines(
-        [*make_plan(account, settings).lines(), "nothing was touched; `drumline aws up` makes it"]
-    )
+    if verb == "plan":
+        lines = make_plan(account, settings).lines()
+        show_lines([*lines, "nothing was touched; `drumline aws up` makes it"])
+    elif verb == "status":
+        show_lines(status_lines(account))
+    elif verb == "up":
+        _up(account, settings)
+    else:
+        _down(account, settings, flags.own)
     return ExitCode.SUCCESS
 
 
-def _up(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> int:
+def _up(account: Account, settings: ClusterSettings) -> None:
     plan = make_plan(account, settings)
     show_lines(plan.lines())
     try:
@@ -117,15 +118,9 @@ def _up(account: Account, settings: ClusterSettings, _: Mapping[str, Any]) -> in
             f"the end: drumline aws down --name {settings.name}",
         ]
     )
-    return ExitCode.SUCCESS
 
 
-def _status(account: Account, _: ClusterSettings, __: Mapping[str, Any]) -> int:
-    show_lines(status_lines(account))
-    return ExitCode.SUCCESS
-
-
-def _down(account: Account, settings: ClusterSettings, flags: Mapping[str, Any]) -> int:
+def _down(account: Account, settings: ClusterSettings, flags: Mapping[str, Any]) -> None:
     delete_data = bool(flags.get("delete-data"))
     other_owners = made_by_others(account, settings, delete_data=delete_data)
     if other_owners and not flags.get("any-owner"):
@@ -133,7 +128,6 @@ def _down(account: Account, settings: ClusterSettings, flags: Mapping[str, Any])
     volumes = take_down(account, settings, show_step, delete_data=delete_data)
     show_step("")
     show_lines(kept_lines(account, settings, volumes))
-    return ExitCode.SUCCESS
 
 
 def _ask_to_remove(other_owners: Sequence[str], name: str) -> None:

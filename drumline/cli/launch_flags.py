@@ -316,7 +316,11 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
     """Every mistake, as a message."""
     yield from flags.layer.problems
     verb_flags = flags.own
-    where = {name for name in WHERE if name in verb_flags and verb_flags[name] is not False}
+
+    def is_given(name: str) -> bool:
+        return verb_flags.get(name, False) is not False
+
+    where = set(filter(is_given, WHERE))
     if isinstance(verb_flags.get(FILE), str):
         where.add(FILE)
     if len(where) > 1:
@@ -343,10 +347,8 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         if name in verb_flags and not verb_flags.get(needed):
             yield f"--{name}: needs --{needed}"
     for launcher, names in NOT_FOR.items():
-        if verb_flags.get(launcher, False) is not False:
-            yield from (
-                f"--{name}: is not for --{launcher}" for name in names if verb_flags.get(name)
-            )
+        if is_given(launcher):
+            yield from (f"--{name}: is not for --{launcher}" for name in filter(is_given, names))
 
 
 def _wrong_by_hand(verb_flags: Mapping[str, Any]) -> Iterator[str]:

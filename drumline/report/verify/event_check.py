@@ -84,8 +84,6 @@ class EventSummary:
     """What the other checks need from the events."""
 
     num_events: int
-    has_started: bool
-    """Whether any rank reported its start, which it does after environment.json is written."""
     has_rank_0: bool
     """Whether rank 0's events could be read."""
     saves: list[SeenEvent]
@@ -132,7 +130,6 @@ def check_events(
         section.summary += ", none missing"
     return EventSummary(
         num_events=count,
-        has_started=any(attempt.world_size for rank in ranks.values() for attempt in rank.attempts),
         has_rank_0=0 in readable,
         saves=[
             event

@@ -75,10 +75,7 @@ def verify_run(run: Path, progress: Progress, mirror: Verify | None = None) -> R
             samples.problem(FILE, "is missing, though the run has taken steps")
         else:
             samples.note(FILE, "is missing: `drumline train` saved no step here")
-    expected = {folder.config_file.name} if has_saved else set()
-    if has_saved or reported.has_started or history is not None:
-        expected.add(folder.environment_file.name)
-    _report_missing(folder, settings, expected=expected, is_at_work=is_at_work)
+    _report_missing(folder, settings, has_saved=has_saved, is_at_work=is_at_work)
     return RunReport(run, [checkpoints, samples, events, settings], holder, last)
 
 
@@ -101,16 +98,15 @@ def _check_settings(folder: RunFolder, section: Section) -> dict[int, str]:
 
 
 def _report_missing(
-    folder: RunFolder, section: Section, *, expected: set[str], is_at_work: bool
+    folder: RunFolder, section: Section, *, has_saved: bool, is_at_work: bool
 ) -> None:
-    """environment.json is written before a job reports its start, config.toml after its first
-    step."""
+    """Both are written by the end of a job's first step."""
     paths = (folder.config_file, folder.environment_file)
     missing = [path.name for path in paths if not os.path.lexists(path)]
     for name in missing:
         if is_at_work:
             section.note(name, "is not written yet: a job is starting")
-        elif name in expected:
+        elif has_saved:
             section.problem(name, "is missing")
         else:
             section.note(name, "is missing: the job ended, or was killed, before its first step")
