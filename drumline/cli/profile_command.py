@@ -69,14 +69,11 @@ profile in it again. `drumline train --log.profile 10:20` profiles steps of a wh
 
 Traces of each rank, and of all ranks by one clock, are in DIR/profile; they open in https://ui.perfetto.dev.
 """
-FIXED = {
-    "train.steps": "give --steps",
-    "train.epochs": "give --steps",
-    "log.profile": "give --steps",
-}
+FIXED = ("train.steps", "train.epochs", "log.profile")
 OF_NEW = ("steps", "procs", "config", "run")
-OF_SCRIPT = "is a setting of a task; arguments of a script go after its name"
-OF_FOLDER = "is a setting of a run; the profile of a run folder takes none"
+NO_SETTINGS = (
+    "is a setting of a task; arguments of a script go after its name, a run folder takes none"
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -84,11 +81,7 @@ def run(argv: Sequence[str]) -> int:
     flag_words, target, arguments = split_command(argv, OWN_FLAGS)
     of_script = target is not None and is_script(target)
     of_folder = target is not None and not of_script and _is_run(target)
-    no_settings = None
-    if of_script:
-        no_settings = OF_SCRIPT
-    elif of_folder:
-        no_settings = OF_FOLDER
+    no_settings = NO_SETTINGS if of_script or of_folder else None
     read_words = flag_words if of_script else argv
     flags = read_flags(read_words, OWN_FLAGS, max_positional=1, no_settings=no_settings)
     show_help(flags, {"": OWN_FLAGS}, USAGE)
@@ -162,9 +155,7 @@ def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool
         problems += [
             f"--{name}: is for a new profile, but a run folder was given" for name in unused
         ]
-    problems += [
-        f"--{path}: {instead}" for path, instead in FIXED.items() if path in flags.layer.settings
-    ]
+    problems += [f"--{path}: give --steps" for path in FIXED if path in flags.layer.settings]
     if flags.own.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
     if flags.own.get("try") and (of_script or of_folder):

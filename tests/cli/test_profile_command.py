@@ -117,7 +117,7 @@ WRONG = [
     (["profiled", "digits"], "'digits': unexpected argument"),
     (
         ["profiled", "--optim.lr", "1"],
-        "--optim.lr: is a setting of a run; the profile of a run folder takes none",
+        "--optim.lr: is a setting of a task; arguments of a script go after its name, a run folder takes none",
     ),
     (["profiled", "--steps", "3"], "--steps: is for a new profile, but a run folder was given"),
     (["--procs", "2", "profiled"], "--procs: is for a new profile, but a run folder was given"),
