@@ -23,13 +23,13 @@ MAX_TIME = 1e11
 MAX_SECONDS = 1e9
 
 
-def rank_files(folder: Path, *, most: int) -> dict[int, Path]:
-    """The event files by rank, of the first ranks if there are many."""
+def rank_files(folder: Path) -> dict[int, Path]:
+    """The event files by rank, in the order of ranks."""
     named_files = (
         (RANK_FILE.fullmatch(path.name), path) for path in sorted(folder.glob("rank-*.jsonl"))
     )
     files = {int(named[1]): path for named, path in named_files if named is not None}
-    return dict(sorted(files.items())[:most])
+    return dict(sorted(files.items()))
 
 
 def sampled_events(

@@ -129,7 +129,7 @@ def read_run(path: Path) -> RunData:
     folder = RunFolder(path)
     status = RunStatusReader(path).read()
     run = RunData(path=path, state=status.state, message=status.message() or "")
-    files = rank_files(folder.events, most=MAX_RANKS)
+    files = dict(list(rank_files(folder.events).items())[:MAX_RANKS])
     if 0 in files:
         _add_rank_0(run, files.pop(0))
     if not run.attempts and folder_state(folder, has_events=False) == OWN_LOOP:

@@ -14,18 +14,17 @@ one that was never written look the same, nothing is reported.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from drumline.base.text import plural
+from drumline.report.event_sample import rank_files
 from drumline.report.verify.ledger_history import History
 from drumline.report.verify.section import Section
 from drumline.runs.events import Line, read_json_lines
 
-NAME = re.compile(r"rank-(\d{5}|[1-9]\d{5,})\.jsonl")
 MOST_NAMED = 5
 UNREADABLE = "unreadable; an event is lost"
 
@@ -105,16 +104,7 @@ def check_events(
 ) -> EventSummary:
     """Read all event files. `history`: the ledger, for comparison; `hosts`: by rank, of the latest
     start."""
-    ranks = {}
-    for path in sorted(folder.glob("rank-*.jsonl")):
-        named = NAME.fullmatch(path.name)
-        if named is None:
-            section.note(
-                f"{folder.name}/{path.name}", "is not named like a rank's file, and was not read"
-            )
-        else:
-            rank = int(named[1])
-            ranks[rank] = read_rank(path, rank, section)
+    ranks = {rank: read_rank(path, rank, section) for rank, path in rank_files(folder).items()}
     _check_no_file_is_missing(folder.name, ranks, section, hosts)
     readable = {rank: events for rank, events in ranks.items() if events.is_readable}
     if 0 in readable:

@@ -92,10 +92,7 @@ class Proof:
             self.show(f"  likely cause: {cause.what}")
             self.show(f"  try: {cause.next_step}")
             return False
-        compared_parts = (
-            f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
-        )
-        self.show(f"proved: {steps}, {compared_parts}: the same bits after {kills}")
+        self.show(f"proved: {steps}, {reference.extent()}: the same bits after {kills}")
         for name in dict.fromkeys(name for comparison in compared for name in comparison.unsaved):
             self.show(
                 f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
@@ -123,11 +120,8 @@ class Proof:
                 f"  try: --modes {','.join(options.modes[:1] * 2)} first; a lower --optim.lr, if training diverges"
             )
             return False
-        compared_parts = (
-            f"{plural(reference.num_samples, 'sample')}, {plural(reference.num_tensors, 'tensor')}"
-        )
         self.show(
-            f"proved: {compared_parts}: each mode resumed with the bits that the one before had saved; {text}"
+            f"proved: {reference.extent()}: each mode resumed with the bits that the one before had saved; {text}"
         )
         return True
 

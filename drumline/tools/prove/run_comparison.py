@@ -61,14 +61,12 @@ class RunTrace:
     def is_complete(self, step: int) -> bool:
         return step in self.steps and self.steps[step].num_ranks == self.world_size
 
-    @property
-    def num_samples(self) -> int:
-        return sum(len(step.samples) for step in self.steps.values())
-
-    @property
-    def num_tensors(self) -> int:
-        last = self.steps[max(self.steps)].state
-        return 0 if last is None else sum(not name.endswith(".json") for name in last.saved)
+    def extent(self) -> str:
+        """`1,280 samples, 31 tensors`."""
+        num_samples = sum(len(step.samples) for step in self.steps.values())
+        last = self.steps[max(self.steps)].state or NOTHING
+        num_tensors = sum(not name.endswith(".json") for name in last.saved)
+        return f"{plural(num_samples, 'sample')}, {plural(num_tensors, 'tensor')}"
 
 
 def read_trace(folder: Path) -> RunTrace:

@@ -149,14 +149,6 @@ def test_a_damaged_event_is_named(tmp_path: Path, change: dict[str, Any], damage
         assert "none missing" not in part.summary
 
 
-def test_a_file_that_no_rank_writes_is_a_note(tmp_path: Path) -> None:
-    (tmp_path / "rank-5.jsonl").write_text("x")
-    part = check(tmp_path, attempt())
-    assert problems(part) == []
-    assert part.counts["ranks"] == 1
-    assert part.notes[0].what == "is not named like a rank's file, and was not read"
-
-
 def test_a_number_of_ranks_that_no_run_has_does_not_drown_the_rest(tmp_path: Path) -> None:
     assert len(problems(check(tmp_path, attempt(world_size=10**12)))) == 5
 

@@ -70,7 +70,7 @@ def evaluated(number: int, loss: float | str = 0.5, **metrics: float) -> dict[st
 
 def test_what_a_trace_holds(reference: RunTrace) -> None:
     assert (reference.world_size, reference.from_step) == (1, 0)
-    assert (reference.num_samples, reference.num_tensors) == (12, 2)
+    assert reference.extent() == "12 samples, 2 tensors"
     assert reference.is_complete(3)
     assert not reference.is_complete(4)
 
