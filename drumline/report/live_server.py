@@ -113,8 +113,8 @@ class PageHandler(BaseHTTPRequestHandler):
         port = self.server.server_address[1]
         # A page of another site that resolves to the loopback address has another host.
         is_own = self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
-        asked = self.path.encode(errors="replace")
-        if not is_own or not hmac.compare_digest(asked, self.server.hidden_path.encode()):
+        requested_path = self.path.encode(errors="replace")
+        if not is_own or not hmac.compare_digest(requested_path, self.server.hidden_path.encode()):
             self.send_error(404)
             return
         self.server.send_page(self.connection, self._send)
