@@ -253,7 +253,7 @@ class TrainingRun:
             load_weights = partial(
                 load_initial_weights, config.model, ddp=ddp, report=self.reporter.report
             )
-        local = config if config.data.dir is None else with_local_data(config, ddp)
+        local = with_local_data(config, ddp)
         with explain_out_of_memory(config, ddp):
             self.job = build_job(
                 local,
@@ -272,10 +272,7 @@ class TrainingRun:
         start = self.start
         job = self.job
         total_steps = count_steps(job, self.config.train, start.progress)
-        hooks = None
-        if self.task_class.hooks is not Task.hooks:
-            report = self.reporter.report
-            hooks = make_hooks(job, self.config, self.folder.path, report, total_steps)
+        hooks = make_hooks(job, self.config, self.folder.path, self.reporter.report, total_steps)
         self.context = RunContext(
             self.request, job, self.progress, self.reporter, total_steps, hooks
         )
