@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from drumline.base.errors import ExitCode, UsageError, log
 from drumline.rank.collectives import gather_json
@@ -301,9 +301,15 @@ class TrainingRun:
         ddp = self.ddp
         self.notices = WatchNotices(ddp.connection.watch_folder if ddp.is_main_process() else None)
         self.non_finite = NonFinite(self.context)
-        self.balance = None
-        if self.config.data.balance == "auto":
-            self.balance = make_balance(self.context, self.non_finite, self.facts, self.start.facts)
+        match self.config.data.balance:
+            case "off":
+                self.balance = None
+            case "auto":
+                self.balance = make_balance(
+                    self.context, self.non_finite, self.facts, self.start.facts
+                )
+            case _:
+                assert_never(self.config.data.balance)
         self.saver = Saver(
             self.context,
             facts=self.facts,
