@@ -155,8 +155,12 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     """This rank's manager, from the settings. `task`: the user's name for it. `run`: its
     folder."""
     is_elastic = config.train.exact == "elastic"
-    # Ranks capture CUDA graphs independently, not all in the same step.
-    os.environ.setdefault(*NO_REGISTRATION)
+    by_default = (
+        config.train.step is None and config.dist.device != "cpu" and torch.cuda.is_available()
+    )
+    if by_default or config.train.step in CAPTURING:
+        # Ranks capture CUDA graphs independently, not all in the same step.
+        os.environ.setdefault(*NO_REGISTRATION)
     return RunManager(
         device=config.dist.device,
         backend=config.dist.backend,

@@ -21,4 +21,5 @@ def test_one_rank_may_capture_what_another_does_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(VARIABLE, "1")
     assert set_up("graph") == "1"  # the user's own
     monkeypatch.delenv(VARIABLE)
+    assert set_up("compile") is None
     assert set_up("graph") == "0"
