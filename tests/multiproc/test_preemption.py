@@ -94,9 +94,9 @@ def told(
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(
+    code = engine.TrainingRun(
         RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption
-    )
+    ).train()
     preemption.close()
     ddp.cleanup()
     return code, progress.step, bool(sent)

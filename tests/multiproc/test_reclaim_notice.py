@@ -67,9 +67,9 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(
+    code = engine.TrainingRun(
         RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption
-    )
+    ).train()
     preemption.close()
     ddp.cleanup()
     return code, progress.step
