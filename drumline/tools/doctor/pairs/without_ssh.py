@@ -8,7 +8,6 @@ there is a secret, a node proves that it knows it.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import time
 from collections.abc import Callable
@@ -262,27 +261,14 @@ def listen(options: NodeOptions) -> socket.socket:
         resolved = socket.getaddrinfo(
             options.master, options.port, socket.AF_INET, socket.SOCK_STREAM
         )
-    except OSError as error:
-        what = f"{master} does not resolve on {here}: {error.strerror}"
-        raise PreflightError(
-            what, next_step=f"give an address of this machine: {own_addresses}"
-        ) from error
-    address = str(resolved[0][4][0])
-    # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which other hosts cannot reach.
-    if (
-        address.startswith("127.")
-        and options.master != "localhost"
-        and not options.master.startswith("127.")
-    ):
-        what = f"{master} resolves to {address} on {here}, which no other host reaches"
-        raise PreflightError(what, next_step=f"give the address instead: {own_addresses}")
-    try:
+        address = str(resolved[0][4][0])
+        # Debian maps a host to 127.0.1.1 in its own /etc/hosts, which other hosts cannot reach.
+        if address.startswith("127.") and not options.master.startswith(("127.", "localhost")):
+            what = f"{master} resolves to {address} on {here}, which no other host reaches"
+            raise PreflightError(what, next_step=f"give the address instead: {own_addresses}")
         return socket.create_server((address, options.port), backlog=1024)
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            what = f"{master} is {address}, which is not an address of {here}"
-            next_step = f"node 0 is the machine with that address; this one has {own_addresses}"
-        else:
-            what = f"node 0 cannot listen on {address}:{options.port}: {error.strerror}"
-            next_step = f"ss -ltnp 'sport = :{options.port}' shows the process that has it; or give {master}:PORT"
+        what = f"node 0 cannot listen at {master}:{options.port} on {here}: {error.strerror}"
+        next_step = f"give an address of this machine ({own_addresses}) and a port that is free: "
+        next_step += f"ss -ltnp 'sport = :{options.port}' shows the process that has it"
         raise PreflightError(what, next_step=next_step) from error
