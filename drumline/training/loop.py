@@ -10,7 +10,6 @@ from drumline.training.between_steps.actions import AT_EPOCH_END, Action, Simple
 from drumline.training.between_steps.non_finite import NonFinite
 from drumline.training.between_steps.preemption import Preempt, Preemption
 from drumline.training.between_steps.saver import Saver
-from drumline.training.between_steps.task_hooks import hooks_after_step
 from drumline.training.between_steps.trace import TracedStep
 from drumline.training.output import WatchNotices
 from drumline.training.run_context import RunContext
@@ -33,7 +32,7 @@ def between_steps(
     correctness."""
     evaluate = actions.Evaluate(context, trace)
     compare = actions.CompareReplicas(context, non_finite, saver)
-    hooks = [] if context.hooks is None else hooks_after_step(context.hooks)
+    hooks = [] if context.hooks is None else context.hooks.defining("after_step")
     return [
         # First, so that the folder has the settings of this step even if a later hook fails.
         first_step,

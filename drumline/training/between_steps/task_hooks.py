@@ -90,6 +90,10 @@ class TaskHooks:
         reasons = gather_json(self.run.stop_reason, device=self._job.ddp.device)
         return next((reason for reason in reasons if reason is not None), None)
 
+    def defining(self, moment: str) -> list[Hook]:
+        """Those that have this method: no other is called then."""
+        return [hook for hook in self.hooks if _overrides(hook, moment)]
+
     # Checkpoints
 
     def capture(self) -> Snapshot:
@@ -190,16 +194,6 @@ def _check_hook(hook: Any, where: str) -> None:
             f"{type(hook).__name__}.every_steps is {hook.every_steps!r}",
             next_step="use a number of steps from 1 on",
         )
-
-
-def hooks_after_step(hooks: TaskHooks) -> list[Hook]:
-    """Those that define `after_step`: no other is called after a step."""
-    return [hook for hook in hooks.hooks if _overrides(hook, "after_step")]
-
-
-def hooks_before_evaluation(hooks: TaskHooks) -> list[Hook]:
-    """Those that may change what is evaluated."""
-    return [hook for hook in hooks.hooks if _overrides(hook, "before_evaluation")]
 
 
 def _overrides(hook: Hook, method: str) -> bool:

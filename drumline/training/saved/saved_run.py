@@ -28,11 +28,7 @@ from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.runs.run_folder import RunFolder
 from drumline.training.between_steps.evaluation import evaluate
-from drumline.training.between_steps.task_hooks import (
-    HOOKS_FILE,
-    hooks_before_evaluation,
-    make_hooks,
-)
+from drumline.training.between_steps.task_hooks import HOOKS_FILE, make_hooks
 from drumline.training.job.evaluation_job import (
     EvaluationJob,
     build_evaluation_job,
@@ -260,6 +256,6 @@ def restore_for_evaluation(job: EvaluationJob, saved: SavedRun) -> None:
     run = saved.checkpoint.parents[1]
     if (hooks := make_hooks(job, saved.config, run, None, saved.step)) is not None:
         hooks.restore(snapshot)
-        for hook in hooks_before_evaluation(hooks):
+        for hook in hooks.defining("before_evaluation"):
             for moment in ("start", "before_evaluation"):
                 hooks.call(moment, step=saved.step, epoch=saved.epoch, metrics={}, only=hook)
