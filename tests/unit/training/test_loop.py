@@ -15,6 +15,7 @@ from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor
 from drumline.training.between_steps.actions import AT_EPOCH_END, Action, FirstStep
 from drumline.training.between_steps.saver import Saver
+from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.job import Progress
 from drumline.training.loop import Loop, between_steps
 from drumline.training.run_context import RunContext, RunRequest
@@ -120,9 +121,9 @@ class AtTheEnd(Hook):
 
 
 def test_hooks_that_define_after_step_come_first_in_their_order() -> None:
-    context = make_context(
-        CONFIG, 10, SimpleNamespace(hooks=[EveryThird(), AtTheEnd(), EveryStep()])
-    )
+    unused: Any = None
+    hooks = TaskHooks([EveryThird(), AtTheEnd(), EveryStep()], unused, unused)
+    context = make_context(CONFIG, 10, hooks)
     first, *after_step = make_actions(context)[:3]
     assert first.name == "first_step"
     assert [action.name for action in after_step] == [
