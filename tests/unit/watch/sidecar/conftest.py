@@ -19,6 +19,7 @@ RANK = """
 import ctypes, os, signal, sys, threading, time
 from contextlib import suppress
 from pathlib import Path
+from drumline.rank.watched.watched_rank import torch_report
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.self_report import name_answering_thread, register_stack_signals, write_report
 
@@ -28,7 +29,7 @@ def serve():
     name_answering_thread()
     is_there.set()
     while True:
-        write_report(folder, 3, os.read(fifo, 4096)[-1])
+        write_report(folder, 3, os.read(fifo, 4096)[-1], torch_report)
 
 register_stack_signals(folder / "rank-00003.stacks")
 os.mkfifo(folder / "rank-00003.ask")
