@@ -33,13 +33,11 @@ from drumline.tools.doctor.cluster import (
     check_over_ssh,
 )
 from drumline.tools.doctor.doctor_report import as_json, report
-from drumline.tools.doctor.finding import Finding, has_problems
-from drumline.tools.doctor.host_differences import ComparedValue
+from drumline.tools.doctor.finding import has_problems
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
 from drumline.tools.doctor.pairs import without_ssh as nodes
-from drumline.tools.doctor.pairs.survey import Survey
 from drumline.tools.doctor.ranks.run_collectives import (
     collectives_line,
     local_collectives,
@@ -158,7 +156,7 @@ def run(argv: Sequence[str]) -> int:
     if flags.positional:
         return _check_task(flags.positional[0], flags)
     if "hosts" in verb_flags or "hostfile" in verb_flags:
-        return _show_result(verb_flags, check_hosts(verb_flags, _options(verb_flags)))
+        return _show(verb_flags, check_hosts(verb_flags, _options(verb_flags)))
     if any(name in verb_flags for name in OF_NODES):
         return _check_nodes(verb_flags)
     return _check_this_machine(verb_flags)
@@ -224,7 +222,7 @@ def _check_nodes(verb_flags: Mapping[str, Any]) -> int:
     node = _node_options(verb_flags, os.environ)
     options = _options(verb_flags)
     if node.node == 0:
-        return _show_result(verb_flags, asyncio.run(check_as_node_zero(node, options, show_step)))
+        return _show(verb_flags, asyncio.run(check_as_node_zero(node, options, show_step)))
     show_step(f"node {node.node} of {node.nodes} connects to {node.endpoint}")
     last = nodes.join(node, options.settings)
     show_step("")
@@ -285,19 +283,24 @@ def _check_this_machine(verb_flags: Mapping[str, Any], task: TaskCheck | None = 
             backend=verb_flags.get("backend", "auto"),
         )
         findings += collective_findings
-    rows = machine_rows(facts)
-    if task is not None:
-        rows.append(("parameters", task.row))
-    if numbers is not None:
-        rows.append(("collectives", numbers_text(numbers) or "no result"))
-    return _show(
-        verb_flags,
-        findings,
-        notes=[f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows],
-        facts={socket.gethostname(): facts},
-        collectives=numbers,
-        task=None if task is None else task.document,
-    )
+    if verb_flags.get("json"):
+        document = None if task is None else task.document
+        all_facts = {socket.gethostname(): facts}
+        show(as_json(findings, facts=all_facts, collectives=numbers, task=document))
+    else:
+        rows = machine_rows(facts)
+        if task is not None:
+            rows.append(("parameters", task.row))
+        if numbers is not None:
+            rows.append(("collectives", numbers_text(numbers) or "no result"))
+        notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
+        report(
+            findings,
+            notes=notes,
+            is_terminal=sys.stdout.isatty(),
+            width=shutil.get_terminal_size().columns,
+        )
+    return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
 def _options(verb_flags: Mapping[str, Any]) -> DoctorOptions:
@@ -321,43 +324,32 @@ def _options(verb_flags: Mapping[str, Any]) -> DoctorOptions:
     )
 
 
-def _show_result(verb_flags: Mapping[str, Any], result: DoctorResult) -> int:
+def _show(verb_flags: Mapping[str, Any], result: DoctorResult) -> int:
     show_step("")
-    collectives = result.collectives
-    hosts = result.survey.hosts
-    return _show(
-        verb_flags,
-        result.findings,
-        notes=[] if collectives is None else [collectives_line(collectives)],
-        survey=result.survey,
-        differences=result.differences,
-        facts={host.name: host.facts for host in hosts if host.facts is not None},
-        collectives=collectives,
-    )
-
-
-def _show(
-    verb_flags: Mapping[str, Any],
-    findings: Sequence[Finding],
-    *,
-    notes: Sequence[str],
-    survey: Survey | None = None,
-    differences: Sequence[ComparedValue] | None = None,
-    **parts: Any,
-) -> int:
-    """`parts`: for JSON only."""
+    survey = result.survey
+    differences = result.differences
     if verb_flags.get("json"):
-        show(as_json(findings, survey=survey, differences=differences, **parts))
+        facts = {host.name: host.facts for host in survey.hosts if host.facts is not None}
+        collectives = result.collectives
+        show(
+            as_json(
+                result.findings,
+                survey=survey,
+                differences=differences,
+                facts=facts,
+                collectives=collectives,
+            )
+        )
     else:
         report(
-            findings,
+            result.findings,
             survey=survey,
-            differences=differences or (),
-            notes=notes,
+            differences=differences,
+            notes=[] if result.collectives is None else [collectives_line(result.collectives)],
             is_terminal=sys.stdout.isatty(),
             width=shutil.get_terminal_size().columns,
         )
-    return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
+    return result.exit_code
 
 
 def show_step(text: str) -> None:
