@@ -86,7 +86,7 @@ def test_a_full_disk_is_reported_once_and_no_restart_is_tried(
 NEVER_EXITS = """
 import os, time
 import torch.distributed as dist
-from drumline.parallel import group
+from drumline.rank import group
 from drumline.training.tasks import ImageClassification
 
 group.LEAVE_S = 600  # so that the rank itself does not give up before the watchdog

@@ -40,7 +40,7 @@ import atexit, threading, time
 atexit.register(time.sleep, 600)
 import torch.distributed as dist
 from drumline import DDPManager
-from drumline.parallel import group
+from drumline.rank import group
 group.LEAVE_S = 0.5
 dist.destroy_process_group = lambda: threading.Event().wait()
 with DDPManager() as ddp:
