@@ -74,6 +74,11 @@ class SealedStore:
     def set(self, key: str, value: str | bytes) -> None:
         self.raw.set(key, self._seal(key, value))  # type: ignore[arg-type]  # bytes as well
 
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """torchrun's agent calls it."""
+        sealed = [self._seal(key, value) for key, value in zip(keys, values, strict=True)]
+        self.raw.multi_set(list(keys), sealed)  # type: ignore[attr-defined]  # torch has it, its types do not
+
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
