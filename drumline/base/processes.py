@@ -266,8 +266,6 @@ def end_with_parent(parent: int) -> bool:
 def ending_with_parent(command: Sequence[str]) -> list[str]:
     """The command that does the same and gets a SIGTERM when this process dies: this file, run as a
     program, becomes it. torchrun's agent ends its ranks on a SIGTERM; a rank alone ends at once."""
-    if sys.platform != "linux":
-        return list(command)
     # Without site-packages and the user's own paths: it starts in milliseconds.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 

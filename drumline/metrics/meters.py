@@ -28,8 +28,8 @@ class Meter:
     """Sums of the loss, of its weight and of named metrics, on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        # Double precision, so that the sum of a long epoch is exact enough; MPS has no float64.
-        self.dtype = torch.float32 if device.type == "mps" else torch.float64
+        # Double precision, so that the sum of a long epoch is exact enough.
+        self.dtype = torch.float64
         self._device = device
         self._names: tuple[str, ...] | None = None
         self.host_weight = 0.0

@@ -115,19 +115,25 @@ def interface_towards(candidates: Sequence[Interface], host: str) -> Interface |
     one."""
     try:
         answers = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)
-        family, kind, _, _, target = answers[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # on a datagram socket: chooses the route, sends nothing
-            source: str = probe.getsockname()[0]
+        target = str(answers[0][4][0])
+        source = _source_address(answers[0][0], target)
     except OSError:
         return None
-    if source == target[0]:
+    if source == target:
         return None
     for interface in candidates:
         if source in (interface.address, *interface.ipv6):
             outgoing = replace(interface, address=source)
             return None if outgoing.is_loopback else outgoing
     return None
+
+
+def _source_address(family: socket.AddressFamily, host: str) -> str:
+    """This machine's address on the route to that host."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # On a datagram socket it chooses the route, and sends nothing.
+        probe.connect((host, DISCARD_PORT))
+        return str(probe.getsockname()[0])
 
 
 def outward_address(environment: Mapping[str, str], master_addr: str) -> str | None:
@@ -163,12 +169,9 @@ def _resolve(host: str) -> list[str]:
 
 def own_address(endpoint: str) -> str:
     """The address of this machine on the route to the first node; no packet is sent to find it."""
-    host, _, port = endpoint.rpartition(":")
+    host = endpoint.rpartition(":")[0]
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
-            address: str = probe.getsockname()[0]
-            return address
+        return _source_address(socket.AF_INET, host)
     except OSError as error:
         raise PreflightError(
             f"MASTER_ADDR {host} is unreachable from {socket.gethostname()}: {error.strerror}",
