@@ -195,13 +195,8 @@ def find_run(run: Path) -> Path:
     """This folder if it is a run folder; otherwise an error that names the run folders nearby."""
     if is_run(run):
         return run
-    next_step = "give the folder of --run"
-    enclosing_run = next(filter(is_run, run.absolute().parents[:2]), None)
-    if enclosing_run is not None:
-        next_step = f"give the run folder that it is in: {enclosing_run}"
-    if run.is_file():
-        raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
-    if run.is_dir():
+    if run.exists():
+        next_step = "give the folder of --run"
         if inside := _runs_in(run):
             next_step = f"give one of the runs in it: {', '.join(inside)}"
         raise UsageError(

@@ -124,16 +124,8 @@ def test_damaged_events_are_reported_in_json_too(runs: Path) -> None:
         (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
         (
-            ["no_torch/torch.py"],
-            ["no_torch/torch.py is a file, not a run folder", "try: give the folder of --run"],
-        ),
-        (
             ["runs/spirals/config.toml"],
-            ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"],
-        ),
-        (
-            ["runs/spirals/checkpoints"],
-            ["try: give the run folder that it is in: ", "/runs/spirals\n"],
+            ["runs/spirals/config.toml is not a run folder: ", "try: give the folder of --run"],
         ),
         (["runs"], ["runs is not a run folder", "try: give one of the runs in it: spirals"]),
         (
