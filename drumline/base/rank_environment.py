@@ -16,6 +16,7 @@ from pathlib import Path
 
 from drumline.base.errors import Place
 from drumline.base.job_secret import derived, secret_from
+from drumline.base.typed_json import from_json
 from drumline.base.untrusted import parse_json, replace_text, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
@@ -85,8 +86,8 @@ def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None
 def read_failure(path: Path) -> FailureRecord | None:
     """The record; None: the rank could not write it (it was killed), or is a script's."""
     try:
-        return FailureRecord(**parse_json(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return from_json(FailureRecord, parse_json(path.read_bytes()))
+    except (OSError, ValueError):
         return None
 
 
@@ -151,9 +152,8 @@ def write_error(environment: Mapping[str, str], record: ErrorRecord) -> None:
 def read_error(path: Path) -> ErrorRecord | None:
     """None: the command could not write it."""
     try:
-        fields = parse_json(path.read_bytes())
-        return ErrorRecord(**{**fields, "place": Place(**fields["place"])})
-    except (OSError, ValueError, TypeError, LookupError):
+        return from_json(ErrorRecord, parse_json(path.read_bytes()))
+    except (OSError, ValueError):
         return None
 
 
@@ -197,13 +197,8 @@ def read_launcher_link(path: str) -> LauncherLink | None:
     if not path:
         return None
     try:
-        record = parse_json(Path(path).read_bytes())
-        return LauncherLink(
-            is_cut_off=bool(record["is_cut_off"]),
-            silent_nodes=tuple(int(node) for node in record["silent_nodes"]),
-            num_nodes=int(record["num_nodes"]),
-        )
-    except (OSError, ValueError, TypeError, KeyError):
+        return from_json(LauncherLink, parse_json(Path(path).read_bytes()))
+    except (OSError, ValueError):
         return None
 
 

@@ -16,9 +16,11 @@ _fields = cache(get_type_hints)
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """A dataclass, from `asdict` of one, or a TypedDict. Raises TypeError, KeyError, ValueError or
-    AttributeError for anything else."""
-    return cast(T, _read(kind, value))
+    """A dataclass, from `asdict` of one, or a TypedDict. Raises ValueError for anything else."""
+    try:
+        return cast(T, _read(kind, value))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def _read(kind: Any, value: Any) -> Any:

@@ -90,7 +90,4 @@ def write_facts(folder: Path, facts: RankFacts) -> None:
 
 def read_facts(folder: Path, rank: int) -> RankFacts:
     """Raises OSError for a missing file, ValueError for a damaged one."""
-    try:
-        return from_json(RankFacts, parse_json(read_regular(facts_path(folder, rank))))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(str(error)) from error
+    return from_json(RankFacts, parse_json(read_regular(facts_path(folder, rank))))

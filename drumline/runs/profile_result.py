@@ -159,7 +159,7 @@ def read_profile(path: Path) -> ProfileResult:
             f"{path} has no profile",
             next_step="make one: drumline profile TASK, or train with --log.profile 10:20",
         ) from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"{file} is not a profile: {error}", next_step="profile the job again"
         ) from None

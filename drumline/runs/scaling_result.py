@@ -167,6 +167,6 @@ def read_scaling(run: Path, kind: type[T]) -> list[T]:
 def _read(path: Path, kind: type[T]) -> T:
     try:
         return from_json(kind, parse_json(read_regular(path)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         what = f"{path} is not a {kind.__name__.lower()}: {error}"
         raise UsageError(what, next_step="remove the file, or make it again") from None

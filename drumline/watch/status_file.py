@@ -115,7 +115,7 @@ def read_status_file(path: Path) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = parse_json(read_regular(path))
         return record if from_json(StatusRecord, record)["version"] == VERSION else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError):
         return None
 
 

@@ -140,7 +140,7 @@ def _lost(record: dict[str, Any]) -> tuple[LostSteps, ...]:
     lost = record.get("lost", [])
     try:
         entries = typed_json.from_json(list[tuple[int, int, int]], lost)
-    except (TypeError, ValueError):
+    except ValueError:
         raise ValueError(f"damaged: lost is {lost!r}") from None
     return tuple(LostSteps(*entry) for entry in entries)
 

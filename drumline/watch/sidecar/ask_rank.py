@@ -65,7 +65,7 @@ def read_report(folder: Path, rank: int) -> SelfReport:
         return from_json(
             SelfReport, parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes())
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return SelfReport()
 
 

@@ -73,14 +73,14 @@ def test_what_was_written_is_read() -> None:
     ],
 )
 def test_anything_else_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
+    with pytest.raises(ValueError):  # noqa: PT011
         from_json(Tree, {**asdict(TREE), **change})
 
 
 def test_a_field_that_is_missing_is_refused() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="missing"):
         from_json(Tree, {"leaves": []})
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="ranks"):
         from_json(Note, {"text": ""})
 
 
