@@ -74,7 +74,7 @@ class MirroredRun:
                 except StoreError as error:
                     if not error.is_bad_copy:
                         raise
-                    if error.kind != "missing":  # or a running job has removed it since
+                    if not error.is_missing:  # or a running job has removed it since
                         checkpoints.corrupt[step] = error.what
                     continue
                 checkpoints.complete[step] = checkpoint
@@ -137,9 +137,7 @@ class MirroredRun:
         except BaseException as error:
             with suppress(OSError):
                 store.delete_folder(partial)
-            cause = (
-                error.__cause__ if isinstance(error, StoreError) and error.kind == "disk" else error
-            )
+            cause = error.__cause__ if isinstance(error, StoreError) and error.is_of_disk else error
             if not isinstance(cause, OSError):
                 raise
             needed = sum(record.size for record in checkpoint.files.values())

@@ -28,7 +28,17 @@ class StoreError(DrumlineError):
     @property
     def is_bad_copy(self) -> bool:
         """Whether this object is missing or corrupt, and another one may be used in its place."""
-        return self.kind in ("missing", "corrupt")
+        return self.is_missing or self.kind == "corrupt"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such object."""
+        return self.kind == "missing"
+
+    @property
+    def is_of_disk(self) -> bool:
+        """Whether the disk here refused; the OSError is its cause."""
+        return self.kind == "disk"
 
 
 def corrupt(where: str, reason: str) -> StoreError:
