@@ -86,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
         ends_with=EXIT_CODES,
         max_positional=0,
     )
-    account, settings = account_and_settings(flags.own, [], verb)
+    account, settings = account_and_settings(flags.values, [], verb)
     if verb == "plan":
         lines = make_plan(account, settings).lines()
         show_lines([*lines, "nothing was touched; `drumline aws up` makes it"])
@@ -95,7 +95,7 @@ def run(argv: Sequence[str]) -> int:
     elif verb == "up":
         _up(account, settings)
     else:
-        _down(account, settings, flags.own)
+        _down(account, settings, flags.values)
     return ExitCode.SUCCESS
 
 

@@ -73,11 +73,11 @@ def launch(argv: Sequence[str]) -> int:
             problems.append(f"--{name}: the cluster's nodes are the hosts")
     if not target:
         problems.append("no TASK or SCRIPT.py was given")
-    account, settings = account_and_settings(flags.own, problems, "launch")
+    account, settings = account_and_settings(flags.values, problems, "launch")
     assert target is not None
     with tempfile.TemporaryDirectory(prefix="drumline-aws-") as folder:
-        job = _CloudJob(account, settings, Path(folder), flags.own.get("identity"))
-        if flags.own.get("doctor", True):
+        job = _CloudJob(account, settings, Path(folder), flags.values.get("identity"))
+        if flags.values.get("doctor", True):
             job.check_pairs()
         defaults = _defaults(launch_words, target)
         task_words = _with_volume(target, arguments, is_spot=job.is_spot)

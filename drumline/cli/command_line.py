@@ -45,7 +45,7 @@ def show_help(
     flags: Flags, groups: Mapping[str, FlagTable], usage: str, ends_with: str = ""
 ) -> None:
     """Raises HelpShown, if it was asked for."""
-    if flags.own.get("help"):
+    if flags.values.get("help"):
         show("\n".join(filter(None, [usage, render_flags(groups), ends_with])), end="")
         raise HelpShown
 

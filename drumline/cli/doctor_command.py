@@ -147,7 +147,7 @@ def run(argv: Sequence[str]) -> int:
             OWN_FLAGS,
             no_settings="is a setting of a run; the doctor takes none without a TASK",
         )
-    verb_flags = flags.own
+    verb_flags = flags.values
     if verb_flags.get("help"):
         show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
         return ExitCode.SUCCESS
@@ -164,7 +164,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _wrong_flags(flags: Flags) -> Iterator[str]:
     yield from flags.layer.problems
-    verb_flags = flags.own
+    verb_flags = flags.values
     with_ssh = [name for name in ("hosts", "hostfile") if name in verb_flags]
     without = [name for name in OF_NODES if name in verb_flags]
     if flags.positional:
@@ -199,7 +199,7 @@ def _check_task(task: str, flags: Flags) -> int:
         from drumline.cli.doctor_task import check_task
 
     return _check_this_machine(
-        flags.own, check_task(task, layers, batches=flags.own.get("batches", BATCHES))
+        flags.values, check_task(task, layers, batches=flags.values.get("batches", BATCHES))
     )
 
 

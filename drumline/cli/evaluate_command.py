@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         return evaluate_rank.run_rank(flags)
 
     program = Program(("evaluate", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.own, [flags.layer], run_rank)
+    return run_on_ranks(program, flags.values, [flags.layer], run_rank)
 
 
 def check_run_folder(verb: str, flags: Flags) -> None:

@@ -25,8 +25,8 @@ def run_rank(flags: Flags) -> int:
     """Evaluate as one rank of a group, or alone; returns the exit code."""
 
     def work(saved: SavedRun, ddp: RunManager) -> None:
-        result = evaluate_run(saved, ddp, flags.own.get("data"))
-        if ddp.is_main_process() and flags.own.get("json"):
+        result = evaluate_run(saved, ddp, flags.values.get("data"))
+        if ddp.is_main_process() and flags.values.get("json"):
             show_json(result)
         elif ddp.is_main_process():
             _print(result)
@@ -39,12 +39,12 @@ def with_saved_run(flags: Flags, work: Callable[[SavedRun, RunManager], None]) -
     exit code."""
 
     def prepare() -> RankWork:
-        which = flags.own.get("which", "best")
+        which = flags.values.get("which", "best")
         topology = topology_from(os.environ)
         saved = open_run(
             Path(flags.positional[0]),
             which,
-            task=flags.own.get("task"),
+            task=flags.values.get("task"),
             overrides=flags.layer,
             prints=topology is None or topology.rank == 0,
         )

@@ -42,30 +42,30 @@ def run(argv: Sequence[str]) -> int:
     is_stored = is_store_url(name)
     if not is_stored:
         find_run(Path(name))
-    if "to" not in flags.own:
+    if "to" not in flags.values:
         raise UsageError(
             "no --to FILE was given",
             next_step="write it as in: drumline export runs/digits --to digits.safetensors",
         )
-    which = flags.own.get("which", "best")
-    if flags.own.get("best") and which != "best":
+    which = flags.values.get("which", "best")
+    if flags.values.get("best") and which != "best":
         raise UsageError(
             f"--best and --which {which} name different checkpoints", next_step="give one of them"
         )
-    to = Path(flags.own["to"])
+    to = Path(flags.values["to"])
     card = to.with_suffix(".md")
     if to.suffix != ENDING:
         raise UsageError(
             f"{to} does not end in {ENDING}, the format of the file",
             next_step=f"give --to {to}{ENDING}",
         )
-    check_new(to, card, force=flags.own.get("force", False))
+    check_new(to, card, force=flags.values.get("force", False))
     with interruptible("interrupted"), loading():
         from drumline.training.saved.exported_weights import export_weights
         from drumline.training.saved.saved_run import fetched_run, find_checkpoint
     with fetched_run(name, which) if is_stored else nullcontext(Path(name)) as folder:
         checkpoint = find_checkpoint(folder, which)
-        summary = export_weights(checkpoint, to, card, averaged=flags.own.get("ema", False))
+        summary = export_weights(checkpoint, to, card, averaged=flags.values.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS
 

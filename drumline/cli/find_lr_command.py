@@ -43,8 +43,8 @@ TASK`. Nothing is saved.
 
 def run(argv: Sequence[str]) -> int:
     flags = read_command("find-lr", argv, {"": OWN_FLAGS}, USAGE, takes_settings=True)
-    low = flags.own.get("low", DEFAULTS["low"])
-    high = flags.own.get("high", DEFAULTS["high"])
+    low = flags.values.get("low", DEFAULTS["low"])
+    high = flags.values.get("high", DEFAULTS["high"])
     if low >= high:
         raise UsageError(
             f"--low {low:g} is not below --high {high:g}",
@@ -67,7 +67,7 @@ def run_verb(verb: str, argv: Sequence[str], flags: Flags, defaults: Mapping[str
     def run_rank() -> int:
         from drumline.cli import find_rank
 
-        return find_rank.run_rank(verb, task, layers, {**defaults, **flags.own})
+        return find_rank.run_rank(verb, task, layers, {**defaults, **flags.values})
 
     program = Program((verb, *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.own, layers, run_rank)
+    return run_on_ranks(program, flags.values, layers, run_rank)

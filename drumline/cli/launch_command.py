@@ -81,16 +81,16 @@ def run(argv: Sequence[str]) -> int:
     show_help(flags, GROUPS, USAGE, EXIT_CODES)
     check_command("launch", [*wrong_flags(flags), *wrong_target(flags, target)])
     assert target is not None
-    request = LaunchRequest(flags.own, target, arguments)
-    if isinstance(flags.own.get("print"), str):
+    request = LaunchRequest(flags.values, target, arguments)
+    if isinstance(flags.values.get("print"), str):
         return write_cloud_file(request)
-    if flags.own.get("kubernetes"):
+    if flags.values.get("kubernetes"):
         return write_manifest(request)
-    if flags.own.get("slurm"):
+    if flags.values.get("slurm"):
         return submit_to_slurm(request)
-    if flags.own.get("srun"):
+    if flags.values.get("srun"):
         return run_as_node(request)
-    if "hosts" in flags.own or "hostfile" in flags.own:
+    if "hosts" in flags.values or "hostfile" in flags.values:
         return _launch_on_hosts(request)
     return _launch_here(request)
 

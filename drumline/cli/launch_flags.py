@@ -315,7 +315,7 @@ OF_SCRIPTS = {
 def wrong_flags(flags: Flags) -> Iterator[str]:
     """Every mistake, as a message."""
     yield from flags.layer.problems
-    verb_flags = flags.own
+    verb_flags = flags.values
 
     def is_given(name: str) -> bool:
         return verb_flags.get(name, False) is not False
@@ -382,7 +382,7 @@ def _wrong_for_kubernetes(verb_flags: Mapping[str, Any]) -> Iterator[str]:
 
 def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
     """Every mistake in the TASK or SCRIPT.py that can be found before it is started."""
-    verb_flags = flags.own
+    verb_flags = flags.values
     if target is None:
         if not flags.layer.problems:  # an unknown flag may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"

@@ -75,7 +75,7 @@ class LaunchRequest:
         program = task_program(self.target, self.arguments, *defaults, lost_s)
         flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
         for name in ("procs", "max-restarts"):
-            if name in flags.own:
+            if name in flags.values:
                 raise UsageError(
                     f"--{name} is a flag of the launch, but is given after the task's name",
                     next_step=f"drumline launch --{name} N {self.target}",

@@ -54,17 +54,17 @@ def run(argv: Sequence[str]) -> int:
     task = flags.positional[0] if flags.positional else None
     layers = settle_before_torch(task, flags)
     assert task is not None
-    gpus = gpu_memory(flags.own.get("gpu", USUAL_GPUS))
+    gpus = gpu_memory(flags.values.get("gpu", USUAL_GPUS))
     with interruptible("interrupted"), loading():
         from drumline.training.memory.memory_plan import plan_memory
         from drumline.training.tasks.built_in import load_task, resolve_task
 
     task_class = load_task(task)
     config = resolve_task(task, task_class, layers)
-    worlds = flags.own.get("world", WORLDS)
-    per_node = flags.own.get("ranks-per-node", RANKS_PER_NODE)
+    worlds = flags.values.get("world", WORLDS)
+    per_node = flags.values.get("ranks-per-node", RANKS_PER_NODE)
     plan = plan_memory(config, task_class(config), worlds=worlds, ranks_per_node=per_node)
-    if flags.own.get("json"):
+    if flags.values.get("json"):
         show_json(as_document(plan, gpus))
     else:
         show_lines([*plan_table(plan), *recompute_lines(plan), "", *gpu_rows(plan, gpus)])

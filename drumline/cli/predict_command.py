@@ -39,15 +39,15 @@ def run(argv: Sequence[str]) -> int:
         "predict", argv, {"": OWN_FLAGS}, HELP, max_positional=2, takes_settings=True
     )
     check_run_folder("predict", flags)
-    if "to" in flags.own:
-        to = Path(flags.own["to"])
+    if "to" in flags.values:
+        to = Path(flags.values["to"])
         if to.suffix not in ENDINGS:
             raise UsageError(
                 f"{to} ends neither in .jsonl nor in .npy", next_step=f"give --to {to.stem}.jsonl"
             )
         # A rank may see the file that rank 0 has begun to write.
         if topology_from(os.environ) is None:
-            check_new(to, force=flags.own.get("force", False))
+            check_new(to, force=flags.values.get("force", False))
 
     def run_rank() -> int:
         from drumline.cli import predict_rank
@@ -55,4 +55,4 @@ def run(argv: Sequence[str]) -> int:
         return predict_rank.run_rank(flags)
 
     program = Program(("predict", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.own, [flags.layer], run_rank)
+    return run_on_ranks(program, flags.values, [flags.layer], run_rank)

@@ -20,7 +20,7 @@ from drumline.training.saved.saved_run import SavedRun
 def run_rank(flags: Flags) -> int:
     """Predict as one rank of a group, or alone; returns the exit code."""
     data = flags.positional[1] if len(flags.positional) > 1 else None
-    to = Path(flags.own["to"]) if "to" in flags.own else None
+    to = Path(flags.values["to"]) if "to" in flags.values else None
     is_array = to is not None and to.suffix == ".npy"
 
     def work(saved: SavedRun, ddp: RunManager) -> None:

@@ -88,14 +88,14 @@ def run(argv: Sequence[str]) -> int:
     check_no_rank("profile")
     _check(flags, target, of_script=of_script, of_folder=of_folder)
     network = None
-    if "doctor" in flags.own:
-        ranks = read_doctor("--doctor", Path(flags.own["doctor"]))
+    if "doctor" in flags.values:
+        ranks = read_doctor("--doctor", Path(flags.values["doctor"]))
         network = min(numbers["all_reduce_gb_per_s"] for numbers in ranks) * 1e9
     folder = Path(str(target))
     if not of_folder:
         name = folder.stem if of_script else run_name(str(target))
         folder = Path(
-            flags.own.get("run") or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+            flags.values.get("run") or f"runs/profile/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         )
         if code := _profile(flags, folder, [str(target), *arguments] if of_script else None):
             return code
@@ -104,9 +104,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
     """Run the script, or else the task, with the profiler; its exit code."""
-    num_steps = flags.own.get("steps", STEPS)
+    num_steps = flags.values.get("steps", STEPS)
     steps = f"{WARM_UP}:{WARM_UP + num_steps}"
-    procs = [f"--procs={flags.own['procs']}"] if "procs" in flags.own else []
+    procs = [f"--procs={flags.values['procs']}"] if "procs" in flags.values else []
     if script is not None:
         words = [
             "launch",
@@ -127,13 +127,13 @@ def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
         ]
     what = flags.positional[0] if script is None else script[0]
     print_message(f"profiling {what}: {plural(num_steps, 'step')}, traces in {folder}")
-    return run_command(words, own_variables(), sys.stderr if flags.own.get("json") else None)
+    return run_command(words, own_variables(), sys.stderr if flags.values.get("json") else None)
 
 
 def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
     """What follows `drumline train`: the task, the user's settings, and others in place of some."""
     settings = {path: setting.value for path, setting in flags.layer.settings.items()}
-    file = [f"--config={flags.own['config']}"] if "config" in flags.own else []
+    file = [f"--config={flags.values['config']}"] if "config" in flags.values else []
     return [
         *flags.positional,
         *file,
@@ -151,14 +151,14 @@ def _is_run(target: str) -> bool:
 def _check(flags: Flags, target: str | None, *, of_script: bool, of_folder: bool) -> None:
     problems = list(flags.layer.problems) if of_script or of_folder else []
     if of_folder:
-        unused = [name for name in OF_NEW if name in flags.own]
+        unused = [name for name in OF_NEW if name in flags.values]
         problems += [
             f"--{name}: is for a new profile, but a run folder was given" for name in unused
         ]
     problems += [f"--{path}: give --steps" for path in FIXED if path in flags.layer.settings]
-    if flags.own.get("steps", 1) > MOST_PROFILED:
+    if flags.values.get("steps", 1) > MOST_PROFILED:
         problems.append(f"--steps: at most {MOST_PROFILED:,}")
-    if flags.own.get("try") and (of_script or of_folder):
+    if flags.values.get("try") and (of_script or of_folder):
         problems.append("--try: is for tasks, whose settings can be changed")
     check_command("profile", problems)
     if of_script and not Path(str(target)).is_file():
@@ -171,8 +171,8 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
     """Print the profile, the advice and, with --try, what the changes brought."""
     advice = advise(result)
     trials = list[AdviceTrial]()
-    is_json = bool(flags.own.get("json"))
-    tries = bool(flags.own.get("try"))
+    is_json = bool(flags.values.get("json"))
+    tries = bool(flags.values.get("try"))
     if not is_json:
         show_profile(result, advice, folder)
     if tries:

@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             # As an exception, so that the runs are ended too.
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    keep = flags.own.get("keep")
+    keep = flags.values.get("keep")
     with _folder(keep) as folder:
         print_line(f"kills are drawn from --seed {options.seed}")
         if changes:
@@ -119,10 +119,10 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     reported at once, before torch is imported; those that depend on the user's own task, whose file
     imports it, come last."""
     task = flags.positional[0] if flags.positional else None
-    file = flags.own.get("config")
+    file = flags.values.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
-    verb_flags = flags.own
-    seed = flags.own.get("seed")
+    verb_flags = flags.values
+    seed = flags.values.get("seed")
     modes = verb_flags.get("modes") or ()
     moment = verb_flags.get("kill-in")
     world = verb_flags.get("world") or ((2,) if modes else (1,))

@@ -45,7 +45,7 @@ OWN_FLAGS: FlagTable = {
 def run(argv: Sequence[str]) -> int:
     flags = read_command("report", argv, {"": OWN_FLAGS}, HELP, max_positional=len(argv))
     check_run_is_named("report", flags)
-    verb_flags = flags.own
+    verb_flags = flags.values
     names = flags.positional
     is_local = not any(map(is_store_url, names))
     if verb_flags.get("live"):

@@ -182,7 +182,7 @@ def _predict(flags: Flags) -> int:
     if not flags.positional:
         check_command("scale predict", ["no RUN or PROFILE was given"])
     path = Path(flags.positional[0])
-    verb_flags = flags.own
+    verb_flags = flags.values
     profile = read_profile(path)
     names = {field.name for field in fields(ScaleOptions)}
     values = {
@@ -238,8 +238,8 @@ def _measured_link(profile: ProfileResult, backend: str) -> Link:
 
 
 def _measure(flags: Flags) -> int:
-    verb_flags = flags.own
-    scaling = flags.own.get("scaling", "both")
+    verb_flags = flags.values
+    scaling = flags.values.get("scaling", "both")
     options = MeasureOptions(
         worlds=verb_flags.get("world", (1, 2)),
         hosts=tuple(host for host in verb_flags.get("hosts", "").split(",") if host),
@@ -277,8 +277,8 @@ def _check(flags: Flags) -> int:
     runs = [Path(name) for name in flags.positional]
     if missing := [run for run in runs if not run.is_dir()]:
         raise UsageError(f"there is no folder {missing[0]}", next_step="give run folders")
-    checked = check_predictions(runs, network=flags.own.get("network"))
-    if flags.own.get("json"):
+    checked = check_predictions(runs, network=flags.values.get("network"))
+    if flags.values.get("json"):
         sizes = [
             {**asdict(size), "error": size.error, "is_within": size.is_within}
             for size in checked.sizes

@@ -72,11 +72,11 @@ def run(argv: Sequence[str]) -> int:
     """All mistakes in the command are reported before torch is imported."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     task = flags.positional[0] if flags.positional else None
-    if flags.own.get("help"):
+    if flags.values.get("help"):
         show(_help(task), end="", is_painted=True)
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
-    procs = flags.own.get("procs")
+    procs = flags.values.get("procs")
     if topology is not None and procs not in (None, topology.local_world_size):
         let_first_rank_report(topology)
         raise UsageError(
@@ -90,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
         raise
     assert task is not None
     folder = run_folder(flags, task)
-    fresh = bool(flags.own.get("fresh"))
+    fresh = bool(flags.values.get("fresh"))
 
     def run_rank() -> int:
         from drumline.cli import train_rank
@@ -98,13 +98,13 @@ def run(argv: Sequence[str]) -> int:
         return train_rank.run_rank(task, layers, folder=folder, fresh=fresh, argv=argv)
 
     program = Program(("train", *argv), is_task=True, run=str(folder))
-    return run_on_ranks(program, flags.own, layers, run_rank)
+    return run_on_ranks(program, flags.values, layers, run_rank)
 
 
 def settle_before_torch(task: str | None, flags: Flags) -> Layers:
     """The settings, checked as far as possible without the user's own code; all mistakes are
     reported at once."""
-    file = flags.own.get("config")
+    file = flags.values.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
@@ -126,7 +126,7 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
 
 
 def run_folder(flags: Flags, task: str) -> Path:
-    return Path(flags.own.get("run") or default_run(task))
+    return Path(flags.values.get("run") or default_run(task))
 
 
 def _help(task: str | None) -> str:

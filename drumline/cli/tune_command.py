@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     flags = read_command(
         "tune", argv, GROUPS, USAGE, ends_with=EXIT_CODES, max_positional=len(argv)
     )
-    verb_flags = flags.own
+    verb_flags = flags.values
     files = flags.positional
     check_command("tune", _wrong_flags(verb_flags, files))
     return _read_logs(files, verb_flags) if verb_flags.get("log") else _tune(verb_flags)

@@ -75,7 +75,7 @@ OWN_FLAGS: FlagTable = {
 def run(argv: Sequence[str]) -> int:
     flags = read_command("watch", argv, {"": OWN_FLAGS}, HELP, ends_with=EXIT_CODES)
     check_run_is_named("watch", flags)
-    verb_flags = flags.own
+    verb_flags = flags.values
     folder = Path(flags.positional[0])
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)

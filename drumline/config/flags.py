@@ -140,7 +140,7 @@ class Flags:
 
     layer: Layer
     """The settings, and every problem of the whole line."""
-    own: Mapping[str, Any]
+    values: Mapping[str, Any]
     """Values of the verb's own flags that were given and are right."""
     positional: tuple[str, ...]
     """The arguments that are neither a flag nor a flag's value, in order."""

@@ -150,7 +150,7 @@ def test_an_option_set_to_none_does_not_count_for_an_exclusive_pair() -> None:
 def test_the_commands_own_flags_and_words_are_distinguished_from_settings() -> None:
     argv = ["--fresh", "digits", "--procs", "2", "--optim.lr", "0.5", "--run=out", "-h"]
     flags = read_flags(argv, verb_flags=OWN, max_positional=1)
-    assert flags.own == {"fresh": True, "procs": 2, "run": "out", "help": True}
+    assert flags.values == {"fresh": True, "procs": 2, "run": "out", "help": True}
     assert flags.positional == ("digits",)
     assert list(flags.layer.settings) == ["optim.lr"]
     assert flags.layer.problems == ()
@@ -183,12 +183,12 @@ def test_problems_with_the_commands_own_flags_are_collected_too(
 def test_a_verb_without_settings_knows_its_own_flags_only(argv: list[str], problem: str) -> None:
     flags = read_flags([*argv, "--procs", "3"], OWN, no_settings="is for a run")
     assert flags.layer.problems == (problem,)
-    assert flags.own == {"procs": 3}
+    assert flags.values == {"procs": 3}
 
 
 def test_a_repeated_flag_keeps_each_value_as_it_is() -> None:
     flags = read_flags(
         ["--env", "A=1", "--env=B=true", "--env", "A=2"], verb_flags={"env": (REPEATED, "", "")}
     )
-    assert flags.own == {"env": ["A=1", "B=true", "A=2"]}
+    assert flags.values == {"env": ["A=1", "B=true", "A=2"]}
     assert not flags.layer.problems
