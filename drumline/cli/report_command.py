@@ -119,5 +119,7 @@ def report_at_end(folder: Path, *, prints: bool = True) -> None:
             written = write_report([folder], folder / REPORT_FILE)
             if prints:
                 show_lines([f"report: {written}"])
+    except OSError as error:
+        print_message(f"warning: {folder / REPORT_FILE} could not be written: {error.strerror}")
     except Exception as error:
         print_message(f"warning: the report could not be written: {type(error).__name__}: {error}")

@@ -177,7 +177,8 @@ def from_value(annotation: Any, value: Any) -> Any:
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         return None if is_none else from_value(_inner(annotation), value)
     if kind in UNIONS:
-        return _scalar(value)
+        choices = _choices_beside_switch(annotation)
+        return _switch_or_choice(choices, value) if choices else _scalar(value)
     if kind is Literal:
         return _choice(arguments, value)
     if kind is tuple:
@@ -229,6 +230,8 @@ def is_switch(annotation: Any, text: str | None = None) -> bool:
     be its value."""
     if annotation is bool:
         return text is None or text.lower() in SWITCHES
+    if choices := _choices_beside_switch(annotation):
+        return text is None or text.lower() in SWITCHES or text in choices
     if get_origin(annotation) is not Annotated or not isinstance(get_args(annotation)[1], OrEvery):
         return False
     with contextlib.suppress(Mismatch):
@@ -238,6 +241,14 @@ def is_switch(annotation: Any, text: str | None = None) -> bool:
 
 def is_optional(annotation: Any) -> bool:
     return get_origin(annotation) in UNIONS and NoneType in get_args(annotation)
+
+
+def _choices_beside_switch(annotation: Any) -> tuple[str, ...]:
+    """The words of `bool | Literal[...]`; empty for any other type."""
+    if get_origin(annotation) not in UNIONS or bool not in get_args(annotation):
+        return ()
+    literals = (kind for kind in get_args(annotation) if get_origin(kind) is Literal)
+    return get_args(next(literals, None))
 
 
 def _inner(annotation: Any) -> Any:
@@ -308,6 +319,11 @@ def _choice(choices: tuple[str, ...], value: Any) -> Any:
     near = _closest(str(value).lower(), choices, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise Mismatch(f"{show_value(value)} is not one of {', '.join(choices)}{hint}")
+
+
+def _switch_or_choice(choices: tuple[str, ...], value: Any) -> Any:
+    text = str(value).lower()
+    return SWITCHES[text] if text in SWITCHES else _choice(choices, value)
 
 
 def _items(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:

@@ -46,7 +46,9 @@ class FrameError(PreflightError):
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """One line, without the newline."""
-    return json.dumps(message, separators=(",", ":")).encode()
+    text = json.dumps(message, separators=(",", ":")).encode()
+    _check_numbers(text)
+    return text
 
 
 def decode(line: bytes, *, max_bytes: int = MAX_BYTES) -> Message:

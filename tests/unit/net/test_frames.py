@@ -58,9 +58,11 @@ def test_a_message_that_is_too_large_is_not_sent() -> None:
         Session().encode({"text": "x" * MAX_BYTES})
 
 
-def test_a_number_that_is_none_is_not_taken() -> None:
+def test_a_number_that_is_none_is_not_sent_nor_taken() -> None:
     assert decode(encode({"never": math.inf, "text": "NaN"})) == {"never": math.inf, "text": "NaN"}
     for number in (math.nan, -math.inf):
+        with pytest.raises(FrameError, match="is not a number"):
+            encode({"value": number})
         with pytest.raises(FrameError, match="is not a number"):
             decode(json.dumps({"value": number}).encode())
 
