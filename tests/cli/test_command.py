@@ -232,7 +232,7 @@ def train_beside_interrupts(*words: str, cwd: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("launcher", ["procs", "torchrun"])
+@pytest.mark.parametrize("launcher", ["procs", pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "broken.py").write_text(
         BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')")

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from drumline.runs.events import read_events
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +85,7 @@ def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] == "first_step"]
 
 
+@pytest.mark.soak
 def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_path: Path) -> None:
     output, loaded = run_and_look(
         TRACE_CALLS, "train", "digits", *SMALL, "--run", "run", cwd=tmp_path

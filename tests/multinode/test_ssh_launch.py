@@ -112,6 +112,7 @@ def _make_desk(make_testbed: MakeTestbed, tmp_path: Path) -> Callable[..., Desk]
     return make
 
 
+@pytest.mark.soak
 def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(
     make_desk: MakeDesk,
 ) -> None:
@@ -202,6 +203,7 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
         assert f"rank {rank} saves" in (logs / f"rank-0000{rank}.out").read_text()
 
 
+@pytest.mark.soak
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(
     make_desk: MakeDesk, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def errors(run: Path, rank: int) -> dict[int, Tensor]:
     return {index: bucket["error"] for index, bucket in state.items()}
 
 
+@pytest.mark.soak
 def test_powersgd_is_killed_and_resumed_bit_for_bit(tmp_path: Path) -> None:
     config = config_of(
         compressed(), steps=7, dropout=0.3, augment=True, accumulate=2, checkpoint=EVERY_STEP

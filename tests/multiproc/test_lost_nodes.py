@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.live_jobs import HeldNormalised, nodes
 
 
@@ -56,6 +58,7 @@ def test_the_others_continue_and_a_lost_node_joins_again(tmp_path: Path) -> None
     assert job.events("end")[0]["step"] == 60
 
 
+@pytest.mark.soak
 def test_a_step_that_failed_has_changed_no_buffer(tmp_path: Path) -> None:
     """hsdp: the forward pass of the step in which a node is lost has updated BatchNorm's
     statistics, on each rank from samples of its own. The ranks are compared before the step is

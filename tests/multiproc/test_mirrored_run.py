@@ -117,6 +117,7 @@ def test_a_run_continues_on_another_host_and_is_read_from_the_store(
         report_command.run(["--live", bucket.url])
 
 
+@pytest.mark.soak
 def test_a_mirror_never_stops_a_run_but_a_start_that_might_lose_one(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

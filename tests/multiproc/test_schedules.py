@@ -18,9 +18,8 @@ SLICE = [28152, 343, 3684, 91]
 LEGS = 4
 
 
-@pytest.mark.parametrize(
-    "number", [SLICE[0], *(pytest.param(number, marks=pytest.mark.soak) for number in SLICE[1:])]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("number", SLICE)
 def test_killed_and_resumed_it_trains_the_same_bits(tmp_path: Path, number: int) -> None:
     schedule = make_schedule(number, legs=LEGS)
     assert run_schedule(schedule, tmp_path / "run") == References(tmp_path).digest_for(schedule), (

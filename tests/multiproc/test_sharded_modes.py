@@ -132,6 +132,7 @@ def ledger_of(run: Path) -> list[Any]:
     return [line["ranks"] for line in lines if line["kind"] == "steps"]
 
 
+@pytest.mark.soak
 def test_fsdp_and_hsdp_train_as_ddp_does_on_four_ranks(tmp_path: Path) -> None:
     assert_trains_as_ddp(4, ("fsdp", "hsdp"), tmp_path, epochs=1)
 

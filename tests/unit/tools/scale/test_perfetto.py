@@ -108,6 +108,7 @@ def test_ranks_of_two_hosts_are_by_one_clock(perfetto: Perfetto, tmp_path: Path)
     ]
 
 
+@pytest.mark.soak
 def test_every_kernel_of_each_gpu_is_there(perfetto: Perfetto, tmp_path: Path) -> None:
     nccl_ranks(tmp_path, "item")
     perfetto.open(tmp_path)
