@@ -130,7 +130,9 @@ class Controller:
 
     # Reaching the hosts
 
-    def _remote(self, number: int, host: Host, job: HostsJob | None = None) -> Remote:
+    def _remote(
+        self, number: int, host: Host, *, tries: int = 0, job: HostsJob | None = None
+    ) -> Remote:
         """Uses the open connection of the previous attempt, if there is one. `job`: what runs
         there, if it is not what runs on all."""
         job = job or self.job
@@ -138,7 +140,7 @@ class Controller:
         if connection is None or connection.ssh_code is not None:
             connection = HostConnection(
                 host,
-                job.supervisor_command(host),
+                job.supervisor_command(host, tries),
                 job.nodes[0].join_timeout_s,
                 partial(self.screen.report, is_error=True),
                 lease_s=job.lease_s,
@@ -157,13 +159,16 @@ class Controller:
             host = None if is_given_up else self.reconnect.next_host(remote, search)
             if host is not None:
                 await asyncio.sleep(RETRY_S)
-                self.remotes[number] = self._remote(number, host)
+                self.remotes[number] = self._remote(number, host, tries=search.tries[host])
                 continue
             if remote not in self.dropped:
                 self._lost(remote)
             if not await self._may_join_again(remote):
                 return
-            self.remotes[number] = self._joining_again(number, remote)
+            search.tries[remote.host] += 1
+            self.remotes[number] = self._joining_again(
+                number, remote, tries=search.tries[remote.host]
+            )
 
     async def _may_join_again(self, lost: Remote) -> bool:
         """After a pause, while others continue without this host: whether to try whether it answers
@@ -175,11 +180,12 @@ class Controller:
             await asyncio.wait_for(self._is_over.wait(), JOIN_AGAIN_S)
         return not self._is_over.is_set()
 
-    def _joining_again(self, number: int, lost: Remote) -> Remote:
+    def _joining_again(self, number: int, lost: Remote, *, tries: int) -> Remote:
         """Its ranks find the others themselves. Until it answers, the job continues without it as
         before."""
         self.connections.pop(lost.host, None)
-        remote = self._remote(number, lost.host, self.job.joining_again(lost.num_starts))
+        job = self.job.joining_again(lost.num_starts)
+        remote = self._remote(number, lost.host, tries=tries, job=job)
         remote.num_starts = lost.num_starts
         self.dropped[self.dropped.index(lost)] = remote
         return remote

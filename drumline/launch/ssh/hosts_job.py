@@ -14,7 +14,7 @@ from drumline.base.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
 from drumline.launch.node_plan import NodePlan, Program, nodes_of_hosts, silence_limit_s
-from drumline.launch.ssh.client import ALIVE_INTERVAL_S, remote_module, ssh_words
+from drumline.launch.ssh.client import ALIVE_INTERVAL_S, CONNECT_TIMEOUT_S, remote_module, ssh_words
 from drumline.launch.ssh.supervisor import PROTOCOL
 
 # Variables that configure communication libraries, and must be the same on all ranks.
@@ -37,7 +37,8 @@ SENT_FIELDS = (
     "first_start",
     "standby",
 )
-RECONNECT_TIMEOUT_S = 4
+# ssh's limit for the first try to reconnect, in seconds; each further try has one more.
+RECONNECT_TIMEOUT_S = 2
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -103,11 +104,12 @@ class HostsJob:
             "script_watch": asdict(self.script_watch) if self.script_watch else None,
         }
 
-    def supervisor_command(self, host: Host) -> list[str]:
-        """The local command that runs a supervisor there."""
+    def supervisor_command(self, host: Host, tries: int) -> list[str]:
+        """The local command that runs a supervisor there, after so many tries."""
         client = list(self.client)
         if self.earlier:  # a host that answered before is tried often
-            client += ["-o", f"ConnectTimeout={RECONNECT_TIMEOUT_S}"]
+            timeout_s = min(RECONNECT_TIMEOUT_S + tries, CONNECT_TIMEOUT_S)
+            client += ["-o", f"ConnectTimeout={timeout_s}"]
         # Our own heartbeats notice a cut before ssh does. ssh uses the first option of a name.
         client += ["-o", f"ServerAliveCountMax={round(self.lease_s / ALIVE_INTERVAL_S) + 2}"]
         supervisor = remote_module("drumline.launch.ssh.supervisor", self.python, self.python_path)

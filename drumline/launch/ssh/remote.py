@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -225,8 +225,8 @@ class Remote:
 @dataclass
 class Search:
     notice: WaitNotice = field(default_factory=WaitNotice)
-    hosts: set[Host] = field(default_factory=set)
-    """The hosts that were tried, over all rounds."""
+    tries: Counter[Host] = field(default_factory=Counter)
+    """How often each host was tried, over all rounds."""
     tried: list[Host] = field(default_factory=list)
     """The hosts of this round: each is tried once."""
 
@@ -264,12 +264,12 @@ class Reconnect:
             return remote.host
         if self.job.earlier and search.notice.waited_s > self.limit_s:
             return None
-        search.hosts.add(remote.host)
+        search.tries[remote.host] += 1
         search.tried.append(remote.host)
         lost_at = self.last_heard.get(remote.host, float("-inf"))
         spare = next((host for host in self.spares if host not in search.tried), None)
         if spare is not None and time.monotonic() - lost_at > self.surely_ended_s:
-            self._replace(remote, spare, is_first=spare not in search.hosts)
+            self._replace(remote, spare, is_first=not search.tries[spare])
             return spare
         if not self.job.earlier:
             return None
