@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from drumline.base.errors import PreflightError, UsageError
+from drumline.base.errors import DrumlineError, PreflightError, UsageError
 from drumline.base.terminal import show
 from drumline.base.topology import own_variables
 from drumline.base.untrusted import parse_json
@@ -76,6 +76,11 @@ class Sync:
             finally:
                 # After Ctrl-C too: the pool waits for its threads, and they for their processes.
                 watcher.close(has_succeeded=False)
+        problems = [error for error in errors if isinstance(error, DrumlineError)]
+        if len(problems) == len(errors) and len({error.what for error in problems}) > 1:
+            raise PreflightError(
+                "; ".join(error.what for error in problems), next_step=problems[0].next_step
+            )
         if errors:
             raise errors[0]
         return hash_of(files)

@@ -1,4 +1,4 @@
-"""`--sync` that is interrupted; what it copies is tested on real hosts, in `tests/multinode`."""
+"""`--sync` that is interrupted or fails; what it copies is tested on real hosts, in `tests/multinode`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.base.errors import UsageError
+from drumline.base.errors import PreflightError, UsageError
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
 from drumline.launch.ssh.sync import Sync, code_files, file_hashes, hash_of, is_excluded
@@ -38,6 +38,29 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         sync.run([Host("a"), Host("b")])
     assert guard.job_processes(sync.job) == []
+
+
+def test_hosts_that_fail_for_different_reasons_are_all_named(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    client = tmp_path / "ssh"
+    code.mkdir()
+    (code / "train.py").touch()
+    client.write_text(
+        """#!/bin/sh
+case "$*" in
+*"-- a "*) echo "Permission denied" >&2 ;;
+*) echo "Connection refused" >&2 ;;
+esac
+exit 255
+"""
+    )
+    client.chmod(0o755)
+    with pytest.raises(PreflightError) as caught:
+        Sync(code, [str(client)], "python").run([Host("a"), Host("b")])
+    assert caught.value.what == (
+        "a: it rejected the ssh key (Permission denied); "
+        "b: it refuses ssh connections (Connection refused)"
+    )
 
 
 def make(folder: Path, *paths: str) -> None:
