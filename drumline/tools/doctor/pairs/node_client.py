@@ -15,6 +15,10 @@ from drumline.launch.ssh.client import no_client, ssh_problem
 from drumline.launch.ssh.host_connection import HostConnection
 from drumline.tools.doctor.pairs.node_server import PROTOCOL
 
+# How the first line of a node begins whose drumline is older than PROTOCOL; it is no frame.
+OLD_HELLO = '{"doctor":"drumline"'
+OTHER_VERSION = "its version of drumline is different"
+
 
 class NodeLostError(PreflightError):
     """The node has exited, or does not answer any more."""
@@ -72,12 +76,14 @@ class NodeClient:
     async def close(self, **last: Any) -> None:
         """Ask the node to exit. `last`: sent with that."""
         self.connection.send({**last, "kind": "end"})
+        if not self.connection.heard_at:
+            self.connection.hang_up()  # nobody reads that it is the end
         await self.connection.close()
 
     def _receive(self, frame: Mapping[str, Any]) -> None:
         if frame["kind"] == "hello":
             if frame["protocol"] != PROTOCOL:
-                self._lose("its version of drumline is different")
+                self._lose(OTHER_VERSION)
             elif not self._waiting[0].done():
                 self._waiting[0].set_result(None)
             return
@@ -91,6 +97,9 @@ class NodeClient:
 
     def _closed(self, closed: asyncio.Task[None]) -> None:
         connection = self.connection
+        if any(line.startswith(OLD_HELLO) for line in connection.stdout):
+            self._lose(OTHER_VERSION)
+            return
         error = None if closed.cancelled() else closed.exception()
         if error is not None or not connection.words:
             self._lose(str(error or "it disconnected during the check"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -59,8 +60,8 @@ def test_faults_of_a_simulated_cluster_are_reported_for_the_right_hosts() -> Non
     }
 
 
-def client(*words: str) -> NodeClient:
-    return NodeClient(HostConnection(Host("host"), [*words], START_S))
+def client(*words: str, start_s: float = START_S) -> NodeClient:
+    return NodeClient(HostConnection(Host("host"), [*words], start_s))
 
 
 def examined(*programs: str) -> Survey:
@@ -113,6 +114,36 @@ def test_a_node_that_fails_is_absent_with_a_reason(program: str, words: str) -> 
     assert host.absent is not None
     assert words in host.absent
     assert host.absent_fix
+
+
+def test_a_node_of_the_previous_version_is_named_though_its_hello_is_no_frame() -> None:
+    program = """
+print('{"doctor":"drumline","form":2}', flush=True)
+while input():
+    print('{"id":null,"error":"do is None; str is needed"}', flush=True)
+"""
+
+    async def try_it() -> None:
+        node = client(sys.executable, "-c", program, start_s=1.0)
+        with pytest.raises(NodeLostError, match="its version of drumline is different"):
+            await node.open()
+        await node.close()
+
+    asyncio.run(try_it())
+
+
+def test_closing_does_not_wait_for_a_host_that_has_not_answered() -> None:
+    async def try_it() -> float:
+        node = client(sys.executable, "-c", "import time; time.sleep(60)")
+        opening = asyncio.create_task(node.open())
+        await asyncio.sleep(0.2)
+        begin = time.monotonic()
+        await node.close()
+        with pytest.raises(NodeLostError):
+            await opening
+        return time.monotonic() - begin
+
+    assert asyncio.run(try_it()) < 3
 
 
 REAL = "from drumline.tools.doctor.pairs import node_server; node_server.main()"
