@@ -231,7 +231,7 @@ def _check_nodes(verb_flags: Mapping[str, Any]) -> int:
     show_lines(
         [f"node {node.node}: {last.get('result', '')} (node 0 has the report)"], stream=stream
     )
-    return int(last.get("code", ExitCode.PREFLIGHT_FAILED))
+    return int(last["code"])
 
 
 def _node_options(

@@ -86,6 +86,20 @@ def test_valid_nodes_join_and_are_informed_when_node_0_leaves() -> None:
     assert "closed the connection before the end" in message
 
 
+def test_an_end_without_a_result_is_not_the_end_of_the_check() -> None:
+    port = free_port()
+
+    async def host() -> str:
+        rendezvous = DoctorRendezvous(place(0, port=port))
+        telling = asyncio.create_task(asyncio.to_thread(_told, place(1, port=port)))
+        await rendezvous.wait(lambda _: None)
+        # As a connection sends it to a node without a heartbeat.
+        rendezvous.joined[1].connection.send({"kind": "end", "grace_s": 0})
+        return await telling
+
+    assert "closed the connection before the end" in asyncio.run(host())
+
+
 def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_join_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
