@@ -158,9 +158,13 @@ def installed_packages() -> dict[str, str]:
     """Versions by name; if there are two of the same name, the one that would be imported."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
+        folder = getattr(distribution, "_path", Path()).name
         metadata = distribution.metadata
-        name = str(metadata["Name"]).lower()
-        versions.setdefault(re.sub(r"[_.]", "-", name), metadata["Version"])
+        is_broken = "Name" not in metadata or "Version" not in metadata
+        if is_broken or folder.startswith("~"):  # pip renames to ~ what it has not deleted yet
+            continue
+        name = re.sub(r"[_.]", "-", metadata["Name"].lower())
+        versions.setdefault(name, metadata["Version"])
     return dict(sorted(versions.items()))
 
 
