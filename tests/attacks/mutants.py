@@ -32,7 +32,7 @@ MUTANTS = [
     Mutant(
         what="any handshake proof is accepted",
         file="drumline/net/handshake.py",
-        code='return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())',
+        code='return hmac.compare_digest(proof.encode(errors="replace"), expected.encode())',
         instead="return True",
         tests=DOORS,
     ),
