@@ -190,14 +190,17 @@ def read(path: Path, *, only: Collection[str] = ()) -> Snapshot:
     return Snapshot(tensors, documents)
 
 
-def broadcast(snapshot: Snapshot | None, *, device: torch.device, source: int = 0) -> Snapshot:
-    """Collective: what rank `source` has, on every rank; the others give None."""
+def broadcast(
+    snapshot: Snapshot | None, *, device: torch.device, source: int = 0, keeps: bool = True
+) -> Snapshot:
+    """Collective: what rank `source` has, on every rank; the others give None. A rank that does not
+    `keep` it only takes part: it gets no tensors."""
     contents = None if snapshot is None else [snapshot.documents, list(snapshot.tensors)]
     documents, files = broadcast_json(contents, device=device, source=source)
     tensors: dict[str, Mapping[str, Tensor]] = {}
     for file in files:
         sent = None if snapshot is None else snapshot.tensors[file]
-        tensors[file] = broadcast_tensors(sent, device=device, source=source)
+        tensors[file] = broadcast_tensors(sent, device=device, source=source, keeps=keeps)
     return Snapshot(tensors, documents)
 
 

@@ -12,6 +12,7 @@ from drumline.base.startup import INTERRUPTED_EARLY, default_procs, interruptibl
 from drumline.base.topology import topology_from
 from drumline.config.flags import Layer
 from drumline.launch.node_plan import TASK_RESTARTS, NodePlan, Program, Supervision
+from drumline.rank.compile_cache import use_private_cache
 
 
 def run_on_ranks(
@@ -32,8 +33,12 @@ def run_on_ranks(
                 if max_restarts is None:
                     max_restarts = TASK_RESTARTS if program.can_resume else 0
                 return _start(NodePlan(num_procs=num_procs, max_restarts=max_restarts), program)
+        use_private_cache()
         with loading():
             import drumline.cli.train_rank  # noqa: F401  # torch, and all that trains
+            from drumline.rank.torch_internals import load_compiler
+
+            load_compiler()  # torch does so with the first optimizer, when the collector is on
     return run_rank()
 
 

@@ -90,6 +90,9 @@ def wrap_model(
     is no group. `comm`: in which type gradients are sent. `group`: the ranks that reduce them, if
     not all. `ddp_options`: DDP's own."""
     hook = rounding_hook(comm)
+    unknown = ddp_options.keys() - inspect.signature(DistributedDataParallel).parameters.keys()
+    if unknown:  # on one process too, where DDP would not say so
+        raise TypeError(f"DistributedDataParallel has no argument {min(unknown)!r}")
     model = model.to(device)
     if not dist.is_initialized():
         return SingleProcess(model)

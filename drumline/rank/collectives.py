@@ -92,10 +92,14 @@ def broadcast_json(value: Any, *, device: torch.device, source: int = 0) -> Any:
 
 
 def broadcast_tensors(
-    tensors: Mapping[str, Tensor] | None, *, device: torch.device, source: int = 0
+    tensors: Mapping[str, Tensor] | None,
+    *,
+    device: torch.device,
+    source: int = 0,
+    keeps: bool = True,
 ) -> dict[str, Tensor]:
     """Collective: the tensors of rank `source` by name, on every rank, on the CPU; other ranks give
-    None."""
+    None. A rank that does not `keep` them only takes part, and gets none."""
     if _is_alone():
         return dict(tensors or {})
     described = {
@@ -110,7 +114,8 @@ def broadcast_tensors(
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         # As bytes: no backend supports every type.
         dist.broadcast(buffer.reshape(-1).view(torch.uint8), source)
-        received[name] = buffer.cpu()
+        if keeps:
+            received[name] = buffer.cpu()
     return received
 
 

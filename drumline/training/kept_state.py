@@ -322,8 +322,9 @@ def _send_what_is_lacking(group: GroupState, kept_state: KeptState | None, job: 
         sent = None
         if rank == source:
             sent = snapshot if lacking == "all" else _shared_part(snapshot)
-        received = broadcast(sent, device=job.ddp.device, source=source)
-        if needs[rank] == (source, lacking):
+        is_for_this_rank = needs[rank] == (source, lacking)
+        received = broadcast(sent, device=job.ddp.device, source=source, keeps=is_for_this_rank)
+        if is_for_this_rank:
             snapshot = Snapshot(
                 {**snapshot.tensors, **received.tensors},
                 {**snapshot.documents, **received.documents},

@@ -35,6 +35,8 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
     assert ddp.device.type in ("cpu", "cuda")
     model = nn.Linear(2, 2)
     assert ddp.unwrap(ddp.wrap(model)) is model
+    with pytest.raises(TypeError, match="has no argument 'find_unused_paramters'"):
+        ddp.wrap(model, find_unused_paramters=True)
     ddp.barrier()
     assert float(ddp.sum(torch.tensor(2.0, device=ddp.device))) == 2.0
     ddp.cleanup()

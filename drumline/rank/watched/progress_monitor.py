@@ -78,11 +78,12 @@ def num_collectives() -> int | None:
     # While torch is being loaded, it has no such functions.
     if not hasattr(dist, "is_initialized") or not dist.is_available() or not dist.is_initialized():
         return None
-    from drumline.rank.torch_internals import sequence_number_of
-
     try:
+        from drumline.rank.torch_internals import sequence_number_of
+
         return sequence_number_of(dist.group.WORLD)()
-    except (AttributeError, RuntimeError):  # the group is being destroyed
+    # The group is being destroyed; or this version of torch cannot be observed.
+    except (AttributeError, ImportError, RuntimeError):
         return None
 
 

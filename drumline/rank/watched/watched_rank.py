@@ -141,14 +141,15 @@ class WatchedRank:
 def torch_report() -> dict[str, Any]:
     """The DataLoader workers that the main thread waits for, and the latest collectives; nothing
     where torch is not loaded, as in a script that does not use it."""
+    # Nothing is imported here: the main thread may be blocked in an import, and this thread would
+    # wait for it.
     dist = sys.modules.get("torch.distributed")
-    if dist is None:
+    internals = sys.modules.get("drumline.rank.torch_internals")
+    if dist is None or internals is None:
         return {}
-    from drumline.rank.torch_internals import awaited_workers, flight_recorders
-
-    report: dict[str, Any] = {"workers": awaited_workers(main_thread_frames())}
+    report: dict[str, Any] = {"workers": internals.awaited_workers(main_thread_frames())}
     if dist.is_available() and dist.is_initialized():
-        dumps = [json.loads(dump(True, False)) for dump in flight_recorders()]
+        dumps = [json.loads(dump(True, False)) for dump in internals.flight_recorders()]
         entries = [entry for content in dumps for entry in content.get("entries", [])]
         report["collectives"] = latest_collectives(entries)
     return report

@@ -95,13 +95,13 @@ class Group:
             self.nodes = [f"asked/{number}" for number in range(num_nodes)]
         self.node_asked_at = math.inf
         self._local_ranks = [f"pid/{where}/{rank}" for rank in range(ddp.local_world_size)]
-        self._local_pids: list[int] = []
+        self.local_pids: list[int] = []
 
     def has_lost_a_local_rank(self) -> bool:
         """Whether a rank of this host has exited."""
-        if len(self._local_pids) < len(self._local_ranks):
-            self._local_pids = list(map(int, self.store.there(self._local_ranks).values()))
-        return any(state_of(pid) in EXITED for pid in self._local_pids)
+        if len(self.local_pids) < len(self._local_ranks):
+            self.local_pids = list(map(int, self.store.there(self._local_ranks).values()))
+        return any(state_of(pid) in EXITED for pid in self.local_pids)
 
     def request(self, cause: dict[str, Any], *, in_a_hurry: bool) -> None:
         if len(self.nodes) > 1:
@@ -152,6 +152,8 @@ class Watcher:
     def join(self, place: dict[str, Any], group: Group | None) -> None:
         """A group has begun, or this process trains alone. What it was asked before counts in it."""
         self.place = place
+        if group is not None and self._group is not None:
+            group.local_pids = self._group.local_pids  # the processes of a node stay the same
         self._group = group
         self._is_joined = True
         self._is_between_groups = False

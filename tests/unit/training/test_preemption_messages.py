@@ -188,7 +188,7 @@ def test_a_rank_that_its_launcher_ends_while_nodes_change_exits_at_once(ended: l
     preempted = with_a_lost_store()
     with subprocess.Popen(["true"]) as other:
         pass
-    preempted.watcher._group._local_pids = [other.pid]
+    preempted.watcher._group.local_pids = [other.pid]
     preempted.watcher.turn([signal.SIGTERM])
     assert ended == [143]
 

@@ -166,6 +166,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
     rank = start_rank(
         "import subprocess\n"
         "from torch.utils.data import DataLoader\n"
+        "import drumline.rank.torch_internals\n"
         "def wait_for_release():\n"
         "    while not Path(folder, 'released').exists():\n"
         "        time.sleep(0.5)\n"
