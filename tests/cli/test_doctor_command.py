@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.cli import main
 from drumline.cli.doctor_command import OWN_FLAGS, _node_options
-from tests.ranks import rank_environment
+from tests.ranks import free_port, rank_environment
 
 
 @pytest.mark.parametrize(
@@ -176,3 +182,28 @@ def test_a_task(
         monkeypatch.setenv(name, value)
     assert main(words) == ExitCode.USAGE
     assert "drumline doctor TASK is one process" in capsys.readouterr().err
+
+
+def test_an_interrupted_check_has_no_result_on_the_other_nodes(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "drumline", "doctor", "--nodes=2"]
+    master = f"--master=127.0.0.1:{free_port()}"
+    environment = {**os.environ, "DRUMLINE_SECRET": "a secret of sixteen"}
+    log = tmp_path / "node-0"
+    with log.open("w") as file:
+        first = subprocess.Popen(
+            [*words, "--node-rank=0", master], env=environment, stdout=file, stderr=file
+        )
+    second = subprocess.Popen(
+        [*words, "--node-rank=1", master], env=environment, stdout=PIPE, stderr=STDOUT, text=True
+    )
+    deadline = time.monotonic() + 60
+    while "2 of 2 hosts answer" not in log.read_text():
+        assert first.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    output, _ = second.communicate(timeout=60)
+    assert first.wait(60) == 130
+    assert second.returncode != 0, output
+    assert "closed the connection before the end" in output
+    assert "ready to train" not in output

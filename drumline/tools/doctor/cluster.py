@@ -130,6 +130,7 @@ async def _examine(
     }
     coordinator = Coordinator(survey, clients, sent, progress)
     result = DoctorResult(survey)
+    ending: dict[str, Any] = {}
     try:
         await examine(coordinator)
         network = pair_findings(survey)
@@ -147,8 +148,9 @@ async def _examine(
             names = {host.hostname: host.name for host in survey.hosts}
             network = [*pair_findings(survey), *collective_findings(result.collectives, names)]
         result.findings = [*network, *facts]
+        ending = {"result": result_line(result.findings), "code": int(result.exit_code)}
     finally:
-        await coordinator.close(result=result_line(result.findings), code=int(result.exit_code))
+        await coordinator.close(**ending)  # an interrupted check has no result
     return result
 
 
