@@ -3,6 +3,7 @@ seconds."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -123,14 +124,43 @@ def test_the_list_of_an_earlier_round_is_not_believed(base: dist.HashStore) -> N
         node.leave()
 
 
+def last_round(base: dist.HashStore) -> str:
+    """The name that is on the current list."""
+    _, _, content = base.get(ROUND).partition(b"{")
+    name: str = json.loads(b"{" + content)["name"]
+    return name
+
+
+def replay(base: dist.HashStore, key: str, *, source: str, target: str) -> None:
+    """Copy a value of one round to another, as soon as that has begun."""
+    wait_for(lambda: last_round(base) == target)
+    recorded = base.get(f"drumline/round/{source}/{key}")
+    base.set(f"drumline/round/{target}/{key}", recorded)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["probed/1", "decision"])
 def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(
-    base: dist.HashStore,
+    base: dist.HashStore, key: str
 ) -> None:
-    earlier, later = (SealedStore(base, SECRET, f"drumline/nodes/{number}") for number in range(2))
-    earlier.set("claim/1", "{}")
-    base.set("drumline/nodes/1/claim/1", base.get("drumline/nodes/0/claim/1"))  # type: ignore[arg-type]
-    assert earlier.peek("claim/1") == b"{}"
-    assert later.peek("claim/1") is None
+    nodes = two_nodes(base, SECRET)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(NodeRendezvous.next_rendezvous, nodes))
+        earlier = last_round(base)
+        # The node that would write this value is slow, and the other one waits for it.
+        writer, reader = nodes if key == "decision" else reversed(nodes)
+        card = writer._card({"probe_port": 0, "probe_token": ""}, None)
+        writer.membership.join_round(card)
+        writer._join_until = time.monotonic() + LIMIT_S
+        reading = pool.submit(reader.next_rendezvous)
+        joined = writer._lead(card, None) if key == "decision" else writer._follow(card)
+        replay(base, key, source=earlier, target=joined.name)
+        time.sleep(1)
+        assert not reading.done()
+        prefix = f"drumline/round/{joined.name}"
+        assert writer._check_data_ports(SealedStore(base, writer.secret, prefix), joined)
+        assert reading.result().world_size == 2
+    for node in nodes:
+        node.leave()
 
 
 def test_a_deleted_value_is_not_waited_for() -> None:

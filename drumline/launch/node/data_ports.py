@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from drumline.base.terminal import print_message
@@ -41,16 +41,21 @@ def open_probe_port(address: str) -> Iterator[dict[str, Any]]:
 
 
 def unreachable_nodes(
-    cards: Mapping[int, NodeCard], this_node: int, *, limit_s: float = CLOSED_S
+    cards: Mapping[int, NodeCard],
+    this_node: int,
+    *,
+    limit_s: float = CLOSED_S,
+    is_decided: Callable[[], bool] = lambda: False,
 ) -> dict[int, str]:
-    """Why this node cannot reach others, by their ranks. A closed port is retried for some time."""
+    """Why this node cannot reach others, by their ranks. A closed port is retried for some time,
+    unless the round is decided: then the others have closed theirs."""
     begun = time.monotonic()
     is_reported = False
     peers = [card for rank, card in cards.items() if rank != this_node]
     targets = [_target(card) for card in peers if 0 < card["probe_port"] < 1 << 16]
     while True:
         failed = {rank: why for rank, why in probe_hosts(targets).failed.items() if why in CLOSED}
-        if not failed or time.monotonic() - begun >= limit_s:
+        if not failed or time.monotonic() - begun >= limit_s or is_decided():
             return failed
         targets = [target for target in targets if target.rank in failed]
         if not is_reported:

@@ -89,6 +89,9 @@ class NodeRendezvous(RendezvousHandler):
         self.secret = membership.secret
         self.round: Round | None = None
         """The last one that this node joined."""
+        self._last_list: Mapping[int, NodeCard] = {}
+        """On node 0: the cards of the last round that it published."""
+        self._join_until = 0.0
         self._poll_s = min(1.0, 0.02 + node.num_nodes / 200)
         self._ask = WaitNotice(first_s=1, growth=1)
         self._wait = WaitNotice()
@@ -140,19 +143,23 @@ class NodeRendezvous(RendezvousHandler):
     def _join(self) -> RendezvousInfo:
         """Collective: all nodes of the round have joined, and reach each other."""
         has_joined = False
+        self._join_until = time.monotonic() + self.node.join_timeout_s
         while not has_joined:
             keys = KeyPair() if self.secret is None else None
             with open_probe_port(own_binding(self.address)) as probe:
                 card = self._card(probe, keys)
                 self.membership.join_round(card)
                 joined = self._lead(card, keys) if self._leads else self._follow(card)
-                base = dist.PrefixStore(f"drumline/round/{joined.name}", self.store)
-                has_joined = self._check_data_ports(SealedStore(base, self.secret), joined)
+                # The name is sealed with each value: those of another round are not valid here.
+                prefix = f"drumline/round/{joined.name}"
+                store = SealedStore(self.store, self.secret, prefix)
+                has_joined = self._check_data_ports(store, joined)
         self.round = joined
         self.ranks_secret = self._ranks_secret(joined, keys)
         cards = list(joined.cards.values())
         self.sidecars = tuple(f"{card['address']}:{card['watch_port']}" for card in cards)
         self._count_restarts(cards)
+        base = dist.PrefixStore(prefix, self.store)
         agents: Any = SealedStore(base, derived(self.ranks_secret, "agents"), "drumline/agents")
         # Missing nodes leave no gap: torchrun counts from 0.
         node_rank = self.members.index(self.node.node_rank)
@@ -184,7 +191,7 @@ class NodeRendezvous(RendezvousHandler):
         enough_since = None
         for now in self._polls():
             self.membership.read()
-            cards = {0: card, **self._joining_cards()}
+            cards = {0: card, **self._new_cards(self._last_list)}
             if len(cards) < least:
                 enough_since = None
                 continue
@@ -201,6 +208,7 @@ class NodeRendezvous(RendezvousHandler):
         joined = Round(name, dict(sorted(cards.items())), wrapped)
         content = {"name": name, "cards": list(joined.cards.values()), "keys": wrapped}
         self.membership.publish(ROUND, content)
+        self._last_list = joined.cards
         return joined
 
     def _last_call_s(self, num_joined: int) -> float:
@@ -220,8 +228,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def _polls(self) -> Iterator[float]:
         """The time of each poll, until the join timeout is over, or the job."""
-        until = time.monotonic() + self.node.join_timeout_s
-        while (now := time.monotonic()) <= until:
+        while (now := time.monotonic()) <= self._join_until:
             if self.is_closed():
                 over = "another node ended the job"
                 if self.round is None:
@@ -240,14 +247,19 @@ class NodeRendezvous(RendezvousHandler):
             "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
         )
 
-    def _joining_cards(self) -> dict[int, NodeCard]:
+    def _new_cards(self, listed: Mapping[int, NodeCard]) -> dict[int, NodeCard]:
+        """Of the other nodes that join, at the last read of heartbeats. A card that is on the list
+        belongs to that round: its node makes another one to join the next."""
         cards = self.membership.joining_cards()
-        return {rank: card for rank, card in cards.items() if has_fields(card, CARD)}
+        return {
+            rank: card
+            for rank, card in cards.items()
+            if has_fields(card, CARD) and listed.get(rank) != card
+        }
 
     def _waiting(self, joined: Round) -> list[int]:
         """Nodes that wait for the round after this one, at the last read of heartbeats."""
-        cards = self._joining_cards()
-        return [rank for rank, card in cards.items() if joined.cards.get(rank) != card]
+        return list(self._new_cards(joined.cards))
 
     def _lost(self, joined: Round) -> list[int]:
         limit_s = self.node.silence_s
@@ -256,7 +268,9 @@ class NodeRendezvous(RendezvousHandler):
     def _check_data_ports(self, store: SealedStore, joined: Round) -> bool:
         """Collective: node 0 decides whether ranks can start; False: all join again, because a node
         is lost. What is wrong is raised on all nodes."""
-        closed = unreachable_nodes(joined.cards, self.node.node_rank)
+        closed = unreachable_nodes(
+            joined.cards, self.node.node_rank, is_decided=lambda: store.check([DECISION])
+        )
         store.set(f"probed/{self.node.node_rank}", json.dumps(closed))
         if self._leads:
             num_readers = len(joined.cards) - 1

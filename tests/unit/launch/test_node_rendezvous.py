@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -161,6 +162,66 @@ def test_nodes_join_again_when_one_is_lost_before_the_ports_are_checked(
     nodes[1].leave()
     assert nodes[0].next_rendezvous().world_size == 1
     assert nodes[0].missing == [1]
+
+
+def listed_card(rendezvous: NodeRendezvous) -> object:
+    """The card of this node on the last list of node 0."""
+    joined = Round.decode(rendezvous.membership.store.peek("round") or b"")
+    return None if joined is None else joined.cards.get(rendezvous.node.node_rank)
+
+
+def renew_card(rendezvous: NodeRendezvous) -> dict[str, Any]:
+    """As a node that joins and is started again before it has probed the others."""
+    card = rendezvous._card({"probe_port": 0, "probe_token": ""}, None)
+    rendezvous.membership.join_round(card)
+    return card
+
+
+def test_cards_of_a_dismissed_round_are_not_on_the_next_list(
+    nodes: list[NodeRendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()
+    nodes += [handler(store, node_of(rank, 3)) for rank in range(3)]
+    for node in nodes:
+        node.membership.join()
+    first, slow, renewing = nodes
+    slow._poll_s = 0.4
+    rounds = []
+    publish = first.membership.publish
+
+    def note_round(key: str, content: dict[str, Any]) -> None:
+        rounds.append(content["name"])
+        publish(key, content)
+
+    monkeypatch.setattr(first.membership, "publish", note_round)
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(node.next_rendezvous) for node in (first, slow)]
+        card = renew_card(renewing)
+        deadline = time.monotonic() + 30
+        while listed_card(renewing) != card:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        renewing.next_rendezvous()
+        assert [other.result().world_size for other in others] == [3, 3]
+    assert len(rounds) == 2
+
+
+def test_the_join_timeout_is_for_all_rounds_together(nodes: list[NodeRendezvous]) -> None:
+    store = dist.HashStore()
+    plans = [replace(node_of(rank, 2), join_timeout_s=1, lost_after_s=1) for rank in range(2)]
+    nodes += [handler(store, plan) for plan in plans]
+    first, renewing = nodes
+    for node in nodes:
+        node.membership.join()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(first.next_rendezvous)
+        until = time.monotonic() + 10
+        while not joining.done() and time.monotonic() < until:
+            renew_card(renewing)
+            time.sleep(0.02)
+        assert time.monotonic() < until
+        with pytest.raises(PreflightError, match="node 0 waited 1 s at a:1"):
+            joining.result()
 
 
 def test_a_node_that_is_lost_is_a_reason_to_start_again(
