@@ -31,7 +31,7 @@ from drumline.launch.node.data_ports import (
 )
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node_plan import RUN_ID, NodePlan
-from drumline.net.dial import WaitNotice
+from drumline.net.dial import CLOSED_S, WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
 from drumline.net.key_exchange import KeyPair
@@ -229,15 +229,9 @@ class NodeRendezvous(RendezvousHandler):
     def _polls(self) -> Iterator[float]:
         """The time of each poll, until the join timeout is over, or the job."""
         while (now := time.monotonic()) <= self._join_until:
+            self._check_replaced()
             if self.is_closed():
-                over = "another node ended the job"
-                if self.round is None:
-                    over = "the job is over, or another node ended it"
-                what = (
-                    self.membership.failure()
-                    or f"{over}; node {self.node.node_rank} cannot join it"
-                )
-                raise self._error(what, "read the output of the others")
+                raise self._job_over()
             yield now
             time.sleep(self._poll_s)
         late = self.membership.names(self.membership.missing()) or "the others"
@@ -246,6 +240,22 @@ class NodeRendezvous(RendezvousHandler):
             f"{waited} at {self.node.endpoint}: {late} did not join",
             "start it there, with the same settings and its own NODE_RANK; check that it reaches that port",
         )
+
+    def _job_over(self) -> DrumlineError:
+        over = "another node ended the job"
+        if self.round is None:
+            over = "the job is over, or another node ended it"
+        failure = None
+        with contextlib.suppress(dist.DistError):  # node 0 may have left, with its store
+            failure = self.membership.failure()
+        what = failure or f"{over}; node {self.node.node_rank} cannot join it"
+        return self._error(what, "read the output of the others")
+
+    def _check_replaced(self) -> None:
+        if self.membership.was_replaced:
+            raise self._error(
+                f"another launcher has taken NODE_RANK {self.node.node_rank} from this one"
+            )
 
     def _new_cards(self, listed: Mapping[int, NodeCard]) -> dict[int, NodeCard]:
         """Of the other nodes that join, at the last read of heartbeats. A card that is on the list
@@ -265,9 +275,14 @@ class NodeRendezvous(RendezvousHandler):
         limit_s = self.node.silence_s
         return [rank for rank in joined.cards if self.membership.is_silent(rank, for_s=limit_s)]
 
+    def _is_left(self, joined: Round) -> bool:
+        """Whether a node of this round has exited, or has ended the job."""
+        is_done = any(self.membership.is_alive(rank, DONE) for rank in joined.cards)
+        return is_done or self.is_closed()
+
     def _check_data_ports(self, store: SealedStore, joined: Round) -> bool:
         """Collective: node 0 decides whether ranks can start; False: all join again, because a node
-        is lost. What is wrong is raised on all nodes."""
+        is lost or has left. What is wrong is raised on all nodes."""
         closed = unreachable_nodes(
             joined.cards, self.node.node_rank, is_decided=lambda: store.check([DECISION])
         )
@@ -279,22 +294,34 @@ class NodeRendezvous(RendezvousHandler):
             num_readers = 0
             decision = self._decision_of_node_0(store)
         try:
-            return bool(follow(store, DECISION, decision, num_readers=num_readers))
+            return bool(follow(store, DECISION, decision, num_readers=num_readers, read_s=LINGER_S))
         except PreflightError as error:
             raise self._error(error.what, error.next_step) from error
 
     def _decision_of_node_0(self, store: SealedStore) -> dict[str, Any]:
-        for _ in self._polls():
+        # However short the join timeout is: nodes probe each other, and one may be lost.
+        limit_s = max(self.node.join_timeout_s, CLOSED_S + self.node.silence_s)
+        until = time.monotonic() + limit_s
+        while time.monotonic() <= until:
+            self._check_replaced()
+            is_closed = self.is_closed()
+            # Read after that: the first node that raises what was decided closes the job.
             decision = document(store.peek(DECISION) or b"")
             if decision is not None:
                 return decision
-        raise AssertionError
+            if is_closed:
+                raise self._job_over()
+            time.sleep(self._poll_s)
+        raise self._error(
+            f"{self.membership.name(0)} did not decide within {limit_s:g} s whether ranks can start",
+            "read its output",
+        )
 
     def _decide(self, store: SealedStore, joined: Round) -> bool:
         keys = [f"probed/{rank}" for rank in joined.cards]
         while (texts := store.peek_all(keys)) is None:
             self.membership.read()
-            if self._lost(joined) or self._waiting(joined):
+            if self._lost(joined) or self._waiting(joined) or self._is_left(joined):
                 return False
             time.sleep(self._poll_s)
         probed = [document(text) or {} for text in texts]
@@ -372,10 +399,7 @@ class NodeRendezvous(RendezvousHandler):
         if failure := self.membership.failure():
             self.membership.set_state(DONE)
             raise self._error(failure, "read its output")
-        if self.membership.was_replaced:
-            raise self._error(
-                f"another launcher has taken NODE_RANK {self.node.node_rank} from this one"
-            )
+        self._check_replaced()
 
     def _reason(self, waiting: list[int], lost: list[int]) -> str:
         new = [rank for rank in waiting if rank in self.missing]
@@ -419,6 +443,8 @@ class NodeRendezvous(RendezvousHandler):
 
     def publish_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
         """This node ends the job: publish why, before the store is closed."""
+        if self.membership.was_replaced:
+            return
         until = time.monotonic() + LINGER_S
         with contextlib.suppress(dist.DistError):
             self.membership.publish_failure(what, code)
@@ -465,7 +491,9 @@ class NodeRendezvous(RendezvousHandler):
         return self.membership.store.peek(CLOSED) == b"1"
 
     def set_closed(self) -> None:
-        self.membership.store.set(CLOSED, "1")
+        # The job is not over for the launcher that has replaced this one.
+        if not self.membership.was_replaced:
+            self.membership.store.set(CLOSED, "1")
 
     def get_run_id(self) -> str:
         return RUN_ID

@@ -121,13 +121,20 @@ def announce(store: SealedStore, key: str, decide: Callable[[], Any], **fields: 
     return decision
 
 
-def follow(store: SealedStore, key: str, decision: Decision, *, num_readers: int = 0) -> Any:
+def follow(
+    store: SealedStore,
+    key: str,
+    decision: Decision,
+    *,
+    num_readers: int = 0,
+    read_s: float = READ_S,
+) -> Any:
     """What was decided, or the error. `num_readers`: on rank 0, which often runs the store, how
-    many others it waits for, until they have read an error."""
+    many others it waits for, until they have read an error; for `read_s` at most."""
     if "what" in decision:
         read = f"{key}/read"
         store.add(read, 0 if num_readers else 1)
-        until = time.monotonic() + READ_S
+        until = time.monotonic() + read_s
         while num_readers and store.add(read, 0) < num_readers and time.monotonic() < until:
             time.sleep(POLL_S)
     return value_of(decision)

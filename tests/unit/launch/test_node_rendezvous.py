@@ -3,6 +3,7 @@ in `tests/multinode`."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,8 @@ from drumline.launch.node import node_rendezvous
 from drumline.launch.node.membership import DONE, JOINING, RUNNING, Membership
 from drumline.launch.node.node_rendezvous import NodeRendezvous, Round
 from drumline.launch.node_plan import NodePlan
-from drumline.net.dial import WaitNotice
+from drumline.net.dial import Reason, WaitNotice
+from drumline.rank.sealed_store import SealedStore
 
 
 @pytest.fixture(autouse=True)
@@ -196,11 +198,7 @@ def test_cards_of_a_dismissed_round_are_not_on_the_next_list(
     monkeypatch.setattr(first.membership, "publish", note_round)
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(node.next_rendezvous) for node in (first, slow)]
-        card = renew_card(renewing)
-        deadline = time.monotonic() + 30
-        while listed_card(renewing) != card:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until_listed(renewing, renew_card(renewing))
         renewing.next_rendezvous()
         assert [other.result().world_size for other in others] == [3, 3]
     assert len(rounds) == 2
@@ -222,6 +220,120 @@ def test_the_join_timeout_is_for_all_rounds_together(nodes: list[NodeRendezvous]
         assert time.monotonic() < until
         with pytest.raises(PreflightError, match="node 0 waited 1 s at a:1"):
             joining.result()
+
+
+def wait_until_listed(rendezvous: NodeRendezvous, card: dict[str, Any]) -> None:
+    deadline = time.monotonic() + 30
+    while listed_card(rendezvous) != card:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def joined_by_hand(nodes: list[NodeRendezvous]) -> tuple[Round, SealedStore]:
+    """A round of these nodes, whose ports have not been checked; and its store."""
+    for node in nodes:
+        node.membership.join()
+    cards = {node.node.node_rank: renew_card(node) for node in nodes}
+    return Round("a round", cards, None), SealedStore(nodes[0].store, None, "drumline/round/a")
+
+
+def test_all_nodes_report_a_closed_data_port(nodes: list[NodeRendezvous]) -> None:
+    shared = dist.HashStore()
+    nodes += [handler(shared, node_of(rank, 3, ("a", "b", "c"))) for rank in range(3)]
+    joined, store = joined_by_hand(nodes)
+    for rank in (1, 2):
+        store.set(f"probed/{rank}", json.dumps({"0": Reason.REFUSED}))
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(nodes[0]._check_data_ports, store, joined)
+        deadline = time.monotonic() + 30
+        while not store.check(["decision"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(2.5)
+        assert not leading.done(), "it waits until the others have read it"
+        for node in nodes[1:]:
+            with pytest.raises(PreflightError, match="a takes data on its loopback"):
+                node._check_data_ports(store, joined)
+            node.shutdown()
+        with pytest.raises(PreflightError, match="a takes data on its loopback"):
+            leading.result()
+
+
+def test_a_decision_is_waited_for_beyond_a_short_join_timeout(nodes: list[NodeRendezvous]) -> None:
+    shared = dist.HashStore()
+    plans = [replace(node_of(rank, 2), join_timeout_s=0) for rank in range(2)]
+    nodes += [handler(shared, plan) for plan in plans]
+    joined, store = joined_by_hand(nodes)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(nodes[1]._check_data_ports, store, joined)
+        time.sleep(0.3)
+        assert nodes[0]._check_data_ports(store, joined)
+        assert following.result()
+
+
+def test_a_job_that_ends_before_the_ports_are_checked_is_over_for_the_first_node(
+    nodes: list[NodeRendezvous],
+) -> None:
+    shared = dist.HashStore()
+    nodes += [handler(shared, replace(node_of(rank, 2), lost_after_s=10)) for rank in range(2)]
+    for node in nodes:
+        node.membership.join()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(nodes[0].next_rendezvous)
+        wait_until_listed(nodes[1], renew_card(nodes[1]))
+        nodes[1].shutdown()
+        with pytest.raises(PreflightError, match="another node ended it; node 0 cannot join it"):
+            joining.result(timeout=10)
+
+
+def test_a_node_that_exits_before_the_ports_are_checked_is_not_waited_for(
+    nodes: list[NodeRendezvous],
+) -> None:
+    shared = dist.HashStore()
+    for rank in range(2):
+        plan = replace(node_of(rank, 2), min_nodes=1, last_call_s=0)
+        nodes.append(handler(shared, plan))
+        nodes[rank].membership.join()
+    card = renew_card(nodes[1])
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(nodes[0].next_rendezvous)
+        wait_until_listed(nodes[1], card)
+        nodes[1].membership.set_state(DONE)
+        assert joining.result(timeout=10).world_size == 1
+
+
+def test_a_launcher_that_was_replaced_does_not_end_the_job_of_the_other(
+    nodes: list[NodeRendezvous],
+) -> None:
+    shared = dist.HashStore()
+    nodes += [handler(shared, node_of(1, 2)) for _ in range(2)]
+    replaced, later = nodes
+    replaced.membership.join()
+    replaced.leave()
+    later.membership.join()
+    with pytest.raises(PreflightError, match="another launcher has taken NODE_RANK 1 from this"):
+        replaced.next_rendezvous()
+    replaced.publish_failure("rank 0 failed")
+    replaced.shutdown()
+    assert not later.is_closed()
+    assert later.membership.failure() is None
+    later.shutdown()
+    assert later.is_closed()
+
+
+def test_a_job_that_is_over_is_reported_also_when_its_store_has_closed(
+    nodes: list[NodeRendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.append(handler(dist.HashStore(), node_of(1, 2)))
+    nodes[0].membership.join()
+    nodes[0].set_closed()
+
+    def lose_store() -> None:
+        raise dist.DistNetworkError
+
+    monkeypatch.setattr(nodes[0].membership, "failure", lose_store)
+    with pytest.raises(PreflightError, match="the job is over, or another node ended it"):
+        nodes[0].next_rendezvous()
 
 
 def test_a_node_that_is_lost_is_a_reason_to_start_again(
