@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from drumline.base.errors import PreflightError
 from drumline.base.job_secret import SECRET_ENV, derived
+from drumline.base.terminal import print_message
 from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
@@ -30,6 +31,9 @@ from drumline.rank.sealed_store import SealedStore, check_secret, document
 HEARTBEAT_S = 1.0
 # A node whose heartbeat has not changed for so many is not alive.
 MISSED_HEARTBEATS = 5
+# Of what nodes write for each other; raised when an earlier version could not read it.
+FORM = 2
+SAME_VERSION = "install the same version of drumline on all nodes"
 JOINING = "joining"
 RUNNING = "running"
 DONE = "done"
@@ -85,6 +89,9 @@ class Membership:
         """On the first node: values that are written once, and where they are stored."""
         self._last: dict[int, tuple[NodeHeartbeat, float]] = {}
         """Each node's last heartbeat, and when it was first seen here, by this machine's clock."""
+        self._unreadable: dict[int, bytes] = {}
+        """The first value of each node that is no heartbeat of this version."""
+        self._reported: set[int] = set()
         self._waiting: WaitNotice | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
@@ -96,7 +103,12 @@ class Membership:
         """The first node publishes which job this is, and the others check that it is theirs. A
         node of another job would make the ranks restart repeatedly, to let in a node that does not
         belong to them."""
-        this_job = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
+        this_job = {
+            "job": self.node.job,
+            "num_nodes": self.node.num_nodes,
+            "nonce": nonce(),
+            "form": FORM,
+        }
         if self.node.node_rank == 0:
             self.publish("job", this_job)
             self._seal_launch(this_job)
@@ -107,6 +119,11 @@ class Membership:
             raise PreflightError(
                 f"another job uses {where}",
                 next_step="wait for its end, or take another port: --port, --master ADDRESS:PORT or MASTER_PORT",
+            )
+        if published.get("form") != FORM:
+            raise PreflightError(
+                f"node 0 and node {self.node.node_rank} have different versions of drumline",
+                next_step=SAME_VERSION,
             )
         if published["num_nodes"] != this_job["num_nodes"]:
             raise PreflightError(
@@ -209,8 +226,20 @@ class Membership:
         for key, text in self.store.there(list(keys)).items() if keys else ():
             rank = keys[key]
             new = NodeHeartbeat.decode(text)
-            if new is not None and (rank not in self._last or new.is_newer(self._last[rank][0])):
+            if new is None:
+                self._report_unreadable(rank, text)
+            elif rank not in self._last or new.is_newer(self._last[rank][0]):
                 self._last[rank] = (new, time.monotonic())
+
+    def _report_unreadable(self, rank: int, text: bytes) -> None:
+        """On node 0, once for each node: a heartbeat that changes is that of a living launcher."""
+        first = self._unreadable.setdefault(rank, text)
+        if self.node.node_rank == 0 and text != first and rank not in self._reported:
+            self._reported.add(rank)
+            print_message(
+                f"warning: {self.name(rank)} has another version of drumline: its heartbeat cannot be read. "
+                f"Try: {SAME_VERSION}"
+            )
 
     def is_alive(self, rank: int, *states: str, within_s: float | None = None) -> bool:
         """Whether that node's heartbeat has changed recently, and has one of these states if any is

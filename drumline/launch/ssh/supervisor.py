@@ -34,7 +34,7 @@ from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.watch.watch_folder import hold, make_memory_folder
 
-PROTOCOL = 6
+PROTOCOL = 7
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))
