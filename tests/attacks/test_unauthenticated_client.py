@@ -20,6 +20,7 @@ import pytest
 import torch.distributed as dist
 
 from drumline.base.errors import ExitCode
+from drumline.launch.node.membership import FORM
 from drumline.launch.node_plan import RUN_ID
 from tests.ports import listening_addresses
 from tests.ranks import free_port
@@ -142,7 +143,7 @@ def test_who_listens_first_in_place_of_node_0_runs_nothing(
     """Without a secret they can pass for node 0, and keep the others waiting."""
     client = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
-    job = {"job": "", "num_nodes": 2, "nonce": "0" * 32}
+    job = {"job": "", "num_nodes": 2, "nonce": "0" * 32, "form": FORM}
     for key, value in {
         **dict.fromkeys(KEYS, bomb),
         "drumline/membership/job": json.dumps(job),

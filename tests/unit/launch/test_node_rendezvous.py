@@ -179,6 +179,20 @@ def renew_card(rendezvous: NodeRendezvous) -> dict[str, Any]:
     return card
 
 
+def wait_until_listed(rendezvous: NodeRendezvous, card: dict[str, Any]) -> None:
+    deadline = time.monotonic() + 30
+    while listed_card(rendezvous) != card:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_key(store: SealedStore, key: str) -> None:
+    deadline = time.monotonic() + 30
+    while not store.check([key]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_cards_of_a_dismissed_round_are_not_on_the_next_list(
     nodes: list[NodeRendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +213,8 @@ def test_cards_of_a_dismissed_round_are_not_on_the_next_list(
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(node.next_rendezvous) for node in (first, slow)]
         wait_until_listed(renewing, renew_card(renewing))
+        joined = SealedStore(store, None, f"drumline/round/{rounds[0]}")
+        wait_for_key(joined, "probed/1")
         renewing.next_rendezvous()
         assert [other.result().world_size for other in others] == [3, 3]
     assert len(rounds) == 2
@@ -222,13 +238,6 @@ def test_the_join_timeout_is_for_all_rounds_together(nodes: list[NodeRendezvous]
             joining.result()
 
 
-def wait_until_listed(rendezvous: NodeRendezvous, card: dict[str, Any]) -> None:
-    deadline = time.monotonic() + 30
-    while listed_card(rendezvous) != card:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def joined_by_hand(nodes: list[NodeRendezvous]) -> tuple[Round, SealedStore]:
     """A round of these nodes, whose ports have not been checked; and its store."""
     for node in nodes:
@@ -245,10 +254,7 @@ def test_all_nodes_report_a_closed_data_port(nodes: list[NodeRendezvous]) -> Non
         store.set(f"probed/{rank}", json.dumps({"0": Reason.REFUSED}))
     with ThreadPoolExecutor(1) as pool:
         leading = pool.submit(nodes[0]._check_data_ports, store, joined)
-        deadline = time.monotonic() + 30
-        while not store.check(["decision"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_key(store, "decision")
         time.sleep(2.5)
         assert not leading.done(), "it waits until the others have read it"
         for node in nodes[1:]:
