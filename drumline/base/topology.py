@@ -1,4 +1,4 @@
-"""Which rank this process is, from the variables of its launcher; nothing else reads those.
+"""Which rank this process is, from the variables of its launcher; no rank reads them elsewhere.
 
 torchrun sets RANK and the rest, and so do most other launchers. Slurm's srun has other names, which
 are translated here, so that no other module depends on the launcher.

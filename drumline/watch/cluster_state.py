@@ -51,9 +51,7 @@ class RankState:
     micro: int = 0
     num_marks: int = 0
     collective: int = 0  # how many collectives its process group has begun
-    num_moves: int = (
-        0  # how often its monitor thread saw progress without a mark: rank/progress_monitor.py
-    )
+    num_moves: int = 0  # how often its monitor thread saw progress without a mark: rank/watched/progress_monitor.py
     age_s: float = 0.0  # how long it has been in this phase
     moved_s: float | None = (
         None  # how long ago the last progress without a mark was seen; None: never

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -353,3 +354,17 @@ def test_a_statement_assigns_one_thing() -> None:
         if isinstance(node, ast.Assign) and is_packed(node)
     ]
     assert packed == []
+
+
+MODULE_PATH = re.compile(r"(?<![\w/.-])(?:[a-z_]+/)+[a-z_0-9]+\.py\b")
+
+
+def test_modules_that_comments_name_are_there() -> None:
+    missing = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in MODULE_PATH.findall(path.read_text(encoding="utf-8"))
+        if not name.startswith("path/")  # an example
+        and not any((folder / name).exists() for folder in (PACKAGE, PACKAGE.parent, *path.parents))
+    ]
+    assert missing == []

@@ -5,6 +5,14 @@ A thread of each rank receives signals over a pipe, at any moment, and agrees wi
 the other ranks on the step to stop at (`rank/stop_vote.py`). It owns the state (`Watcher`); the
 main thread has `Preemption`, and reads `is_asked` after each step. This is only for ranks of
 `drumline train`; in a user's own loop signals are not handled.
+
+From SIGTERM to exit code 75:
+1. The launcher's agent passes it on to its ranks (`launch/node/rank_signals.py`).
+2. In each rank the signal wakes the `Watcher`, which requests a vote; the ranks agree on a step.
+3. After that step `Preempt`, the last of the actions, saves; `report_preemption` writes
+   `preempted.json`, and the rank exits with 75.
+4. The agent reads that its ranks have saved, and exits with 75; if one has not, with 130.
+A second SIGTERM, 2 s later, ends a rank at once with 143.
 """
 
 from __future__ import annotations

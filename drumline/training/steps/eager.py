@@ -247,7 +247,7 @@ class TrainStep:
         if self._clip_norm is not None:
             self.grad_norm = self._clip(self._parameters, self._clip_norm)
         self._finite.check(self._parameters, self.grad_norm)
-        self._finite.update()
+        self._finite.take_optimizer_step()
         self._optimizer.zero_grad(set_to_none=True)
 
 

@@ -140,7 +140,7 @@ class FiniteSteps:
         else:  # the sum since the last log line stays non-finite
             self.counts.add_(bad_here)
 
-    def update(self) -> None:
+    def take_optimizer_step(self) -> None:
         """The optimizer's step, unless it is skipped. On a GPU fused optimizers skip it
         themselves."""
         if self.agree is not None:

@@ -1,4 +1,4 @@
-"""Asks a rank for its report (rank/self_report.py): through a pipe, which a thread of the rank
+"""Asks a rank for its report (watch/self_report.py): through a pipe, which a thread of the rank
 answers, or by a signal, which it answers even if the GIL is held. None of this blocks, whatever the
 rank does."""
 
@@ -46,7 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class SelfReport:
-    """The last report of a rank (rank/self_report.py); a rank that fails writes one without being
+    """The last report of a rank (watch/self_report.py); a rank that fails writes one without being
     asked."""
 
     number: int | None = None  # the number of the question that it answers

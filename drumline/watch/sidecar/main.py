@@ -1,4 +1,4 @@
-"""The sidecar: a process that the first rank of each node starts (rank/watched_rank.py), with its
+"""The sidecar: a process that the first rank of each node starts (rank/watched/watched_rank.py), with its
 options on stdin. Its failure does not affect the ranks."""
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class RankObserver:
         )
 
     def activity(self, now_s: float) -> RankState | None:
-        """Where the time of a script goes, which marks no phases itself (rank/torch_hooks.py)."""
+        """Where the time of a script goes, which marks no phases itself (parallel/scripts/torch_hooks.py)."""
         record = read_heartbeat(self._file("activity"))
         return None if record is None else self._state(record, now_s)
 
@@ -155,7 +155,7 @@ class RankObserver:
             asked_s = time.monotonic()
             times_before = thread_times(state.pid)
             # A rank that answers reports its stack itself. The signal is only for a rank in which
-            # Python is blocked: it could crash any other (rank/self_report.py).
+            # Python is blocked: it could crash any other (watch/self_report.py).
             await asyncio.wait({answer}, timeout=ANSWERS_WITHIN_S)
             calls = answer.result()[1].calls if answer.done() else ()
             file = self._file("stacks")

@@ -38,7 +38,7 @@ def take_step(
     finite.spread(total * 0.25, total).backward()  # type: ignore[no-untyped-call]
     finite.measure(total, 4, {})
     finite.check(model.parameters(), None)
-    finite.update()
+    finite.take_optimizer_step()
     optimizer.zero_grad(set_to_none=True)
 
 
