@@ -187,6 +187,7 @@ class Proxy:
         if isinstance(fault, int):
             request.send_response(fault)
             request.send_header("Content-Length", "0")
+            request.send_header("Connection", "close")
             request.end_headers()
             return
         self._forward(request, body, cuts=fault == "cut")
