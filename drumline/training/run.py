@@ -19,11 +19,7 @@ from drumline.runs.run_folder import RunFolder, locked, set_aside
 from drumline.training.between_steps.actions import FirstStep, SimpleAction
 from drumline.training.between_steps.balance import Balance, make_balance
 from drumline.training.between_steps.non_finite import NonFinite
-from drumline.training.between_steps.preemption import (
-    Preemption,
-    report_preemption,
-    watching_for_notice,
-)
+from drumline.training.between_steps.preemption import Preemption, report_preemption
 from drumline.training.between_steps.saver import FAILED_S, Saver
 from drumline.training.between_steps.step_profiler import ProfiledStep
 from drumline.training.between_steps.task_hooks import make_hooks
@@ -77,6 +73,7 @@ from drumline.training.resume import (
     resume,
 )
 from drumline.training.run_context import RunContext, RunRequest, facts_of
+from drumline.training.spot_notice import watching_for_notice
 from drumline.training.steps.choice import StepOptions, TrialFile, find_unsafe, make_step
 from drumline.training.steps.eager import AnyStep
 from drumline.training.steps.warm_up import warm_up
@@ -228,7 +225,7 @@ class TrainingRun:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
         failure = None if self.is_continued else begin_launch(self.folder, self.ddp)
         self.resources.enter_context(
-            watching_for_notice(self.config.watch.notice, self.ddp, self.preemption)
+            watching_for_notice(self.config.watch.notice, self.ddp, self.preemption.notice)
         )
         if self.regrouping is not None and self.is_continued:
             is_sharded = self.config.dist.mode == "hsdp"

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import http.client
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from drumline.base.errors import log
 from drumline.base.user_code import load_function
+from drumline.training.manager import RunManager
 
 Probe = Callable[[], str | None]
 TIMEOUT_S = 1.0
@@ -24,6 +28,45 @@ TOKEN_PATH = "/latest/api/token"
 TOKEN_S = 21_600
 _MOST_BYTES = 4096
 _MOST_SHOWN = 160
+
+
+@contextmanager
+def watching_for_notice(
+    notice: str | None, ddp: RunManager, take_notice: Callable[[str], object]
+) -> Iterator[None]:
+    """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a
+    thread, and hands it to `take_notice`: the steps do not wait for it, and its errors do not end
+    them. A user's function is loaded here, so that a missing one is an error at once."""
+    if notice is None or ddp.get_local_rank() != 0:
+        yield
+        return
+    probe, every_s = make_probe(notice)
+    ended = threading.Event()
+
+    def ask() -> None:
+        has_warned = False
+        while not ended.is_set():
+            try:
+                text = probe()
+            except Exception as error:
+                if not has_warned:
+                    log.warning(
+                        f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
+                        "without another warning"
+                    )
+                text = None
+                has_warned = True
+            if text and not ended.is_set():
+                take_notice(text)
+                return
+            ended.wait(every_s)
+
+    # A daemon thread that is not joined: the user's function may never return.
+    threading.Thread(target=ask, name="drumline-notice", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def make_probe(notice: str) -> tuple[Probe, float]:

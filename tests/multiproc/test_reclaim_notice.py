@@ -18,6 +18,7 @@ from drumline.config.schema import CheckpointConfig, Config
 from drumline.runs import catalog
 from drumline.runs.events import read_events
 from drumline.training import run as engine
+from drumline.training import spot_notice
 from drumline.training.between_steps import preemption as preempting
 from drumline.training.between_steps.preemption import Preemption
 from drumline.training.between_steps.saver import Saver
@@ -63,7 +64,7 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
     Loop.take_step = slowly
     Saver.save_step = save_late
     preempting.SAME_SIGNAL_S = -1.0  # a second signal would end it at once
-    preempting.make_probe = lambda notice: (make_probe(notice)[0], 0.05)
+    spot_notice.make_probe = lambda notice: (make_probe(notice)[0], 0.05)
     preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)

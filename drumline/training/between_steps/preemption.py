@@ -17,18 +17,15 @@ A second SIGTERM, 2 s later, ends a rank at once with 143.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -45,6 +42,7 @@ from drumline.base.terminal import print_message
 from drumline.base.text import named_ranks
 from drumline.rank.failure import FIRST
 from drumline.rank.sealed_store import SealedStore
+from drumline.rank.signal_pipe import SignalPipe
 from drumline.rank.stop_vote import StopVote
 from drumline.runs.run_folder import write_whole
 from drumline.training.between_steps.actions import Action, CompareReplicas
@@ -54,7 +52,6 @@ from drumline.training.job.job import Progress
 from drumline.training.manager import RunManager
 from drumline.training.output import screen
 from drumline.training.run_context import RunContext
-from drumline.training.spot_notice import make_probe
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S = 0.5
@@ -476,92 +473,3 @@ def report_preemption(context: RunContext, preemption: Preemption) -> None:
     preemption.end_saved()
     ddp.barrier()
     note_saved(preemption.environment)
-
-
-class SignalPipe:
-    """Signals, received by a thread over a pipe. Python runs a signal handler only when its main
-    thread returns to the interpreter, which may never happen in a collective; the pipe is written
-    at once.
-
-    From `__init__` to `close`, both in the main thread, these signals have no other effect."""
-
-    def __init__(self, signals: Sequence[signal.Signals]) -> None:
-        self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._is_open = True
-        signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
-        self._before: dict[int, Any] = {}
-        for number in signals:
-            # Only signals that have a handler are written to the pipe.
-            self._before[number] = signal.signal(number, lambda *_: None)
-            signal.siginterrupt(number, False)
-        os.register_at_fork(after_in_child=self._restore_in_child)
-
-    def wait(self, timeout_s: float) -> list[int]:
-        """The signals that arrived, at the latest after this time."""
-        if not select.select([self._out], [], [], timeout_s)[0]:
-            return []
-        return [number for number in os.read(self._out, 256) if number in self._before]
-
-    def wake(self) -> None:
-        """End a `wait` in another thread."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._in, b"\0")
-
-    def close(self, *, restore: bool) -> None:
-        """`restore` the earlier handlers; otherwise the signals are ignored from now on."""
-        self._is_open = False
-        signal.set_wakeup_fd(-1)
-        if restore:
-            self._restore()
-        os.close(self._in)
-        os.close(self._out)
-
-    def _restore_in_child(self) -> None:
-        """A forked child (a DataLoader worker) shares the pipe, but signals to it must not stop the
-        run."""
-        if self._is_open:
-            signal.set_wakeup_fd(-1)
-            self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def watching_for_notice(
-    notice: str | None, ddp: RunManager, preemption: Preemption
-) -> Iterator[None]:
-    """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a
-    thread: the steps do not wait for it, and its errors do not end them. A user's function is
-    loaded here, so that a missing one is an error at once."""
-    if notice is None or ddp.get_local_rank() != 0:
-        yield
-        return
-    probe, every_s = make_probe(notice)
-    ended = threading.Event()
-
-    def ask() -> None:
-        has_warned = False
-        while not ended.is_set():
-            try:
-                text = probe()
-            except Exception as error:
-                if not has_warned:
-                    log.warning(
-                        f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
-                        "without another warning"
-                    )
-                text = None
-                has_warned = True
-            if text and not ended.is_set():
-                preemption.notice(text)
-                return
-            ended.wait(every_s)
-
-    # A daemon thread that is not joined: the user's function may never return.
-    threading.Thread(target=ask, name="drumline-notice", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
