@@ -70,7 +70,9 @@ def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str
     result."""
     old = before["config"]
     new = flat(request.config)
-    if new["train.step"] is None:  # as the run began
+    auto_by_default = old.get("train.step") is None and before.get("step") is not None
+    if new["train.step"] is None or (auto_by_default and new["train.step"] == "auto"):
+        # As the run began.
         del new["train.step"]
     elif old.get("train.step") is None:
         old = {**old, "train.step": before.get("step") or "eager"}

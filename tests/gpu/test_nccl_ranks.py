@@ -303,6 +303,7 @@ def test_a_mismatch_and_a_rank_that_leaves_are_named(folder: Path, task: str, sa
     assert re.search(rf"rank 1 on {re.escape(HOST)}.*({said})", command.output), command.output
 
 
+@pytest.mark.timeout(400)  # two runs of 3,000 steps, beside other tests on the one GPU
 def test_a_preempted_run_saves_and_resumes_with_the_same_bits(folder: Path) -> None:
     words = ("--train.steps", "3000", "--train.step", "graph")
     assert train(folder, "Points", "whole", *words).process.returncode == 0
@@ -357,15 +358,7 @@ def test_powersgd_resumes_with_the_same_bits_and_is_not_captured(folder: Path) -
 
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
-    words = [
-        sys.executable,
-        "-m",
-        "drumline.tools.doctor.ranks.doctor_rank",
-        "--backend",
-        "nccl",
-        "--limit-s",
-        "60",
-    ]
+    words = [sys.executable, "-m", "drumline.tools.doctor.ranks.doctor_rank", "nccl", "60"]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(

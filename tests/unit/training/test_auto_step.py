@@ -196,6 +196,8 @@ def test_the_default_is_no_change_of_settings_whatever_the_run_began_with() -> N
     )
     assert changes("graph", "eager") == {"train.step": ("graph", "eager")}
     assert changes(None, "eager", "graph") == {"train.step": ("graph", "eager")}
+    # On a GPU the default is auto, and its choice is recorded.
+    assert changes(None, "auto", "graph") == {}
     assert changes(None, "auto") == {"train.step": ("eager", "auto")}
     assert changes("graph", "auto") == {"train.step": ("graph", "auto")}
 
