@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from drumline.base.errors import DrumlineError, ExitCode, PreflightError, TrainingError
-from drumline.base.text import how_it_ended, plural
+from drumline.base.text import plural
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import no_client, not_reached, was_lost
 from drumline.launch.ssh.host_connection import HostConnection
@@ -318,11 +318,12 @@ class Controller:
         by_signal = code < 0 or code == ExitCode.INTERRUPTED or self.job.program.continues
         if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
-        self.ended_first = self.ended_first or remote
+        killed = next((peer for peer in self.remaining if peer.agent_killed), None)
+        self.ended_first = self.ended_first or killed or remote
         if remote.end_reason:
             self._restart_all(f"drumline ended the job on {remote.name}: {remote.end_reason}")
-        elif code < 0:
-            self._restart_all(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
+        elif killed is not None:
+            self._restart_all(killed.agent_killed)
         if not self.is_ending and code in RESTARTABLE and self.may_restart:
             silent_names = self.silence.silent_names()
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"

@@ -49,6 +49,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "is_last": bool,
     },
     "progress": {"reached_step": int, "counted_step": int},
+    "agent_killed": {"code": int},
     "ended": {"code": int, "last_lines": [str]},
     "failed": {
         "rank": int,

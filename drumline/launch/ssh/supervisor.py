@@ -34,7 +34,7 @@ from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.watch.watch_folder import hold, make_memory_folder
 
-PROTOCOL = 7
+PROTOCOL = 8
 PR_SET_CHILD_SUBREAPER = 36
 # Until the first spec says how long it is.
 LEASE_S = float(silence_limit_s(LOST_AFTER_S))
@@ -179,6 +179,10 @@ class Supervisor:
             self._prepare_next()
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
+        if self.ending is None and agent.returncode < 0:
+            # At once: the other nodes' agents fail for want of this one, and report it sooner.
+            self.out.send("agent_killed", code=agent.returncode)
+            self.out.flush()
         # The agent has ended; end the processes that its ranks left running.
         Termination(self._processes, LOST_GRACE_S).wait()
         self._send_news(is_last=True)

@@ -413,10 +413,27 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
     assert (code, saved in lines) == (ends_with, ends_with == 75), lines
 
 
-def test_an_agent_that_was_killed_is_named(make: Make, screen_file: Path) -> None:
+def test_a_killed_agent_is_the_reason_of_a_restart_whoever_ends_first(make: Make) -> None:
     async def go() -> Controller:
         controller = make()
-        a, _, _ = await start(controller)
+        a, b, _ = await start(controller, left=3)
+        hear(a, "agent_killed", code=-9)
+        hear(b, "ended", code=1, last_lines=[])
+        return controller
+
+    assert asyncio.run(go()).lost == "the launcher's agent on a was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("was_heard_first", ["a", "b"])
+def test_an_agent_that_was_killed_is_named(
+    make: Make, screen_file: Path, was_heard_first: str
+) -> None:
+    async def go() -> Controller:
+        controller = make()
+        a, b, _ = await start(controller)
+        hear(a, "agent_killed", code=-9)
+        if was_heard_first == "b":  # it fails for want of a, whose ranks still save
+            hear(b, "ended", code=1, last_lines=["the connection to node 0 was lost"])
         hear(a, "ended", code=-9, last_lines=["what a log had last"])
         return controller
 

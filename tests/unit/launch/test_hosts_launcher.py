@@ -66,6 +66,8 @@ echo '{{{{"kind": "hello", "host": "x", "protocol": {PROTOCOL}}}}}'
 {AWAIT.replace("KIND", "start")}echo "$frame" >> {{folder}}/$host.starts
 echo '{{{{"kind": "started", "ranks": [0], "world_size": 2, "start": {{start}}, "restarts_left": {{left}}}}}}'
 """
+KILLED = """echo '{"kind": "agent_killed", "code": -9}'
+"""
 ENDS = """echo '{{"kind": "ended", "code": {code}, "last_lines": []}}'"""
 WAITS = AWAIT.replace("KIND", "end") + ENDS.format(code=-9)
 # A host whose disk is full does not answer before there is space; the launch ends by hanging up.
@@ -114,7 +116,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
         job,
         {
             "a.0": hello() + WAITS + hello(1, 2) + ENDS.format(code=0),
-            "b.0": hello() + ENDS.format(code=-9) + later,
+            "b.0": hello() + KILLED + ENDS.format(code=-9) + later,
             "b.1": REFUSED,
             "c.0": REFUSED,
             "d.0": hello(1, 2) + ENDS.format(code=0),
