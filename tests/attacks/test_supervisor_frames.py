@@ -32,6 +32,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "was_printed": False,
         "is_last": True,
     },
+    "agent_killed": {"code": -9},
     "ended": {"code": 1, "last_lines": ["x"]},
     "progress": {"reached_step": 3, "counted_step": 0},
     "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_lines": ["x"]},
