@@ -79,7 +79,12 @@ class Sidecar:
             loop.remove_reader(sys.stdin.fileno())
             self.exit.has_lost_starter = True
 
-        loop.add_signal_handler(signal.SIGTERM, setattr, self.exit, "is_requested", True)
+        def request_exit(number: int, frame: object) -> None:
+            self.exit.is_requested = True
+
+        # Not by the loop: it closes its pipe for signals before it removes the handlers, and one
+        # that comes in between is printed as an error.
+        signal.signal(signal.SIGTERM, request_exit)
         loop.add_reader(sys.stdin.fileno(), on_stdin_closed)
         await self.network.start()
         before = time.monotonic()

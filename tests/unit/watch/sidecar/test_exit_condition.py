@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from dataclasses import dataclass
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +95,35 @@ def options_of(folder: Path) -> SidecarOptions:
         world_size=1,
         run=run,
     )
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_signals_while_it_exits_print_nothing(tmp_path: Path) -> None:
+    """The launcher may send SIGTERM to all ranks at any moment."""
+    sidecar = subprocess.Popen(
+        [sys.executable, "-c", "from drumline.watch.sidecar.main import main; main()"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert sidecar.stdin is not None
+    sidecar.stdin.write(json.dumps(asdict(options_of(tmp_path))) + "\n")
+    sidecar.stdin.flush()
+    while not _handles(sidecar.pid, signal.SIGTERM):
+        assert sidecar.poll() is None
+        time.sleep(0.01)
+    sidecar.stdin.close()
+    sidecar.stdin = None
+    while sidecar.poll() is None:
+        sidecar.send_signal(signal.SIGTERM)
+        time.sleep(1e-5)  # it must have time to exit
+    assert sidecar.communicate()[1] == ""
+    assert sidecar.returncode == 0
 
 
 def test_an_error_of_its_own_is_reported_once_and_it_continues(
