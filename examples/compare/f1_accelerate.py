@@ -29,9 +29,9 @@ for _epoch in range(30):
     for batch in eval_loader:
         with torch.no_grad():
             scores = net(batch["points"])
-        found = accelerator.gather_for_metrics((batch["labels"], scores.argmax(1)))
-        labels.extend(found[0].tolist())
-        chosen.extend(found[1].tolist())
+        gathered = accelerator.gather_for_metrics((batch["labels"], scores.argmax(1)))
+        labels.extend(gathered[0].tolist())
+        chosen.extend(gathered[1].tolist())
     f1, matrix = f1_score(labels, chosen, average="macro"), confusion_matrix(labels, chosen)
     accelerator.print(f"f1 {f1:.4f}")
 

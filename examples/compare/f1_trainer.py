@@ -33,5 +33,5 @@ trainer = Trainer(
     compute_metrics=metrics,
 )
 trainer.train()
-found = trainer.evaluate()
-show(trainer.model, f1=found["eval_f1"], counted=sum(map(sum, found["eval_confusion"])))
+results = trainer.evaluate()
+show(trainer.model, f1=results["eval_f1"], counted=sum(map(sum, results["eval_confusion"])))
