@@ -1,5 +1,5 @@
 """`drumline aws plan | up | status | launch | down`: flags and wiring; the work is in
-drumline/aws."""
+launch/aws/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`drumline scale predict | measure | check`: flags and wiring; the work is in drumline/scale."""
+"""`drumline scale predict | measure | check`: flags and wiring; the work is in tools/scale/."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""2. Which rank this process is, and how ranks are started on one machine or many."""
+"""Step 2 of a run: how ranks are started, on one machine or many."""

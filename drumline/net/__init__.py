@@ -1,1 +1,2 @@
-"""Channels between processes and hosts: secrets, handshakes, framing, stores and addresses."""
+"""Channels between processes and hosts: handshake, frames, key exchange, and which addresses and
+ports can be reached."""

@@ -1,2 +1,1 @@
-"""Step 3 of a run: the process group, from the rendezvous of ranks to its end, and what ranks
-exchange."""
+"""How ranks share a model: DDP, sharded modes, the elastic sum, compressed gradients, replicas."""

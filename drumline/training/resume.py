@@ -1,6 +1,6 @@
 """How a run resumes: whether a restart can help after the previous failure, and the newest complete
 checkpoint. Rank 0 reads it and sends the other ranks what they need, so that only rank 0 needs the
-folder.
+folder; of a sharded model every rank reads its own rows.
 
 Diagnoses of the sidecars are in `RUN/diagnoses`, each with the name of its launch.
 `RUN/watch/launch.json` has the name of this launch: rank 0 draws it at the first start and keeps it

@@ -1,2 +1,1 @@
-"""`drumline verify` checks run folders, without torch; `drumline prove-resume` kills runs and
-compares them."""
+"""`drumline verify`: checks run folders, without torch."""
