@@ -142,7 +142,7 @@ class NodeAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Overridden because ranks begin in standby processes, and because torch sets its signal
         handlers here, which ours replace."""
-        self.signals.raise_if_preempted()  # during the rendezvous
+        self.signals.raise_if_asked_to_stop()  # during the rendezvous
         self._failed_first = []
         self._record_before = self._record
         self._record = None
@@ -165,7 +165,7 @@ class NodeAgent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Overridden because the user reads why, before the ranks are ended, and because standby
         processes load during the rendezvous."""
-        self.signals.raise_if_preempted()
+        self.signals.raise_if_asked_to_stop()
         if self.supervision.standby:
             self.supervision.standby.fill(at_once=True)
         print_message(f"restarting the ranks ({self._why_restarted()}); {self._how_restarted()}")
@@ -392,25 +392,25 @@ class NodeAgent(LocalElasticAgent):
         if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
             print_message(diagnosis.sentence)
 
-    def has_saved(self, result: RunResult) -> bool:
+    def were_preempted(self, result: RunResult) -> bool:
         """Whether the ranks were preempted by a signal to another node, and have saved."""
         return self.is_task and exit_codes_of(result) == {ExitCode.PREEMPTED}
 
     def _have_stopped_for_node(self, result: RunResult) -> bool:
         """Whether the ranks stopped because another agent ended its ranks to let a waiting node
         join."""
-        if self.signals.preempt_signal or not self.has_saved(result):
+        if self.signals.preempt_signal or not self.were_preempted(result):
             return False
         with contextlib.suppress(DrumlineError):  # the first node may have left already
             return self.rendezvous.is_node_waiting()
         return False
 
-    def check_preempted(self, number: int | None) -> None:
+    def raise_if_preempted(self, number: int | None) -> None:
         """After a run: raise Preempted if that is why it ended. `number`: the signal, if one
         came."""
         workers = self._worker_group.workers
-        has_saved = any(self.files.has_saved(worker.global_rank) for worker in workers)
-        self.signals.check_preempted(number, has_saved=has_saved)
+        is_save_reported = any(self.files.reports_save(worker.global_rank) for worker in workers)
+        self.signals.raise_if_ranks_stopped(number, is_save_reported=is_save_reported)
 
     # The processes of ranks
 
@@ -473,12 +473,12 @@ def run_agent(
         )
         try:
             result: RunResult = agent.run()
-            agent.check_preempted(agent.signals.preempt_signal)
+            agent.raise_if_preempted(agent.signals.preempt_signal)
         except SignalException as error:
             agent.apply(watch.diagnosis(), -signal.SIGTERM)  # the sidecar's diagnosis so far
             # without closing it: this node may join again, and the others continue
             rendezvous.leave()
-            agent.check_preempted(error.sigval)
+            agent.raise_if_preempted(error.sigval)
             raise
         except BaseException:
             rendezvous.shutdown()
@@ -488,7 +488,7 @@ def run_agent(
                 supervision.standby.close()
             rendezvous.warn_of_missing_nodes()
         diagnosis = agent.diagnosis
-        if result.is_failed() and not agent.has_saved(result):
+        if result.is_failed() and not agent.were_preempted(result):
             _publish_failure(rendezvous, result, diagnosis)
         rendezvous.shutdown()
     return result, diagnosis

@@ -38,8 +38,9 @@ class RankFiles(LogsSpecs):
     def _failure_file(self, rank: int) -> Path:
         return self.scratch / f"failure-{rank}-{self.num_starts - 1}.json"
 
-    def has_saved(self, rank: int) -> bool:
-        """Whether this rank was preempted in this start, and the run has saved."""
+    def reports_save(self, rank: int) -> bool:
+        """Whether this rank was preempted in this start, and has reported that the run has
+        saved."""
         return self._saved_file(rank).exists()
 
     def _saved_file(self, rank: int) -> Path:

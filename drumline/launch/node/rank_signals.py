@@ -90,15 +90,16 @@ class RankSignals:
         if self._end_signal is not None:
             raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
 
-    def raise_if_preempted(self) -> None:
+    def raise_if_asked_to_stop(self) -> None:
         """Before ranks are started."""
         if self.preempt_signal:
             raise Preempted(was_reported=False)
 
-    def check_preempted(self, number: int | None, *, has_saved: bool) -> None:
+    def raise_if_ranks_stopped(self, number: int | None, *, is_save_reported: bool) -> None:
         """After a run: raise Preempted if it has saved, or if all ranks stopped because of this
-        signal. `has_saved`: a rank of this node has reported that the preempted run has saved."""
-        if self._is_task and has_saved:
+        signal. `is_save_reported`: a rank of this node has reported that the preempted run has
+        saved."""
+        if self._is_task and is_save_reported:
             raise Preempted(was_reported=True, was_signalled=number is not None)
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C does not ask for a save

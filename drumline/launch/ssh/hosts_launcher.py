@@ -87,7 +87,7 @@ def why_to_resume(ended: Controller) -> str:
     empty: it may not."""
     if ended.end_signal is not None or ended.problems or not ended.job.program.is_task:
         return ""
-    if all(remote.has_saved for remote in ended.remaining):
+    if all(remote.was_preempted for remote in ended.remaining):
         return "warning: preempted by a signal or a notice to a rank, and saved; resuming on the same hosts"
     for host, folder in _full_disks(ended).items():
         return waiting_sentence(folder, host=host)
@@ -167,7 +167,7 @@ def _report_stop(controller: Controller) -> int | None:
     end_signal = controller.end_signal
     # All ranks of a task have saved and exited, on whichever host the signal came. Ctrl-C asks for
     # no save.
-    have_saved = is_task and all(remote.has_saved for remote in controller.remaining)
+    have_saved = is_task and all(remote.was_preempted for remote in controller.remaining)
     if have_saved and (end_signal is None or end_signal in PREEMPT_SIGNALS):
         source = end_signal.name if end_signal else "a signal or a notice to a rank"
         screen.report_last(

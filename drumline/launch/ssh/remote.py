@@ -107,7 +107,7 @@ class Remote:
         return self.connection.ssh_code is None and self.code is None
 
     @property
-    def has_saved(self) -> bool:
+    def was_preempted(self) -> bool:
         """Whether its ranks were preempted. An agent that exits long after them is ended by the
         controller."""
         return self.code == ExitCode.PREEMPTED or {failure.code for failure in self.failures} == {
