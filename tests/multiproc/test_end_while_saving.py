@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drumline.rank.signal_pipe import SignalPipe
 from drumline.training.between_steps import preemption as preempting
-from drumline.training.between_steps.preemption import FirstSignal, Watcher
+from drumline.training.between_steps.preemption import FirstSignal, StopRequestWatcher
 from tests.ranks import server_context
 
 
@@ -19,7 +19,7 @@ def end_while_writing(written: Path, *, is_signalled_again: bool) -> None:
     """Exits when the file exists; otherwise only at a second signal."""
     preempting.SAME_SIGNAL_S = -1.0
     preempting.MAX_WAIT_FOR_SAVE_S = 1e6
-    watcher = Watcher()
+    watcher = StopRequestWatcher()
     watcher.pipe = SignalPipe(preempting.SIGNALS)
     watcher.first_signal = FirstSignal(signal.SIGTERM, time.monotonic())
     watcher.write_with(lambda: not written.exists())

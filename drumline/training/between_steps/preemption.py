@@ -2,13 +2,14 @@
 command resumes it.
 
 A thread of each rank receives signals over a pipe, at any moment, and agrees with the threads of
-the other ranks on the step to stop at (`rank/stop_vote.py`). It owns the state (`Watcher`); the
-main thread has `Preemption`, and reads `is_asked` after each step. This is only for ranks of
-`drumline train`; in a user's own loop signals are not handled.
+the other ranks on the step to stop at (`rank/stop_vote.py`). It owns the state
+(`StopRequestWatcher`); the main thread has `Preemption`, and reads `is_asked` after each step. This
+is only for ranks of `drumline train`; in a user's own loop signals are not handled.
 
 From SIGTERM to exit code 75:
 1. The launcher's agent passes it on to its ranks (`launch/node/rank_signals.py`).
-2. In each rank the signal wakes the `Watcher`, which requests a vote; the ranks agree on a step.
+2. In each rank the signal wakes the `StopRequestWatcher`, which requests a vote; the ranks agree
+   on a step.
 3. After that step `Preempt`, the last of the actions, saves; `report_preemption` writes
    `preempted.json`, and the rank exits with 75.
 4. The agent reads that its ranks have saved, and exits with 75; if one has not, with 130.
@@ -75,7 +76,7 @@ NOTICE_IGNORED = (
 )
 
 
-class Group:
+class StopGroup:
     """The ranks that stop together, in their store."""
 
     def __init__(
@@ -121,10 +122,11 @@ class FirstSignal(NamedTuple):
     """On the monotonic clock."""
 
 
-class Watcher:
-    """The owner of all that signals, notices and votes change: only its thread does so. What the
-    main thread has to say comes as events in a queue, which is emptied before signals are handled;
-    it reads `is_asked_alone`, `reason` and `first_signal`."""
+class StopRequestWatcher:
+    """Watches for what may ask this rank to stop: signals, notices and the votes of other ranks. It
+    owns all that they change: only its thread does so. What the main thread has to say comes as
+    events in a queue, which is emptied before signals are handled; it reads `is_asked_alone`,
+    `reason` and `first_signal`."""
 
     def __init__(self) -> None:
         self.events: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -140,7 +142,7 @@ class Watcher:
         first."""
         self.place: dict[str, Any] = {}
         """The host and the rank."""
-        self._group: Group | None = None
+        self._group: StopGroup | None = None
         self._is_joined = False
         self._is_between_groups = False
         self._has_warned = False
@@ -154,7 +156,7 @@ class Watcher:
 
     # Events
 
-    def join(self, place: dict[str, Any], group: Group | None) -> None:
+    def join(self, place: dict[str, Any], group: StopGroup | None) -> None:
         """A group has begun, or this process trains alone. What it was asked before counts in it."""
         self.place = place
         if group is not None and self._group is not None:
@@ -260,7 +262,7 @@ class Watcher:
             self._give_up()
         return is_busy
 
-    def _leave_if_asked(self, group: Group) -> None:
+    def _leave_if_asked(self, group: StopGroup) -> None:
         """If this node was asked to stop: if all were, they save and stop together; otherwise it
         exits alone."""
         if (request := group.store.peek(group.own_node)) is None:
@@ -324,7 +326,7 @@ class Preemption:
         """`environment`: where a launcher says how long it waits after a SIGTERM, and where a save
         is reported to it."""
         self.environment = environment
-        self.watcher = Watcher()
+        self.watcher = StopRequestWatcher()
         self._vote: StopVote | None = None
         self._is_saved = False
         self._thread = threading.Thread(
@@ -359,7 +361,7 @@ class Preemption:
         group = None
         store = ddp.connection.store
         if self.watcher.pipe is not None and store is not None:
-            group = Group(ddp, store, progress, may_leave=may_leave)
+            group = StopGroup(ddp, store, progress, may_leave=may_leave)
             self._vote = group.vote
         place = {"host": ddp.host, "rank": ddp.rank}
         self.watcher.events.put(partial(self.watcher.join, place, group))

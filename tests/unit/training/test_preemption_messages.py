@@ -19,7 +19,7 @@ from drumline.rank.rendezvous.rank_store import host_store
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import open_tcp_store
 from drumline.training.between_steps import preemption
-from drumline.training.between_steps.preemption import FirstSignal, Preemption, Watcher
+from drumline.training.between_steps.preemption import FirstSignal, Preemption, StopRequestWatcher
 from drumline.training.job.job import Progress
 
 
@@ -39,9 +39,9 @@ class GivenUp:
         return [1, 4, 5, 6]
 
 
-def alone_with(vote: GivenUp) -> Watcher:
+def alone_with(vote: GivenUp) -> StopRequestWatcher:
     group: Any = SimpleNamespace(vote=vote, nodes=[], may_leave=False)
-    watcher = Watcher()
+    watcher = StopRequestWatcher()
     watcher.join({"host": "node-a", "rank": 0}, group)
     return watcher
 
