@@ -157,7 +157,7 @@ def measured(options: argparse.Namespace, mode: str) -> dict[str, Any]:
     ddp = make_manager(config)
     ddp.setup()
     try:
-        job = build_job(config, task, ddp, step="eager")
+        job = build_job(config, task, ddp, step_kind="eager")
         ready_s = time.perf_counter() - began
         try:
             times, losses = take_steps(job, options)

@@ -34,7 +34,7 @@ from drumline.training.job.job import (
     build_job,
     check_streams,
     choose_batch,
-    choose_step,
+    choose_step_kind,
     count_steps,
 )
 from drumline.training.kept_state import (
@@ -244,7 +244,7 @@ class TrainingRun:
         ddp = self.ddp
         saved = self.start.facts
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
-        step = choose_step(config, ddp.device, saved)
+        step_kind = choose_step_kind(config, ddp.device, saved)
         load_weights = None
         if saved is None and config.model.init is not None:
             load_weights = partial(
@@ -257,7 +257,7 @@ class TrainingRun:
                 self.task_class(local),
                 ddp,
                 batch,
-                step=step,
+                step_kind=step_kind,
                 on_data=partial(self.clock.mark, "data"),
                 on_model=load_weights,
             )
@@ -373,7 +373,7 @@ class TrainingRun:
         """Collective: from the inside out, a kind of step; around it the rounds of replicas, or
         that all nodes have their gradients before an update; around that the trace, if there is
         one."""
-        step = self._choose_step()
+        step = self._make_step()
         if self.job.sync is not None:
             step = SyncedStep(step, self.job.sync, self.context, self._live)
         elif self._live is not None:
@@ -385,10 +385,10 @@ class TrainingRun:
         traced.start()
         return traced, traced
 
-    def _choose_step(self) -> AnyStep:
+    def _make_step(self) -> AnyStep:
         """Collective: the step of the settings, or what `auto` has chosen or tries."""
         job = self.job
-        is_auto = job.step == "auto"
+        is_auto = job.step_kind == "auto"
         is_default = is_auto and self.facts["config"]["train.step"] is None
         trials = None
         if is_auto:
@@ -407,7 +407,7 @@ class TrainingRun:
     def _reason_against_capture(self, *, is_default: bool) -> str | None:
         """Collective. A module's hook may be on one rank alone, and all ranks must try the same
         kinds of steps."""
-        if self.job.step in ("eager", "compile"):
+        if self.job.step_kind in ("eager", "compile"):
             return None
         hooks = [] if self.context.hooks is None else self.context.hooks.hooks
         reason = find_unsafe(self.job, self.config, hooks, is_default=is_default)

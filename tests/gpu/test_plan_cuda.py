@@ -100,7 +100,7 @@ def measured(config: Config, world_size: int) -> int:
     os.environ |= {"NCCL_HOSTID": f"host-{os.environ.get('RANK')}", "NCCL_SOCKET_IFNAME": "lo"}
     ddp = make_manager(config)
     ddp.setup()
-    job = build_job(config, Gpt(config), ddp, step="eager")
+    job = build_job(config, Gpt(config), ddp, step_kind="eager")
     try:
         take = TrainStep(job, clip_norm=config.optim.clip_norm)
         for number, step in enumerate(job.loader.steps()):

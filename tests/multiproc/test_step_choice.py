@@ -32,7 +32,7 @@ def kinds(*settings: tuple[str, str | None]) -> list[str]:
                 results.append(
                     type(
                         make_step(
-                            replace(job, step=step),
+                            replace(job, step_kind=step),
                             make_config(step=step),
                             StepOptions(chosen=chosen),
                         )

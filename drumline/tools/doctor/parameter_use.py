@@ -56,7 +56,7 @@ def measure_use(
     stay as they are. Random numbers continue from batch to batch, as in a run: a model may leave
     out layers at random."""
     config = with_local_data(config, ddp)
-    job = build_job(config, task_class(config), ddp, step="eager")
+    job = build_job(config, task_class(config), ddp, step_kind="eager")
     unused: Counter[str] = Counter()
     try:
         with explain_out_of_memory(config, job.ddp, job), dry_run(job) as task:

@@ -97,7 +97,7 @@ def search_batch(
             next_step="use `drumline plan TASK`, which predicts the memory of every mode",
         )
     config = replace(config, train=replace(config.train, accumulate=1, micro_batch_size=None))
-    job = build_job(config, task_class(config), ddp, step=config.train.step or "eager")
+    job = build_job(config, task_class(config), ddp, step_kind=config.train.step or "eager")
     on_gpu = ddp.device.type == "cuda"
     trials: list[Trial] = []
     try:

@@ -94,7 +94,7 @@ class GlobalBatch:
     """Samples over all ranks."""
     accumulate: int
     micro_batch_size: int | None
-    num_shares: int
+    initial_world_size: int
     """The number of ranks when the run began; the rate may be scaled by it."""
     note: str | None = None
     """A note for the log."""
@@ -115,8 +115,8 @@ class Job(EvaluationJob):
     finite: FiniteSteps
     batch: GlobalBatch
     data_fingerprint: str
-    step: str
-    """The kind of its steps: a value of `train.step`."""
+    step_kind: str
+    """A value of `train.step`."""
     uncapturable: str | None
     """Why the optimizer's step cannot be captured in a CUDA graph, as the end of a sentence; None:
     it can."""
@@ -226,7 +226,7 @@ def choose_batch(
     return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
 
 
-def choose_step(
+def choose_step_kind(
     config: Config, device: torch.device, saved: Mapping[str, Any] | None = None
 ) -> str:
     """`train.step`; by default the kind that the run began with, and in a new run `auto` on a GPU,
@@ -255,18 +255,18 @@ def build_job(
     ddp: RunManager,
     batch: GlobalBatch | None = None,
     *,
-    step: str | None = None,
+    step_kind: str | None = None,
     on_data: Callable[[], None] = lambda: None,
     on_model: Callable[[nn.Module], None] | None = None,
 ) -> Job:
     """Collective: build data, model and optimizer, and compare them across ranks. `batch` and
-    `step`: those of the resumed run; otherwise the settings decide. `on_data` is called when the
-    data is built, `on_model` with the new model, before it is compared."""
+    `step_kind`: those of the resumed run; otherwise the settings decide. `on_data` is called when
+    the data is built, `on_model` with the new model, before it is compared."""
     ddp.connection.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
-    step = step or choose_step(config, device)
-    in_graph = device.type == "cuda" and step in CAPTURING
+    step_kind = step_kind or choose_step_kind(config, device)
+    in_graph = device.type == "cuda" and step_kind in CAPTURING
     if in_graph:
         leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
@@ -304,7 +304,7 @@ def build_job(
         ),
         batch=batch,
         data_fingerprint=data.fingerprint,
-        step=step,
+        step_kind=step_kind,
         uncapturable=find_uncapturable(optimizer, config.train.on_nan) if in_graph else None,
         group_settings=group_settings(optimizer),
         comm=_power_sgd(config.dist, applied),
@@ -340,7 +340,7 @@ def _choose_optimizer(
     if (optimizer := task.optimizer(model)) is not None:
         check_own_optimizer(optimizer, model, maker=f"{type(task).__name__}.optimizer()")
         return optimizer
-    lr = peak_rate(config.optim, world_size=batch.num_shares)
+    lr = peak_rate(config.optim, world_size=batch.initial_world_size)
     return make_optimizer(model, config.optim, lr=lr)
 
 

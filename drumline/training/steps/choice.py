@@ -113,8 +113,8 @@ def make_step(
             assert_never(config.train.exact)
     uncapturable = job.uncapturable or options.uncaptured
     kinds = _step_kinds(job, config, captures=uncapturable is None, note=note)
-    kind = job.step
-    if job.step == "auto":
+    kind = job.step_kind
+    if job.step_kind == "auto":
         if options.chosen not in kinds:
             return _try_kinds(job, kinds, options, uncapturable, note=note)
         kind = options.chosen

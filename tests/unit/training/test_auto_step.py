@@ -18,7 +18,7 @@ from drumline.base.errors import TrialError, UsageError
 from drumline.config.schema import Config, DataConfig, DistConfig, LogConfig, TrainConfig
 from drumline.data.loader import Step
 from drumline.data.sharding import Cursor, Sharding, plan_step
-from drumline.training.job.job import choose_step, flat
+from drumline.training.job.job import choose_step_kind, flat
 from drumline.training.job.optimizer import group_settings
 from drumline.training.run_context import RunRequest, changed_settings
 from drumline.training.steps import choice
@@ -146,7 +146,9 @@ def chosen(
 ) -> str:
     """The kind of step of a new run, or of one that began with this setting."""
     saved = None if began_with == "new" else {"config": {"train.step": began_with}}
-    return choose_step(Config(train=TrainConfig(**train), log=log or LogConfig()), device, saved)
+    return choose_step_kind(
+        Config(train=TrainConfig(**train), log=log or LogConfig()), device, saved
+    )
 
 
 def test_the_default_is_auto_on_a_gpu_where_bits_need_not_repeat_and_eager_elsewhere() -> None:
@@ -154,7 +156,7 @@ def test_the_default_is_auto_on_a_gpu_where_bits_need_not_repeat_and_eager_elsew
     assert chosen(CUDA, deterministic=True) == chosen(CUDA, exact="elastic") == "eager"
     assert chosen(CUDA, log=LogConfig(trace=True)) == "eager"
     assert (
-        choose_step(
+        choose_step_kind(
             Config(data=DataConfig(balance="auto")), CUDA, {"config": {"train.step": "graph"}}
         )
         == "eager"
@@ -168,7 +170,7 @@ def test_a_run_continues_as_it_began() -> None:
     assert chosen(CUDA, began_with=None) == chosen(CUDA, began_with="auto") == "auto"
     assert chosen(CUDA, began_with="eager") == "eager"
     assert chosen(CUDA, began_with="compiled_graph") == "compiled_graph"
-    assert choose_step(Config(), CUDA, {"config": {}}) == "eager"
+    assert choose_step_kind(Config(), CUDA, {"config": {}}) == "eager"
     # Without the GPU that it began on.
     assert chosen(CPU, began_with="compiled_graph") == chosen(CPU, began_with=None) == "eager"
     assert chosen(CPU, began_with="compile") == "compile"
@@ -250,7 +252,7 @@ def auto_on_gpu(
     monkeypatch.setattr(choice, "_seconds_between", lambda *_: 0.1 if taken[-1] == fastest else 0.2)
     job: Any = SimpleNamespace(
         ddp=SimpleNamespace(device=torch.device("cuda", 0)),
-        step="auto",
+        step_kind="auto",
         uncapturable=None,
         optimizer=optimizer,
         model=torch.nn.Identity(),
@@ -360,7 +362,9 @@ def test_what_unfreezes_parameters_is_not_captured_by_auto_nor_if_asked(
     assert find_unsafe(None, Config(), [Hook()], is_default=False) is None  # type: ignore[arg-type]
     _, notes, _ = auto_on_gpu(monkeypatch, uncaptured=reason)
     assert notes[0] == f"captured steps are left out: {reason}"
-    job: Any = SimpleNamespace(ddp=SimpleNamespace(device=CUDA), step="graph", uncapturable=None)
+    job: Any = SimpleNamespace(
+        ddp=SimpleNamespace(device=CUDA), step_kind="graph", uncapturable=None
+    )
     with pytest.raises(UsageError) as caught:
         make_step(job, Config(), StepOptions(uncaptured=reason))
     assert str(caught.value) == (
