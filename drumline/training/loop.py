@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.rank.group import collective_counter
@@ -17,19 +19,29 @@ from drumline.training.steps.eager import AnyStep
 from drumline.watch.heartbeat import DATA, Phase
 
 
+@dataclass(frozen=True)
+class Safeguards:
+    """What protects the steps of a run: against a NaN, a crash and a preemption."""
+
+    non_finite: NonFinite
+    saver: Saver
+    preemption: Preemption
+
+
 def between_steps(
     context: RunContext,
     train_step: AnyStep,
+    safeguards: Safeguards,
+    *,
     first_step: actions.FirstStep,
-    non_finite: NonFinite,
     notices: WatchNotices,
-    trace: TracedStep | None,
-    saver: Saver,
-    preemption: Preemption,
+    trace: TracedStep | None = None,
     balance: Action | None = None,
 ) -> list[Action]:
     """The actions of a run, in the order in which they run. Their order is part of their
     correctness."""
+    non_finite = safeguards.non_finite
+    saver = safeguards.saver
     evaluate = actions.Evaluate(context, trace)
     compare = actions.CompareReplicas(context, non_finite, saver)
     hooks = [] if context.hooks is None else context.hooks.defining("after_step")
@@ -68,7 +80,7 @@ def between_steps(
             interval=0,
         ),
         # Last, so that its save contains everything of this step, and the step is not saved twice.
-        Preempt(preemption, saver, compare, non_finite),
+        Preempt(safeguards.preemption, saver, compare, non_finite),
     ]
 
 

@@ -48,7 +48,7 @@ from drumline.training.kept_state import (
     report_regrouped,
     restore_kept,
 )
-from drumline.training.loop import Loop, between_steps
+from drumline.training.loop import Loop, Safeguards, between_steps
 from drumline.training.manager import RunManager
 from drumline.training.out_of_memory import explain_out_of_memory
 from drumline.training.output import (
@@ -352,13 +352,11 @@ class TrainingRun:
         actions = between_steps(
             self.context,
             step,
-            FirstStep(self._after_first_step),
-            self.non_finite,
-            self.notices,
-            traced,
-            self.saver,
-            self.preemption,
-            self.balance,
+            Safeguards(self.non_finite, self.saver, self.preemption),
+            first_step=FirstStep(self._after_first_step),
+            notices=self.notices,
+            trace=traced,
+            balance=self.balance,
         )
         if self._live is not None:
             self._live.guard_connections()

@@ -17,7 +17,7 @@ from drumline.training.between_steps.actions import AT_EPOCH_END, Action, FirstS
 from drumline.training.between_steps.saver import Saver
 from drumline.training.between_steps.task_hooks import TaskHooks
 from drumline.training.job.job import Progress
-from drumline.training.loop import Loop, between_steps
+from drumline.training.loop import Loop, Safeguards, between_steps
 from drumline.training.run_context import RunContext, RunRequest
 from drumline.training.tasks.hook import Hook, Run
 from drumline.watch.heartbeat import HeartbeatWriter
@@ -62,15 +62,13 @@ def make_context(config: Config, total_steps: int, hooks: Any = None) -> RunCont
 
 def make_actions(context: RunContext) -> list[Action]:
     anything: Any = SimpleNamespace(is_asked=False)
+    saver = Saver(context, facts={}, check_state=lambda: None)
     return between_steps(
         context,
-        train_step=anything,
+        anything,
+        Safeguards(non_finite=anything, saver=saver, preemption=anything),
         first_step=FirstStep(lambda: None),
-        non_finite=anything,
         notices=anything,
-        trace=None,
-        saver=Saver(context, facts={}, check_state=lambda: None),
-        preemption=anything,
     )
 
 
