@@ -35,7 +35,7 @@ _FOLDER_NEXT_STEP = (
     "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; DIR is "
     "--data.dir or DATASET_DIR"
 )
-_STREAM = 0xA06  # the stream of draws that augmentation uses
+_AUGMENTATION = 0xA06  # which draws it uses, independent of all others
 Shape = tuple[int, int, int]  # channels, height and width of an image
 
 
@@ -112,7 +112,7 @@ class ImageArrays(ImageDataset):
 def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
     """For each sample the offset of its upper left pixel in the padded images of `crop`."""
     channels, height, width = shape
-    chances = draws.uniform(3, stream=_STREAM)
+    chances = draws.uniform(3, stream=_AUGMENTATION)
     down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
     count = len(chances)
     wide = width + 2 * padding

@@ -18,27 +18,28 @@ import torch
 
 from drumline.base.errors import TrainingError
 
-MODEL_STREAM = 1
-RANK_STREAM = 2
-SHARD_STREAM = 3
+# One number for each use of the seed, so that no two draw the same numbers.
+MODEL_SEEDS = 1
+RANK_SEEDS = 2
+SHARD_SEEDS = 3
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """The variable that cuBLAS needs before its first use, to give the same bits each time."""
 
 
 def seed_shared(seed: int) -> None:
     """Seed all generators the same way on every rank: what is built next is the same on all."""
-    _seed_generators(np.random.SeedSequence([seed, MODEL_STREAM]))
+    _seed_generators(np.random.SeedSequence([seed, MODEL_SEEDS]))
 
 
 def seed_rank(seed: int, rank: int) -> None:
     """Seed all generators differently on every rank."""
-    _seed_generators(np.random.SeedSequence([seed, RANK_STREAM, rank]))
+    _seed_generators(np.random.SeedSequence([seed, RANK_SEEDS, rank]))
 
 
 def seed_shard(seed: int, *, epoch: int, start: int, shard: int) -> None:
     """Seed all generators for one shard of the global batch that starts there: the next random
     numbers are the same on any rank that computes it."""
-    _seed_generators(np.random.SeedSequence([seed, SHARD_STREAM, epoch, start, shard]))
+    _seed_generators(np.random.SeedSequence([seed, SHARD_SEEDS, epoch, start, shard]))
 
 
 def _seed_generators(sequence: np.random.SeedSequence) -> None:
