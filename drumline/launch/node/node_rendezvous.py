@@ -34,9 +34,8 @@ from drumline.launch.node_plan import RUN_ID, NodePlan
 from drumline.net.dial import CLOSED_S, WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
-from drumline.net.key_exchange import KeyPair
+from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
 from drumline.rank.rendezvous.rank_store import announce, follow
-from drumline.rank.rendezvous.start_secret import unwrap_secret, wrap_secret
 from drumline.rank.sealed_store import SealedStore, document, has_fields
 
 POLL_S = 0.05

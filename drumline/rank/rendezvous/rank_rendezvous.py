@@ -26,9 +26,8 @@ from drumline.base.text import named_ranks, number_ranges
 from drumline.base.topology import Topology
 from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
 from drumline.net.interfaces import outward_address
-from drumline.net.key_exchange import KeyPair
+from drumline.net.key_exchange import KeyPair, unwrap_secret, wrap_secret
 from drumline.rank.rendezvous.rank_store import Decision, announce, follow, outcome, value_of
-from drumline.rank.rendezvous.start_secret import unwrap_secret, wrap_secret
 from drumline.rank.sealed_store import SealedStore, check_secret, document
 from drumline.watch.fact_differences import Facts, check_differences
 
