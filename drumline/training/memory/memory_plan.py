@@ -25,6 +25,7 @@ from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.stream_loader import StreamLoader
 from drumline.data.workers import LoadingOptions
 from drumline.parallel.outer_sync import split_evenly
+from drumline.parallel.recompute import LEAST_SAVING
 from drumline.training.job.job import choose_batch
 from drumline.training.memory.memory_trace import (
     FakeJob,
@@ -33,7 +34,6 @@ from drumline.training.memory.memory_trace import (
     TracedParameter,
     rounded,
 )
-from drumline.training.memory.recompute_saving import LEAST_SAVING
 from drumline.training.tasks.base import Task
 
 MemoryAt = Callable[[MemoryMoment], dict[str, int]]

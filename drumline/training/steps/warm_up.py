@@ -23,14 +23,18 @@ from drumline.checkpoint.state import capture_rng, restore_rng
 from drumline.config.schema import Config, DistConfig
 from drumline.parallel.block_use import unused_advice
 from drumline.parallel.blocks import describe_blocks
-from drumline.parallel.recompute import recomputed_blocks, stop_recomputing
+from drumline.parallel.recompute import (
+    LEAST_SAVING,
+    recompute_saving,
+    recomputed_blocks,
+    stop_recomputing,
+)
 from drumline.parallel.shards import is_shard
 from drumline.parallel.wrap import FIND_UNUSED_OR_STATIC, NAMED, LiveBuffers
 from drumline.rank.collectives import gather_json
 from drumline.rank.torch_internals import pytree
 from drumline.training.job.job import Job
 from drumline.training.memory.model_flops import ModelFlops, count_flops, graph
-from drumline.training.memory.recompute_saving import LEAST_SAVING, recompute_saving
 from drumline.training.steps.eager import OUTSIDE_FORWARD, LossParts, loss_function
 from drumline.training.tasks.base import Task
 from drumline.watch.heartbeat import Phase

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.parallel.blocks import find_blocks
-from drumline.training.memory.recompute_saving import LEAST_SAVING, recompute_saving
+from drumline.parallel.recompute import LEAST_SAVING, recompute_saving
 
 WIDTH = 16
 
