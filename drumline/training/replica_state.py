@@ -1,5 +1,5 @@
-"""What `--dist.sync` adds to a run: the groups of ranks, rounds after steps, and every replica's
-state in checkpoints.
+"""What replicas add to a run: rounds after steps (`--dist.sync`), steps that the others repeat when
+a node is lost (`--dist.on_lost_node continue`), and every replica's state in checkpoints.
 
 A checkpoint's model and optimizer are the shared weights and rank 0's optimizer, so that anything
 can load it. Beside them, `outer` is what the outer optimizer knows, and `replicas` what each
@@ -8,11 +8,13 @@ replica has to itself.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drumline.base.errors import log
 from drumline.checkpoint import state
@@ -20,18 +22,76 @@ from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_
 from drumline.checkpoint.rank_states import sent_state
 from drumline.checkpoint.store import Snapshot
 from drumline.data.loader import Step
+from drumline.metrics.meters import Meter
 from drumline.parallel.outer_sync import OuterSync
+from drumline.parallel.wrap import LiveBuffers
 from drumline.rank.collectives import all_sum
 from drumline.rank.rendezvous.live_nodes import LiveNodes
 from drumline.training.job.job import Job
 from drumline.training.run_context import RunContext
 from drumline.training.steps.eager import AnyStep
-from drumline.training.steps.step_state import StepState
 from drumline.watch.heartbeat import BACKWARD
 
 REPLICAS_FILE = "replicas"
 OUTER_FILE = "outer"
 _NOT_A_LEADER: dict[str, Any] = {"dict": []}
+
+
+class StepState:
+    """What a step changes before it updates the weights, kept at its beginning: buffers, modules'
+    extra state, the sums of the next log line, and the state of random numbers.
+
+    The weights, the optimizer and the loss scaler change in the update alone, and no rank begins
+    that before all have their gradients. What belongs to the loop (its progress, the ledger, hooks)
+    changes after the step."""
+
+    def __init__(self, model: nn.Module, meter: Meter, device: torch.device) -> None:
+        self._device = device
+        self._buffers = LiveBuffers(model)
+        self._modules = [module for module in model.modules() if _has_extra_state(module)]
+        self._meter = meter
+        self._buffer_copies: list[Tensor] | None = None
+        self._extra_states: list[Any] = []
+        self._sums = self._meter.keep()
+        self._host_weight = 0.0
+        self._torch_rng = torch.get_rng_state()
+        self._gpu_rng: Tensor | None = None
+        self._numpy_rng: Any = None
+        self._python_rng: Any = None
+
+    def keep(self) -> None:
+        """A step begins. Without waiting for the device; the copies are in the memory of the last
+        ones."""
+        self._buffer_copies = self._buffers.keep(self._buffer_copies)
+        self._extra_states = [_copy_of(module.get_extra_state()) for module in self._modules]
+        self._sums = self._meter.keep()
+        self._host_weight = self._meter.host_weight
+        self._torch_rng = torch.get_rng_state()
+        if self._device.type == "cuda":
+            self._gpu_rng = torch.cuda.get_rng_state(self._device)
+        self._numpy_rng = np.random.get_state()
+        self._python_rng = random.getstate()
+
+    def restore(self) -> None:
+        """The step has failed: all is as it was at `keep`."""
+        assert self._buffer_copies is not None, "keep comes first"
+        self._buffers.put_back(self._buffer_copies)
+        for module, extra_state in zip(self._modules, self._extra_states, strict=True):
+            module.set_extra_state(extra_state)
+        self._meter.put_back(self._sums, self._host_weight)
+        torch.set_rng_state(self._torch_rng)
+        if self._gpu_rng is not None:
+            torch.cuda.set_rng_state(self._gpu_rng, self._device)
+        np.random.set_state(self._numpy_rng)
+        random.setstate(self._python_rng)
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _copy_of(extra_state: Any) -> Any:
+    return extra_state.clone() if isinstance(extra_state, Tensor) else extra_state
 
 
 class RepeatableStep:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.metrics.meters import Meter
-from drumline.training.steps.step_state import StepState
+from drumline.training.replica_state import StepState
 
 CPU = torch.device("cpu")
 
