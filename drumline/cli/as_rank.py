@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from drumline.base.errors import ExitCode, summary
 from drumline.base.terminal import print_message
+from drumline.config import Layers
+from drumline.config.schema import Config
 from drumline.training.failure_report import report_failure
-from drumline.training.job.job import Progress
+from drumline.training.job.job import Progress, make_manager
 from drumline.training.manager import RunManager
+from drumline.training.tasks.base import Task
+from drumline.training.tasks.built_in import load_task, resolve_task
 from drumline.watch.failure_kind import failure_kind
 
 
@@ -39,6 +44,21 @@ def as_rank(prepare: Callable[[], RankWork]) -> int:
     if not ddp.cleanup():
         exit_now(ExitCode.SUCCESS)
     return ExitCode.SUCCESS
+
+
+def with_task(
+    task: str, layers: Layers, work: Callable[[Config, type[Task], RunManager], None]
+) -> int:
+    """Load the task and its settings, join the other ranks, and do the work; returns the exit
+    code."""
+
+    def prepare() -> RankWork:
+        task_class = load_task(task)
+        config = resolve_task(task, task_class, layers)
+        ddp = make_manager(config, task)
+        return RankWork(ddp, partial(work, config, task_class, ddp))
+
+    return as_rank(prepare)
 
 
 def exit_interrupted(error: KeyboardInterrupt, ddp: RunManager, message: str) -> NoReturn:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from drumline.cli.as_rank import RankWork, as_rank
+from drumline.cli.as_rank import with_task
 from drumline.config import Layers
+from drumline.config.schema import Config
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.parameter_use import measure_use, use_findings
-from drumline.training.job.job import make_manager
-from drumline.training.tasks.built_in import load_task, resolve_task
+from drumline.training.manager import RunManager
+from drumline.training.tasks.base import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +27,10 @@ def check_task(task: str, layers: Layers, *, batches: int) -> TaskCheck:
     """On this process alone. Where the task fails, its error is reported and the process exits."""
     checks: list[TaskCheck] = []
 
-    def prepare() -> RankWork:
-        task_class = load_task(task)
-        config = resolve_task(task, task_class, layers)
-        ddp = make_manager(config, task)
+    def work(config: Config, task_class: type[Task], ddp: RunManager) -> None:
+        use = measure_use(config, task_class, ddp, most=batches)
+        findings = use_findings(use, config, task=task)
+        checks.append(TaskCheck(findings, use.row(), {"name": task, **asdict(use)}))
 
-        def work() -> None:
-            use = measure_use(config, task_class, ddp, most=batches)
-            findings = use_findings(use, config, task=task)
-            checks.append(TaskCheck(findings, use.row(), {"name": task, **asdict(use)}))
-
-        return RankWork(ddp, work)
-
-    as_rank(prepare)
+    with_task(task, layers, work)
     return checks[0]

@@ -11,18 +11,16 @@ from typing import Any
 
 from drumline.base.terminal import print_message, show_lines, show_progress
 from drumline.base.text import memory_size
-from drumline.cli.as_rank import RankWork, as_rank
+from drumline.cli.as_rank import with_task
 from drumline.cli.command_line import show_json
 from drumline.config import Layers
 from drumline.config.schema import Config
 from drumline.tools.find.batch_search import BatchSearch, search_batch
 from drumline.tools.find.range_test import SAFETY, RangeOptions, RangeTest, measure_range
 from drumline.training.job.evaluation_job import with_local_data
-from drumline.training.job.job import make_manager
 from drumline.training.job.mode_choice import settle_mode
 from drumline.training.manager import RunManager
 from drumline.training.tasks.base import Task
-from drumline.training.tasks.built_in import load_task, resolve_task
 
 ROWS = 25
 WIDTH = 40
@@ -33,19 +31,12 @@ FASTER = 1.05
 def run_rank(verb: str, task: str, layers: Layers, verb_flags: Mapping[str, Any]) -> int:
     """Measure as one rank of a group, or alone; returns the exit code."""
 
-    def prepare() -> RankWork:
-        task_class = load_task(task)
-        config = resolve_task(task, task_class, layers)
-        ddp = make_manager(config, task)
+    def work(config: Config, task_class: type[Task], ddp: RunManager) -> None:
+        settled = settle_mode(with_local_data(config, ddp), task_class, ddp)
+        find = _find_lr if verb == "find-lr" else _find_batch
+        find(settled, task_class, ddp, verb_flags)
 
-        def work() -> None:
-            settled = settle_mode(with_local_data(config, ddp), task_class, ddp)
-            find = _find_lr if verb == "find-lr" else _find_batch
-            find(settled, task_class, ddp, verb_flags)
-
-        return RankWork(ddp, work)
-
-    return as_rank(prepare)
+    return with_task(task, layers, work)
 
 
 def _find_lr(
