@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,9 +21,9 @@ from drumline.base.topology import topology_from
 from drumline.base.untrusted import whole_number
 from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
 from drumline.cli.train_command import settle_before_torch
-from drumline.config import Flags, FlagTable, read_flags
+from drumline.config import Flags, FlagTable, Layers, read_flags
 from drumline.config.help import render_flags
-from drumline.config.schema import Count, CountOrZero, Port
+from drumline.config.schema import Config, Count, CountOrZero, Port
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.node_plan import DEFAULT_PORT
 from drumline.launch.ssh.client import ssh_client
@@ -33,7 +34,7 @@ from drumline.tools.doctor.cluster import (
     check_over_ssh,
 )
 from drumline.tools.doctor.doctor_report import as_json, report
-from drumline.tools.doctor.finding import has_problems
+from drumline.tools.doctor.finding import Finding, has_problems
 from drumline.tools.doctor.machine.machine_checks import machine_findings, num_visible_gpus
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.doctor.machine.summary import machine_rows
@@ -45,7 +46,8 @@ from drumline.tools.doctor.ranks.run_collectives import (
 )
 
 if TYPE_CHECKING:
-    from drumline.cli.doctor_task import TaskCheck
+    from drumline.training.manager import RunManager
+    from drumline.training.tasks.base import Task
 
 WAIT_S = 10
 BATCHES = 8
@@ -139,6 +141,15 @@ exit codes: 0 ready to train, 2 wrong usage, 3 something must be fixed,
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TaskCheck:
+    findings: list[Finding]
+    row: str
+    """For the screen."""
+    document: dict[str, Any]
+    """The same, for JSON."""
+
+
 def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     if not flags.positional:
@@ -195,12 +206,25 @@ def _check_task(task: str, flags: Flags) -> int:
             "drumline doctor TASK is one process", next_step="run it without torchrun or srun"
         )
     layers = settle_before_torch(task, flags)
-    with interruptible(INTERRUPTED_EARLY), loading():
-        from drumline.cli.doctor_task import check_task
+    check = _run_batches(task, layers, num_batches=flags.values.get("batches", BATCHES))
+    return _check_this_machine(flags.values, check)
 
-    return _check_this_machine(
-        flags.values, check_task(task, layers, batches=flags.values.get("batches", BATCHES))
-    )
+
+def _run_batches(task: str, layers: Layers, *, num_batches: int) -> TaskCheck:
+    """On this process alone. Where the task fails, its error is reported and the process exits."""
+    with interruptible(INTERRUPTED_EARLY), loading():
+        from drumline.cli.as_rank import with_task
+        from drumline.tools.doctor.parameter_use import measure_use, use_findings
+
+    checks: list[TaskCheck] = []
+
+    def work(config: Config, task_class: type[Task], ddp: RunManager) -> None:
+        use = measure_use(config, task_class, ddp, most=num_batches)
+        findings = use_findings(use, config, task=task)
+        checks.append(TaskCheck(findings, use.row(), {"name": task, **asdict(use)}))
+
+    with_task(task, layers, work)
+    return checks[0]
 
 
 def check_hosts(verb_flags: Mapping[str, Any], options: DoctorOptions) -> DoctorResult:
