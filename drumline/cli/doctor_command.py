@@ -24,8 +24,8 @@ from drumline.cli.train_command import settle_before_torch
 from drumline.config import Flags, FlagTable, Layers, read_flags
 from drumline.config.help import render_flags
 from drumline.config.schema import Config, Count, CountOrZero, Port
-from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name
-from drumline.launch.node_plan import DEFAULT_PORT
+from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name, wrong_port
+from drumline.launch.node_plan import DEFAULT_PORT, split_endpoint
 from drumline.launch.ssh.client import ssh_client
 from drumline.tools.doctor.cluster import (
     DoctorOptions,
@@ -275,18 +275,14 @@ def _node_options(
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
             next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; under srun they are known",
         )
-    address, colon, port = place["--master"].partition(":")
-    is_port = not colon or 0 < (whole_number(port) or 0) < 65536
-    wrong = wrong_name(address)
-    if not wrong and not is_port:
-        wrong = f"{port!r} is not a port"
-    if wrong:
+    address, port = split_endpoint(place["--master"])
+    if wrong := wrong_name(address) or wrong_port(port):
         raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
     return nodes.NodeOptions(
         node=place["--node-rank"],
         nodes=place["--nodes"],
         master=address,
-        port=int(port) if colon else DEFAULT_PORT,
+        port=int(port),
         secret=secret_from(environment),
         wait_s=float(verb_flags.get("wait", WAIT_S)),
     )

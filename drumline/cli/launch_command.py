@@ -36,6 +36,7 @@ from drumline.launch.node_plan import (
     NodePlan,
     Program,
     nodes_of_hosts,
+    split_endpoint,
     torchrun_command,
 )
 from drumline.launch.ssh.client import ssh_client
@@ -152,13 +153,11 @@ def _node(request: LaunchRequest, file: EnvFile | None) -> NodePlan:
     elif node_rank is None or num_nodes == 1:
         return request.completed(NodePlan(num_procs=verb_flags.get("procs")), None)
     else:
-        host, _, port = verb_flags.get("master", "").partition(":")
-        endpoint = f"{host}:{port or DEFAULT_PORT}"
         node = NodePlan(
             num_nodes=num_nodes,
             node_rank=node_rank,
             num_procs=verb_flags.get("procs"),
-            endpoint=endpoint,
+            endpoint=":".join(split_endpoint(verb_flags["master"])),
         )
     known_from = verb_flags.get("env-file", "--nodes")
     least = least_nodes(verb_flags.get("nnodes"), node.num_nodes, known_from=known_from)

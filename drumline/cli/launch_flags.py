@@ -23,8 +23,7 @@ from drumline.config.schema import (
     Positive,
     profiled_steps,
 )
-from drumline.launch.hosts import wrong_counts
-from drumline.launch.hosts import wrong_name as wrong_host
+from drumline.launch.hosts import wrong_counts, wrong_name, wrong_port
 from drumline.launch.kubernetes import wrong_object_name
 from drumline.launch.node.guard import DEFAULT_GRACE_S
 from drumline.launch.node_plan import (
@@ -33,6 +32,7 @@ from drumline.launch.node_plan import (
     LAST_CALL_S,
     SCRIPT_RESTARTS,
     TASK_RESTARTS,
+    split_endpoint,
 )
 from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
@@ -355,11 +355,11 @@ def _wrong_by_hand(verb_flags: Mapping[str, Any]) -> Iterator[str]:
     num_nodes = verb_flags.get("nodes", 1)
     if verb_flags["node-rank"] >= num_nodes:
         yield f"--node-rank: {verb_flags['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
-    host, _, port = verb_flags.get("master", "").partition(":")
-    if num_nodes > 1 and (wrong := wrong_host(host)):
+    host, port = split_endpoint(verb_flags.get("master", ""))
+    if num_nodes > 1 and (wrong := wrong_name(host)):
         yield f"--master: {wrong}"
-    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        yield f"--master: {port!r} is not a port"
+    if wrong := wrong_port(port):
+        yield f"--master: {wrong}"
 
 
 def _wrong_for_slurm(verb_flags: Mapping[str, Any]) -> Iterator[str]:

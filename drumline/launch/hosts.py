@@ -93,6 +93,10 @@ def wrong_name(name: str) -> str | None:
     return None if NAME.fullmatch(name) else f"{name!r} is not a host's name; {NAME_FORM}"
 
 
+def wrong_port(port: str) -> str | None:
+    return None if 0 < (whole_number(port) or 0) < 65536 else f"{port!r} is not a port"
+
+
 def _checked(entries: Iterable[_Entry]) -> list[Host]:
     addresses = set()
     problems = []

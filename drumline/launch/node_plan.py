@@ -83,6 +83,12 @@ class NodePlan:
         return self.address or (self.endpoint.rpartition(":")[0] if self.node_rank == 0 else "")
 
 
+def split_endpoint(text: str) -> tuple[str, str]:
+    """The address and the port of `ADDR[:PORT]`, neither of them checked."""
+    address, _, port = text.partition(":")
+    return address, port or str(DEFAULT_PORT)
+
+
 def silence_limit_s(cut_s: int) -> int:
     """How long heartbeats may be missing if a cut of this length is to lose nobody: TCP sends again
     after pauses that double, so what was sent during a cut may arrive when twice its length has
