@@ -19,10 +19,9 @@ from drumline.base.startup import INTERRUPTED_EARLY, interruptible, loading
 from drumline.base.terminal import print_message, show, show_lines, show_progress
 from drumline.base.topology import topology_from
 from drumline.base.untrusted import whole_number
-from drumline.cli.train_command import OWN_FLAGS as TRAIN_FLAGS
-from drumline.cli.train_command import settle_before_torch
+from drumline.cli.command_line import HELP_FLAG, show_help
+from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
 from drumline.config import Flags, FlagTable, Layers, read_flags
-from drumline.config.help import render_flags
 from drumline.config.schema import Config, Count, CountOrZero, Port
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag, wrong_name, wrong_port
 from drumline.launch.node_plan import DEFAULT_PORT, split_endpoint
@@ -63,11 +62,11 @@ GROUPS: Mapping[str, FlagTable] = {
         ),
         "run": (str, "DIR", "Where runs will be written: its disk is checked [this folder]."),
         "json": (bool, "", "Print everything as JSON, for scripts."),
-        "help": (bool, "", "Show this text."),
+        **HELP_FLAG,
     },
     "a task  On this machine, with the settings of `drumline train TASK`.": {
         "batches": (Count, "N", f"How many micro-batches to run through the loss [{BATCHES}]."),
-        "config": TRAIN_FLAGS["config"],
+        **CONFIG_FLAG,
     },
     "over ssh": {
         "hosts": (str, "A,B:4,C", "Check these hosts and every pair of them."),
@@ -159,9 +158,7 @@ def run(argv: Sequence[str]) -> int:
             no_settings="is a setting of a run; the doctor takes none without a TASK",
         )
     verb_flags = flags.values
-    if verb_flags.get("help"):
-        show("\n".join([USAGE, render_flags(GROUPS), EXIT_CODES]), end="")
-        return ExitCode.SUCCESS
+    show_help(flags, GROUPS, USAGE, EXIT_CODES)
     if problems := list(_wrong_flags(flags)):
         raise ConfigError(problems, next_step="`drumline doctor --help` lists the flags")
     if flags.positional:
