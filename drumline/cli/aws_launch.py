@@ -26,6 +26,7 @@ from drumline.cli.launch_flags import OWN_FLAGS as LAUNCH_FLAGS
 from drumline.cli.launch_request import is_script
 from drumline.config import FlagTable, read_flags
 from drumline.launch.aws.account import Account
+from drumline.launch.aws.cloud_files import SHARED
 from drumline.launch.aws.cluster_nodes import CloudNode, nodes_of, ssh_config
 from drumline.launch.aws.cluster_settings import WHERE, ClusterSettings, account_and_settings
 from drumline.launch.aws.own_wheels import build_wheel, pack
@@ -37,7 +38,7 @@ from drumline.runs.run_folder import run_name
 
 PYTHON = "/opt/drumline/bin/python"
 PREPARE = "/opt/drumline/prepare"
-SHARED = PurePosixPath("/mnt/shared")
+RUNS = PurePosixPath(SHARED, "runs")
 # Of prepare.sh on a node.
 NOT_INSTALLED = 65
 NOTICE = "http://169.254.169.254/latest/meta-data/spot/instance-action"
@@ -102,7 +103,7 @@ def _defaults(launch_words: Sequence[str], target: str) -> list[str]:
     if not {"--sync", "--no-sync"} & set(launch_words):
         defaults.append("--sync")
     if is_script(target):
-        defaults += ["--env", f"OUTPUT_DIR={SHARED / 'runs'}"]
+        defaults += ["--env", f"OUTPUT_DIR={RUNS}"]
     return defaults
 
 
@@ -114,7 +115,7 @@ def _with_volume(target: str, arguments: Sequence[str], *, is_spot: bool) -> lis
     given_names = {word.partition("=")[0] for word in arguments}
     task_words = list(arguments)
     if "--run" not in given_names:
-        task_words += ["--run", str(SHARED / "runs" / run_name(target))]
+        task_words += ["--run", str(RUNS / run_name(target))]
     if is_spot and "--watch.notice" not in given_names:
         task_words += ["--watch.notice", NOTICE]
     return task_words
@@ -162,9 +163,7 @@ class _CloudJob:
         self._wheels_hash = hashlib.sha256(content).hexdigest()
 
     def check_pairs(self) -> None:
-        code = doctor_command.run(
-            [*self._hosts(), "--code", "/opt/drumline/bin", "--run", str(SHARED)]
-        )
+        code = doctor_command.run([*self._hosts(), "--code", "/opt/drumline/bin", "--run", SHARED])
         if code:
             raise PreflightError(
                 f"doctor found something to fix on the nodes (exit code {code}); its report is above",
