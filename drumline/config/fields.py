@@ -175,7 +175,7 @@ def from_value(annotation: Any, value: Any) -> Any:
         # TOML has no null, so "none" is accepted there too; otherwise a file could not unset a
         # task's default.
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
-        return None if is_none else from_value(_inner(annotation), value)
+        return None if is_none else from_value(without_none(annotation), value)
     if kind in UNIONS:
         choices = _choices_beside_switch(annotation)
         return _switch_or_choice(choices, value) if choices else _scalar(value)
@@ -213,7 +213,7 @@ def describe_type(annotation: Any) -> str:
     if kind is Annotated:
         return f"{describe_type(arguments[0])} {_limits(arguments[1])}"
     if is_optional(annotation):
-        return f"{describe_type(_inner(annotation))}, or none"
+        return f"{describe_type(without_none(annotation))}, or none"
     if kind is Literal:
         return " | ".join(arguments)
     if kind is tuple:
@@ -251,8 +251,10 @@ def _choices_beside_switch(annotation: Any) -> tuple[str, ...]:
     return get_args(next(literals, None))
 
 
-def _inner(annotation: Any) -> Any:
-    """The X of `X | None`."""
+def without_none(annotation: Any) -> Any:
+    """The X of `X | None`; any other type as it is."""
+    if not is_optional(annotation):
+        return annotation
     return next(argument for argument in get_args(annotation) if argument is not NoneType)
 
 
@@ -268,7 +270,7 @@ def _read(annotation: Any, text: str) -> Any:
     if kind is Annotated:
         return _read(arguments[0], text)
     if is_optional(annotation):
-        return _read(_inner(annotation), text)
+        return _read(without_none(annotation), text)
     if kind is tuple:
         return [_read(arguments[0], part.strip()) for part in text.split(",")]
     # A user's option has no declared type: true or false, a whole number, a number, otherwise text.

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from drumline.base.errors import ConfigError, did_you_mean
 from drumline.base.untrusted import TEXT_BYTES, parse_toml, read_regular
 from drumline.config.config_file import CLUSTER_SECTION
-from drumline.config.fields import Mismatch, from_value
+from drumline.config.fields import Mismatch, from_value, without_none
 from drumline.config.flags import FlagTable
 from drumline.config.schema import Count, CountOrZero, Positive
 from drumline.launch.aws.account import Account, connect
@@ -24,109 +24,110 @@ ME = "me"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
 STACK_PREFIX = "drumline-"
 WIDEST_PREFIX = 8
+T = TypeVar("T")
 
-WHERE: FlagTable = {
-    "name": (
-        str,
-        "NAME",
-        "The cluster's name; everything that belongs to it is tagged with it [train].",
-    ),
-    "region": (str, "REGION", "The region [boto3's own default: AWS_REGION or ~/.aws/config]."),
-    "profile": (str, "NAME", "The profile of ~/.aws/config [boto3's own default]."),
-    "config": (
-        str,
-        "FILE",
-        "Read the section [aws] of a TOML file: the same names, with _ for -. Flags override it.",
-    ),
-}
-CLUSTER: FlagTable = {
-    "type": (str, "TYPE", "The instance type, such as g6.12xlarge or p5.48xlarge."),
-    "nodes": (Count, "N", "The number of instances [2]."),
-    "spot": (
-        bool,
-        "",
-        "Spot instances: cheaper, and AWS may take one back with two minutes' notice.",
-    ),
-    "max-price": (
-        Positive,
-        "USD",
-        "The most that one instance may cost an hour: a higher price is refused.",
-    ),
-    "zone": (
-        str,
-        "ZONE",
-        "The zone, such as us-east-1a [the first that offers the type; with --spot the cheapest].",
-    ),
-    "placement-group": (
-        bool,
-        "",
-        "Close together in the data center: less latency, and less often capacity.",
-    ),
-    "efa": (bool, "", "Elastic Fabric Adapter [on for a type that has it]; --no-efa turns it off."),
-    "ami": (
-        str,
-        "AMI",
-        "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04].",
-    ),
-    "disk": (Count, "GIB", "The encrypted disk of each instance [150]."),
-    "install": (
-        str,
-        "REQUIREMENTS",
-        "What the nodes get, pinned; `drumline` is this installation, copied to them [drumline].",
-    ),
-}
-REACH: FlagTable = {
-    "key": (str, "NAME", "The EC2 key pair for ssh; launch needs one."),
-    "ssh-from": (
-        str,
-        "me | CIDR",
-        "Open ssh for this machine's public address, or for a network [closed].",
-    ),
-    "ssm": (
-        bool,
-        "",
-        "ssh through Session Manager, with no open port; needs the session-manager-plugin here.",
-    ),
-    "subnet": (str, "SUBNET", "An existing subnet, with a way to the internet [a new VPC]."),
-    "volume": (str, "FS", "An existing EFS volume [a new one, or the one that this cluster kept]."),
-}
-ENDS: FlagTable = {
-    "hours": (
-        Positive,
-        "H",
-        "All instances end after this long, whatever runs [24]. AWS keeps this limit.",
-    ),
-    "idle-minutes": (
-        CountOrZero,
-        "MIN",
-        "An instance ends itself after this long with idle GPUs and CPUs [60]; 0: never.",
-    ),
-}
-SETTINGS: FlagTable = {**WHERE, **CLUSTER, **REACH, **ENDS}
+
+def _flag(group: str, default: T, takes: str, help_text: str) -> T:
+    """A field with this default that is a flag too, in this group of the help."""
+    declared: Any = field(default=default, metadata={"group": group, "texts": (takes, help_text)})
+    return declared  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    name: str = "train"
-    region: str | None = None
-    profile: str | None = None
-    type: str = ""
-    nodes: int = 2
-    spot: bool = False
-    max_price: float | None = None
-    zone: str | None = None
-    placement_group: bool = False
-    efa: bool | None = None
-    ami: str | None = None
-    disk: int = 150
-    install: str | None = None
-    key: str | None = None
-    ssh_from: str | None = None
-    ssm: bool = False
-    subnet: str | None = None
-    volume: str | None = None
-    hours: float = 24.0
-    idle_minutes: int = 60
+    name: str = _flag(
+        "where",
+        "train",
+        "NAME",
+        "The cluster's name; everything that belongs to it is tagged with it [train].",
+    )
+    region: str | None = _flag(
+        "where", None, "REGION", "The region [boto3's own default: AWS_REGION or ~/.aws/config]."
+    )
+    profile: str | None = _flag(
+        "where", None, "NAME", "The profile of ~/.aws/config [boto3's own default]."
+    )
+    type: str = _flag(
+        "cluster", "", "TYPE", "The instance type, such as g6.12xlarge or p5.48xlarge."
+    )
+    nodes: Count = _flag("cluster", 2, "N", "The number of instances [2].")
+    spot: bool = _flag(
+        "cluster",
+        False,
+        "",
+        "Spot instances: cheaper, and AWS may take one back with two minutes' notice.",
+    )
+    max_price: Positive | None = _flag(
+        "cluster",
+        None,
+        "USD",
+        "The most that one instance may cost an hour: a higher price is refused.",
+    )
+    zone: str | None = _flag(
+        "cluster",
+        None,
+        "ZONE",
+        "The zone, such as us-east-1a [the first that offers the type; with --spot the cheapest].",
+    )
+    placement_group: bool = _flag(
+        "cluster",
+        False,
+        "",
+        "Close together in the data center: less latency, and less often capacity.",
+    )
+    efa: bool | None = _flag(
+        "cluster",
+        None,
+        "",
+        "Elastic Fabric Adapter [on for a type that has it]; --no-efa turns it off.",
+    )
+    ami: str | None = _flag(
+        "cluster",
+        None,
+        "AMI",
+        "The image, with apt [AWS's base Deep Learning AMI for GPUs, otherwise Ubuntu 24.04].",
+    )
+    disk: Count = _flag("cluster", 150, "GIB", "The encrypted disk of each instance [150].")
+    install: str | None = _flag(
+        "cluster",
+        None,
+        "REQUIREMENTS",
+        "What the nodes get, pinned; `drumline` is this installation, copied to them [drumline].",
+    )
+    key: str | None = _flag("reach", None, "NAME", "The EC2 key pair for ssh; launch needs one.")
+    ssh_from: str | None = _flag(
+        "reach",
+        None,
+        "me | CIDR",
+        "Open ssh for this machine's public address, or for a network [closed].",
+    )
+    ssm: bool = _flag(
+        "reach",
+        False,
+        "",
+        "ssh through Session Manager, with no open port; needs the session-manager-plugin here.",
+    )
+    subnet: str | None = _flag(
+        "reach", None, "SUBNET", "An existing subnet, with a way to the internet [a new VPC]."
+    )
+    volume: str | None = _flag(
+        "reach",
+        None,
+        "FS",
+        "An existing EFS volume [a new one, or the one that this cluster kept].",
+    )
+    hours: Positive = _flag(
+        "ends",
+        24.0,
+        "H",
+        "All instances end after this long, whatever runs [24]. AWS keeps this limit.",
+    )
+    idle_minutes: CountOrZero = _flag(
+        "ends",
+        60,
+        "MIN",
+        "An instance ends itself after this long with idle GPUs and CPUs [60]; 0: never.",
+    )
 
     @property
     def stack(self) -> str:
@@ -147,13 +148,39 @@ class ClusterSettings:
         return "spot" if self.spot else "on-demand"
 
 
+def _flags(group: str) -> FlagTable:
+    kinds = get_type_hints(ClusterSettings, include_extras=True)
+    return {
+        setting.name.replace("_", "-"): (
+            without_none(kinds[setting.name]),
+            *setting.metadata["texts"],
+        )
+        for setting in fields(ClusterSettings)
+        if setting.metadata["group"] == group
+    }
+
+
+WHERE: FlagTable = {
+    **_flags("where"),
+    "config": (
+        str,
+        "FILE",
+        "Read the section [aws] of a TOML file: the same names, with _ for -. Flags override it.",
+    ),
+}
+CLUSTER = _flags("cluster")
+REACH = _flags("reach")
+ENDS = _flags("ends")
+SETTINGS: FlagTable = {**WHERE, **CLUSTER, **REACH, **ENDS}
+
+
 def settings_from(
     flags: Mapping[str, Any], problems: list[str], *, copies_folder: bool = False
 ) -> ClusterSettings:
     """Flags override the file; what is wrong is added to `problems`. `copies_folder`: nodes get
     this folder before they install anything."""
     values = _from_file(Path(flags["config"]), problems) if "config" in flags else {}
-    names = {field.name for field in fields(ClusterSettings)}
+    names = {setting.name for setting in fields(ClusterSettings)}
     by_field = {flag.replace("-", "_"): value for flag, value in flags.items()}
     values |= {name: value for name, value in by_field.items() if name in names}
     settings = ClusterSettings(**values)
