@@ -25,7 +25,8 @@ BACKLOG = 4096
 def open_tcp_store(
     host: str, port: int, *, timeout_s: float, bound: str | None = None
 ) -> dist.TCPStore:
-    """Connect to the store there. `bound`: run it here instead, at that address only."""
+    """Connect to the store there. `bound`: run it here instead, at that address only; then a port
+    of 0 is any that is free."""
     if bound is None:
         return dist.TCPStore(
             _reached_address(host, port),
@@ -33,6 +34,7 @@ def open_tcp_store(
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
+    listener, port = listen_for_store(bound, port)
     # This host may not be able to resolve the name that the others use for it.
     return dist.TCPStore(
         local_address(bound),
@@ -40,7 +42,7 @@ def open_tcp_store(
         is_master=True,
         timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
-        master_listen_fd=listen_for_store(bound, port)[0],
+        master_listen_fd=listener,
     )
 
 

@@ -31,13 +31,14 @@ from drumline.net.interfaces import LOOPBACK, own_address
 from drumline.rank.sealed_store import SealedStore
 from drumline.rank.tcp_store import (
     break_dead_connections,
-    listen_for_store,
     local_address,
     open_tcp_store,
     store_binding,
 )
 
 STORE_TIMEOUT_S = 30
+# torch's default.
+LOCAL_STORE_TIMEOUT_S = 300
 # How long a reason may last between hosts that are up; a launcher that refuses connections may
 # still be loading torch.
 LIMITS_S: dict[str, float] = {
@@ -75,13 +76,11 @@ class SingleNodeRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.ranks_secret = new_secret()
-        listener, port = listen_for_store(LOOPBACK)
-        self.store = dist.TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
-        )
+        store = open_tcp_store(LOOPBACK, 0, timeout_s=LOCAL_STORE_TIMEOUT_S, bound=LOOPBACK)
+        self.store = store
         # The agent's own part, too: ranks read their numbers from it.
-        agents: Any = SealedStore(self.store, self.ranks_secret, "drumline/agents")
-        return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
+        agents: Any = SealedStore(store, self.ranks_secret, "drumline/agents")
+        return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
 
     def is_closed(self) -> bool:
         return False
