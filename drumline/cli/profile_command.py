@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.terminal import print_message, show_lines
@@ -27,7 +26,6 @@ from drumline.cli.launch_command import split_command
 from drumline.cli.launch_request import is_script
 from drumline.cli.profile_report import profile_of, show_profile
 from drumline.config import PRESETS, Flags, FlagTable, read_flags
-from drumline.config.fields import flag_text
 from drumline.config.schema import MOST_PROFILED, Count
 from drumline.report.profile.advice import advise
 from drumline.runs.profile_result import PROFILE_FOLDER, ProfileResult
@@ -120,7 +118,7 @@ def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
         changed = {**QUIET, "train.steps": WARM_UP + num_steps + 1, "log.profile": steps}
         words = [
             "train",
-            *task_words(flags, changed),
+            *train_command.task_words(flags, changed),
             f"--run={folder}",
             "--max-restarts=0",
             *procs,
@@ -128,17 +126,6 @@ def _profile(flags: Flags, folder: Path, script: Sequence[str] | None) -> int:
     what = flags.positional[0] if script is None else script[0]
     print_message(f"profiling {what}: {plural(num_steps, 'step')}, traces in {folder}")
     return run_command(words, own_variables(), sys.stderr if flags.values.get("json") else None)
-
-
-def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
-    """What follows `drumline train`: the task, the user's settings, and others in place of some."""
-    settings = {path: setting.value for path, setting in flags.layer.settings.items()}
-    file = [f"--config={flags.values['config']}"] if "config" in flags.values else []
-    return [
-        *flags.positional,
-        *file,
-        *(f"--{path}={flag_text(value)}" for path, value in {**settings, **changed}.items()),
-    ]
 
 
 def _is_run(target: str) -> bool:
@@ -177,7 +164,7 @@ def _report(flags: Flags, result: ProfileResult, folder: Path) -> int:
         show_profile(result, advice, folder)
     if tries:
         runs = ShortRuns(
-            arguments=partial(task_words, flags),
+            arguments=partial(train_command.task_words, flags),
             procs=result.world_size,
             folder=folder / "trials",
             step_s=result.step_s,

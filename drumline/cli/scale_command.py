@@ -20,8 +20,7 @@ from drumline.cli.command_line import (
     read_command,
     show_json,
 )
-from drumline.cli.profile_command import task_words
-from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch
+from drumline.cli.train_command import CONFIG_FLAG, settle_before_torch, task_words
 from drumline.config import Flags, FlagTable
 from drumline.config.schema import Count, Fraction, NotNegative, Positive
 from drumline.report.scaling_plot import efficiency_lines, efficiency_svg

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from drumline.config import (
     read_layers,
     resolve,
 )
+from drumline.config.fields import flag_text
 from drumline.config.schema import Count, CountOrZero
 from drumline.config.task_fields import task_fields
 from drumline.launch.node_plan import TASK_RESTARTS, Program
@@ -123,6 +124,17 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
     except ConfigError as error:
         raise ConfigError([problem, *error.problems], next_step=error.next_step) from None
     raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
+
+
+def task_words(flags: Flags, changed: Mapping[str, Any]) -> list[str]:
+    """What follows `drumline train`: the task, the user's settings, and others in place of some."""
+    settings = {path: setting.value for path, setting in flags.layer.settings.items()}
+    file = [f"--config={flags.values['config']}"] if "config" in flags.values else []
+    return [
+        *flags.positional,
+        *file,
+        *(f"--{path}={flag_text(value)}" for path, value in {**settings, **changed}.items()),
+    ]
 
 
 def run_folder(flags: Flags, task: str) -> Path:
