@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from drumline.base.errors import ConfigError, UsageError
@@ -60,6 +61,16 @@ def check_run_is_named(verb: str, flags: Flags) -> None:
         raise UsageError(
             "no RUN was given", next_step=f"give a run folder, as in: drumline {verb} runs/digits"
         )
+
+
+def check_new(*paths: Path, force: bool) -> None:
+    """Refuse to replace files, unless `force`."""
+    for path in paths:
+        if path.exists() and not force:
+            raise UsageError(
+                f"{path} exists already",
+                next_step="give --to another name, or --force to replace it",
+            )
 
 
 def check_no_rank(verb: str) -> None:

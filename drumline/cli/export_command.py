@@ -10,7 +10,7 @@ from pathlib import Path
 from drumline.base.errors import ExitCode, UsageError
 from drumline.base.startup import interruptible, loading
 from drumline.base.terminal import show_lines
-from drumline.cli.command_line import HELP_FLAG, check_run_is_named, read_command
+from drumline.cli.command_line import HELP_FLAG, check_new, check_run_is_named, read_command
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG
 from drumline.config import FlagTable
 from drumline.runs.run_folder import find_run
@@ -68,13 +68,3 @@ def run(argv: Sequence[str]) -> int:
         summary = export_weights(checkpoint, to, card, averaged=flags.values.get("ema", False))
     show_lines([summary, f"  {to}", f"  {card}"])
     return ExitCode.SUCCESS
-
-
-def check_new(*paths: Path, force: bool) -> None:
-    """Refuse to replace files, unless `force`."""
-    for path in paths:
-        if path.exists() and not force:
-            raise UsageError(
-                f"{path} exists already",
-                next_step="give --to another name, or --force to replace it",
-            )

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from drumline.base.errors import UsageError
 from drumline.base.topology import topology_from
-from drumline.cli.command_line import HELP_FLAG, read_command
+from drumline.cli.command_line import HELP_FLAG, check_new, read_command
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, check_run_folder
-from drumline.cli.export_command import check_new
 from drumline.cli.ranks import run_on_ranks
 from drumline.config import FlagTable
 from drumline.launch.node_plan import Program
