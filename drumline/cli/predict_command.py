@@ -4,16 +4,25 @@ in order."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from drumline.base.errors import UsageError
+from drumline.base.terminal import show, show_lines
+from drumline.base.text import plural
 from drumline.base.topology import topology_from
+from drumline.base.untrusted import replacing
 from drumline.cli.command_line import HELP_FLAG, check_new, read_command
 from drumline.cli.evaluate_command import CHECKPOINT_FLAG, RANK_FLAGS, check_run_folder
 from drumline.cli.ranks import run_on_ranks
-from drumline.config import FlagTable
+from drumline.config import Flags, FlagTable
 from drumline.launch.node_plan import Program
+
+if TYPE_CHECKING:
+    from drumline.training.manager import RunManager
+    from drumline.training.saved.saved_run import SavedRun
 
 ENDINGS = (".jsonl", ".npy")
 OWN_FLAGS: FlagTable = {
@@ -48,10 +57,55 @@ def run(argv: Sequence[str]) -> int:
         if topology_from(os.environ) is None:
             check_new(to, force=flags.values.get("force", False))
 
-    def run_rank() -> int:
-        from drumline.cli import predict_rank
-
-        return predict_rank.run_rank(flags)
-
     program = Program(("predict", *argv), is_task=True, can_resume=False)
-    return run_on_ranks(program, flags.values, [flags.layer], run_rank)
+    return run_on_ranks(program, flags.values, [flags.layer], partial(_run_rank, flags))
+
+
+def _run_rank(flags: Flags) -> int:
+    """Predict as one rank of a group, or alone: rank 0 writes the predictions of all ranks. Returns
+    the exit code."""
+    from drumline.cli.evaluate_rank import with_saved_run
+    from drumline.training.saved.prediction import (
+        as_array,
+        as_lines_of_json,
+        predict_run,
+        write_array,
+    )
+
+    data = flags.positional[1] if len(flags.positional) > 1 else None
+    to = Path(flags.values["to"]) if "to" in flags.values else None
+    is_array = to is not None and to.suffix == ".npy"
+
+    def work(saved: SavedRun, ddp: RunManager) -> None:
+        parts = predict_run(saved, ddp, data, encode=as_array if is_array else as_lines_of_json)
+        if not ddp.is_main_process():
+            for _ in parts:
+                pass
+        elif to is None:
+            for part in parts:
+                show(part.decode(), end="", is_data=True)
+        else:
+            count = _write(to, parts, write_array if is_array else _write_lines)
+            show_lines([f"step {saved.step}: {plural(count, 'prediction')} in {to}"])
+
+    return with_saved_run(flags, work)
+
+
+def _write(
+    to: Path, parts: Iterator[bytes], write: Callable[[BinaryIO, Iterator[bytes]], int]
+) -> int:
+    """Returns the number of predictions."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(to) as file:
+        count = write(file, parts)
+        file.flush()
+        os.fsync(file.fileno())
+        return count
+
+
+def _write_lines(file: BinaryIO, parts: Iterator[bytes]) -> int:
+    count = 0
+    for part in parts:
+        file.write(part)
+        count += part.count(b"\n")
+    return count
