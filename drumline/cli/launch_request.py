@@ -18,8 +18,7 @@ from drumline.base.rank_environment import DEFAULT_ON_HANG, LOST_AFTER_S, RESTAR
 from drumline.base.terminal import print_message
 from drumline.cli import train_command
 from drumline.config import read_flags
-from drumline.launch.keep_going import next_pause_s
-from drumline.launch.node.disk_space import needed_bytes, wait_for_space
+from drumline.launch.keep_going import needed_bytes, next_pause_s, wait_for_space
 from drumline.launch.node.guard import DEFAULT_GRACE_S, new_job
 from drumline.launch.node_plan import NodePlan, Program, Supervision, default_restarts, task_program
 from drumline.runs.run_folder import run_name

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.node import disk_space
-from drumline.launch.node.disk_space import MIN_BYTES, has_space, needed_bytes, waiting_sentence
+from drumline.launch import keep_going
+from drumline.launch.keep_going import MIN_BYTES, has_space, needed_bytes, waiting_sentence
 from drumline.runs.events import read_events
 from tests.cli.test_launch_command import launch
 from tests.cli.test_preempt_command import pid_of_rank
@@ -120,10 +120,10 @@ def test_a_probe_for_space_leaves_no_file_when_it_is_killed(
 def test_what_is_waited_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disk_space, "SPACE_POLL_S", 0.001)
+    monkeypatch.setattr(keep_going, "SPACE_POLL_S", 0.001)
     answers = iter([False, False, True])
-    monkeypatch.setattr(disk_space, "has_space", lambda *_: next(answers))
-    disk_space.wait_for_space(tmp_path, 2_000_000)
+    monkeypatch.setattr(keep_going, "has_space", lambda *_: next(answers))
+    keep_going.wait_for_space(tmp_path, 2_000_000)
     assert capfd.readouterr().err == (
         f"drumline: warning: the disk of {tmp_path} is full; the run resumes when 2 MB are free there. Try: free "
         "some space\n"

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from drumline.base.errors import ExitCode
 from drumline.base.startup import interrupted
 from drumline.base.text import plural
-from drumline.launch.keep_going import next_pause_s
-from drumline.launch.node.disk_space import waiting_sentence
+from drumline.launch.keep_going import next_pause_s, waiting_sentence
 from drumline.launch.node.local import STOPPED, STOPPED_BETWEEN, exit_code_of
 from drumline.launch.ssh.client import last_line
 from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller

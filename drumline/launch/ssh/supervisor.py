@@ -26,7 +26,7 @@ from drumline.base.processes import Termination, descendants
 from drumline.base.rank_environment import LAUNCHER_LINK, LOST_AFTER_S, LauncherLink, read_rank
 from drumline.base.text import signal_name
 from drumline.base.untrusted import make_own_folder, open_log
-from drumline.launch.node.disk_space import SPACE_POLL_S, has_space, needed_bytes
+from drumline.launch.keep_going import SPACE_POLL_S, has_space, needed_bytes
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.rank_logs import LogFollower, last_lines, rank_file, rank_output
 from drumline.launch.node_plan import silence_limit_s

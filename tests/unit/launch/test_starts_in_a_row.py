@@ -23,7 +23,7 @@ PROGRAM = Program(("train", "digits"), is_task=True)
 WAIT = """
 import signal
 from drumline.cli.launch_request import LaunchRequest, NodeOutcome
-from drumline.launch.node import disk_space
+from drumline.launch import keep_going
 from drumline.launch.node_plan import NodePlan, Program
 
 def run_once(request, node, program):
@@ -32,7 +32,7 @@ def run_once(request, node, program):
     signal.signal(signal.SIGUSR1, lambda *_: None)  # of the agent that has ended
     return 1, NodeOutcome(full_disk="/run")
 
-disk_space.has_space = lambda *_: False
+keep_going.has_space = lambda *_: False
 LaunchRequest._run_once = run_once
 LaunchRequest({"keep-going": True}, "digits", []).run_node(NodePlan(), Program(("train", "digits"), is_task=True))
 """
