@@ -224,9 +224,9 @@ class TrainingRun:
     def find_start(self) -> None:
         """Collective: the checkpoint to resume from, or how far the nodes of this group are."""
         failure = None if self.is_continued else begin_launch(self.folder, self.ddp)
-        self.resources.enter_context(
-            watching_for_notice(self.config.watch.notice, self.ddp, self.preemption.notice)
-        )
+        notice = self.config.watch.notice
+        if notice is not None and self.ddp.get_local_rank() == 0:
+            self.resources.enter_context(watching_for_notice(notice, self.preemption.notice))
         if self.regrouping is not None and self.is_continued:
             is_sharded = self.config.dist.mode == "hsdp"
             group = compare_group(self.regrouping.kept_state, self.ddp, is_sharded=is_sharded)

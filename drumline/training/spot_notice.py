@@ -18,7 +18,6 @@ from typing import Any
 
 from drumline.base.errors import log
 from drumline.base.user_code import load_function
-from drumline.training.manager import RunManager
 
 Probe = Callable[[], str | None]
 TIMEOUT_S = 1.0
@@ -31,15 +30,10 @@ _MOST_SHOWN = 160
 
 
 @contextmanager
-def watching_for_notice(
-    notice: str | None, ddp: RunManager, take_notice: Callable[[str], object]
-) -> Iterator[None]:
-    """While the block runs, one rank of each node polls for a notice (`--watch.notice`) in a
-    thread, and hands it to `take_notice`: the steps do not wait for it, and its errors do not end
-    them. A user's function is loaded here, so that a missing one is an error at once."""
-    if notice is None or ddp.get_local_rank() != 0:
-        yield
-        return
+def watching_for_notice(notice: str, take_notice: Callable[[str], object]) -> Iterator[None]:
+    """On one rank of each node: while the block runs, a thread polls for a notice
+    (`--watch.notice`), and hands it to `take_notice`: the steps do not wait for it, and its errors
+    do not end them. A user's function is loaded here, so that a missing one is an error at once."""
     probe, every_s = make_probe(notice)
     ended = threading.Event()
 
