@@ -39,7 +39,7 @@ from drumline.data.draws import Draws, permute
 from drumline.rank.torch_internals import shared_storage
 
 Split = Literal["train", "eval"]
-_SAMPLE_SEEDS = 0x5EED  # which draws the seeds of samples are, independent of all others
+_SAMPLE_SEEDS = 0x5EED  # the `stream` of the draws that seed samples
 _NUM_COMPARED = 4
 
 

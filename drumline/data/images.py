@@ -35,7 +35,7 @@ _FOLDER_NEXT_STEP = (
     "lay the images out as DIR/train/CLASS/NAME.png and DIR/eval/CLASS/NAME.png; DIR is "
     "--data.dir or DATASET_DIR"
 )
-_AUGMENTATION = 0xA06  # which draws it uses, independent of all others
+_AUGMENTATION = 0xA06  # the `stream` of its draws
 Shape = tuple[int, int, int]  # channels, height and width of an image
 
 

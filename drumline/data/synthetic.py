@@ -14,7 +14,7 @@ from drumline.data.images import ImageDataset, LabelledImages, Preparation
 from drumline.data.tokens import inputs_and_targets
 
 _SPLITS: dict[Split, int] = {"train": 0, "eval": 1}
-# Which draws each one uses, independent of the others.
+# The `stream` of the draws for each.
 _LABELS = 1
 _NOISE = 2
 _PATTERNS = 3

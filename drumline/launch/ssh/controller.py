@@ -123,7 +123,7 @@ class Controller:
             await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
         finally:
             watching.cancel()
-        self._restart_all(self._agent_ended)  # the others may have been done before
+        self._restart_after_exit()  # the others may have been done before
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self.connections.values()))
@@ -318,20 +318,38 @@ class Controller:
         by_signal = code < 0 or code == ExitCode.INTERRUPTED or self.job.program.continues
         if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
-        killed = next((peer for peer in self.remaining if peer.agent_killed), None)
-        self.ended_first = self.ended_first or killed or remote
+        self.ended_first = self.ended_first or remote
         if remote.end_reason:
             self._restart_all(f"drumline ended the job on {remote.name}: {remote.end_reason}")
-        elif killed is not None:
-            self._restart_all(killed.agent_killed)
-        if not self.is_ending and code in RESTARTABLE and self.may_restart:
+        elif remote.how_agent_was_killed:
+            self._restart_all(remote.how_agent_was_killed)
+        may_help = code < 0 or code in RESTARTABLE
+        if not self.is_ending and may_help and self.may_restart:
             silent_names = self.silence.silent_names()
             self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
             if silent_names:  # that is why
                 self._agent_ended = f"no heartbeat from {', '.join(silent_names)} on this machine"
-            self._later(SETTLE_S, self._restart_all, self._agent_ended)
+            self._later(SETTLE_S, self._restart_after_exit)
         elif not self.is_ending:
             self._later(SETTLE_S, self._end, self.job.grace_s)
+
+    def _restart_after_exit(self) -> None:
+        """Name an agent that was killed meanwhile: the others have failed because of it."""
+        killed = self._killed_first()
+        if killed is not None and self._agent_ended:
+            self._restart_all(killed.how_agent_was_killed)
+        else:
+            self._restart_all(self._agent_ended)
+
+    def _killed_first(self) -> Remote | None:
+        return next((remote for remote in self.remaining if remote.how_agent_was_killed), None)
+
+    def failed_first(self) -> Remote | None:
+        """The host to name at the end, if no rank was the cause; None: all went well."""
+        killed = self._killed_first()
+        if self.ended_first is not None and killed is not None and killed.code is not None:
+            return killed
+        return self.ended_first
 
     def _lost(self, remote: Remote) -> None:
         """ssh has ended before the node's job, as far as we know."""
@@ -370,13 +388,14 @@ class Controller:
     def _continues_without(self, remote: Remote, why: str) -> bool:
         """Whether the other hosts are enough; if so, that is reported."""
         peers = [peer for peer in self.remaining if peer is not remote]
-        left = [peer for peer in peers if peer.is_running or peer.code == 0]
+        running = [peer for peer in peers if peer.is_running and not peer.how_agent_was_killed]
+        left = [*running, *(peer for peer in peers if peer.code == 0)]
         least = 1 if self.job.program.continues else self.job.min_nodes
         is_needed = remote is self.remotes[0] and not self.job.program.continues
         if least is None or is_needed or self.is_ending or len(left) < least:
             return False
         self.dropped.append(remote)
-        names = ", ".join(peer.name for peer in left if peer.is_running)
+        names = ", ".join(peer.name for peer in running)
         outlook = f"the job continues with {names}" if names else "the others are done"
         self.screen.report(f"warning: {why}; {outlook}", is_error=True)
         return True

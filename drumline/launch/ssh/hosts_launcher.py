@@ -151,7 +151,7 @@ def _report_end(controller: Controller) -> int:
         return failed_code
     if controller.problems:
         return controller.problems[0].exit_code
-    first = controller.ended_first
+    first = controller.failed_first()
     if first is None or first.code is None:
         return ExitCode.SUCCESS
     if not any(remote.failures for remote in controller.remaining):

@@ -78,8 +78,8 @@ class Remote:
     diagnosis: SidecarDiagnosis | None = None
     code: int | None = None
     """The exit code of the node's agent."""
-    agent_killed: str = ""
-    """How the agent was killed by someone else, before its ranks have ended; empty: it was not."""
+    how_agent_was_killed: str = ""
+    """By someone else; known before its ranks have ended. Empty: it was not."""
     end_reason: str = ""
     """Why the supervisor ended it by itself; empty: it did not."""
     agent_lines: list[str] = field(default_factory=list)
@@ -156,9 +156,9 @@ class Remote:
                 f"drumline ended the job on {self.name}: {self.end_reason}",
                 f"try: read the log of {self.name}",
             )
-        if self.agent_killed:
+        if self.how_agent_was_killed:
             return (
-                f"{self.agent_killed}, which ended its ranks",
+                f"{self.how_agent_was_killed}, which ended its ranks",
                 f"try: find out who killed it: an operator, a batch system, or the OOM killer (dmesg on {self.name})",
             )
         return (
@@ -203,10 +203,9 @@ class Remote:
             self.diagnosis = SidecarDiagnosis(
                 **{name: frame[name] for name in names if name in frame}
             )
-        elif kind == "agent_killed":
-            self.agent_killed = (
-                f"the launcher's agent on {self.name} was {how_it_ended(frame['code'])}"
-            )
+        elif kind == "agent_killed" and frame["code"] < 0:
+            how = how_it_ended(frame["code"])
+            self.how_agent_was_killed = f"the launcher's agent on {self.name} was {how}"
         elif kind == "ended":
             self.code = frame["code"]
             self.agent_lines = frame["last_lines"]

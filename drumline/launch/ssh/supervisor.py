@@ -180,7 +180,7 @@ class Supervisor:
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
         if self.ending is None and agent.returncode < 0:
-            # At once: the other nodes' agents fail for want of this one, and report it sooner.
+            # At once: the agents of other nodes fail because of it, and their frames may come first.
             self.out.send("agent_killed", code=agent.returncode)
             self.out.flush()
         # The agent has ended; end the processes that its ranks left running.

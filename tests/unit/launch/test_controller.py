@@ -413,15 +413,41 @@ def test_agents_that_are_ended_after_their_ranks_have_saved(
     assert (code, saved in lines) == (ends_with, ends_with == 75), lines
 
 
-def test_a_killed_agent_is_the_reason_of_a_restart_whoever_ends_first(make: Make) -> None:
+@pytest.mark.parametrize("was_heard_first", ["a", "b"])
+def test_a_killed_agent_is_the_reason_of_a_restart_whoever_ends_first(
+    make: Make, monkeypatch: pytest.MonkeyPatch, was_heard_first: str
+) -> None:
+    monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
+
     async def go() -> Controller:
         controller = make()
         a, b, _ = await start(controller, left=3)
-        hear(a, "agent_killed", code=-9)
+        if was_heard_first == "a":
+            hear(a, "agent_killed", code=-9)
         hear(b, "ended", code=1, last_lines=[])
+        assert not controller.is_ending, "the ranks that still save have a moment"
+        if was_heard_first == "b":
+            hear(a, "agent_killed", code=-9)
+        await asyncio.sleep(0.05)
         return controller
 
     assert asyncio.run(go()).lost == "the launcher's agent on a was killed by SIGKILL"
+
+
+def test_an_agent_that_ends_by_a_signal_of_an_unknown_sender_is_a_restart(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the connection was silent for too long, and both sides end the attempt."""
+    monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
+
+    async def go() -> Controller:
+        controller = make()
+        a, *_ = await start(controller, left=3)
+        hear(a, "ended", code=-9, last_lines=[])
+        await asyncio.sleep(0.05)
+        return controller
+
+    assert asyncio.run(go()).lost == "the job ended on a with exit code -9"
 
 
 @pytest.mark.parametrize("was_heard_first", ["a", "b"])
@@ -432,7 +458,7 @@ def test_an_agent_that_was_killed_is_named(
         controller = make()
         a, b, _ = await start(controller)
         hear(a, "agent_killed", code=-9)
-        if was_heard_first == "b":  # it fails for want of a, whose ranks still save
+        if was_heard_first == "b":  # it fails because of a, whose ranks still save
             hear(b, "ended", code=1, last_lines=["the connection to node 0 was lost"])
         hear(a, "ended", code=-9, last_lines=["what a log had last"])
         return controller

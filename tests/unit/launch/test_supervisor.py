@@ -124,6 +124,7 @@ def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
     assert parent_of(waiting) == node.process.pid
 
     os.kill(agent, signal.SIGKILL)
+    assert node.hear("agent_killed")["code"] == -signal.SIGKILL
     assert node.hear("ended")["code"] == -signal.SIGKILL
     assert not job_processes(node.job.job), "its rank has ended with it"
     assert job_processes(node.job.next_job) == [waiting]

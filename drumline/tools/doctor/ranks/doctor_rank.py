@@ -1,7 +1,10 @@
 """One rank of the collectives: joins the others, runs the checks, and always prints one line of
 JSON.
 
-    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... python -m drumline.tools.doctor.ranks.doctor_rank
+    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... \
+        python -m drumline.tools.doctor.ranks.doctor_rank nccl 60
+
+The arguments are the backend and how many seconds a collective may take.
 
 It exits with 0, or with 3 when something must be fixed.
 """
