@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from drumline.base.errors import ExitCode
 
 LIMIT_S = 90.0
@@ -122,6 +124,7 @@ def store_port(pid: int) -> int:
     return port
 
 
+@pytest.mark.soak
 def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(
     other_user: int, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 FEWEST_PAGES = 10
+LONG_PAGES = ("recipes", "task-parts", "find-settings", "object-storage", "weights", "plan")
 FEWEST_COMMANDS = 20
 FEWEST_PYTHON = 6
 FENCE = re.compile(r"^```(\S*) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -178,7 +179,14 @@ def check_shown(command: Command, printed: list[str]) -> None:
         )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.soak if page.stem in LONG_PAGES else [])
+        for page in PAGES
+    ],
+    ids=lambda page: page.stem,
+)
 def test_a_page_does_what_it_says(page: Path, folder: Path, environment: dict[str, str]) -> None:
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page):

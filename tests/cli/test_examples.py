@@ -42,7 +42,7 @@ def commands() -> list[tuple[str, str]]:
     ]
 
 
-LONG = ("gan.py", "image_folder.py", "web_dataset.py")
+LONG = ("contrastive.py", "gan.py", "image_folder.py", "web_dataset.py")
 QUICK = {name for name, _ in commands()} - HUGGING_FACE.keys() - set(LONG)
 
 

@@ -158,6 +158,7 @@ def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
         assert restarts.on_this_machine(tmp_path / "here", count=1, python=python) == ""
 
 
+@pytest.mark.soak
 def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("warm")
+@pytest.mark.soak
 def test_two_nodes_that_differ_in_everything(tmp_path: Path) -> None:
     """In a job on two nodes: another learning rate, dataset, variable and script, and one ten times
     slower."""

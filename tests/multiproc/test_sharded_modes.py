@@ -272,6 +272,7 @@ def whole_and_killed(config: Config, task: type[Task], folder: Path) -> None:
     train_here(config, task, folder / "killed")
 
 
+@pytest.mark.soak
 def test_any_mode_and_world_resumes_from_any_other(tmp_path: Path) -> None:
     assert_legs_train_on(
         [("ddp", 2), ("fsdp", 3), ("zero1", 2), ("hsdp", 4), ("fsdp", 1)], tmp_path

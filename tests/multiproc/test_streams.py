@@ -41,6 +41,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.soak
 def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_path: Path) -> None:
     config = make_config(augment=True, accumulate=2, steps=12, checkpoint=EVERY_STEP)
     weights = []

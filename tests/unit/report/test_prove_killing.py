@@ -149,6 +149,7 @@ def test_a_leg_that_hangs_after_the_kill_is_ended_and_reported(
     assert last(tmp_path)[0] != "start"
 
 
+@pytest.mark.soak
 def test_an_error_in_between_ends_everything(tmp_path: Path) -> None:
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
     parent = (
