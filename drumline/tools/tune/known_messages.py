@@ -1,0 +1,176 @@
+"""The messages that a log of a failed job may have: what each means, what to do about it, and
+whether it is a cause or a consequence.
+
+They are data, in `messages/*.toml`. The keys of a message:
+
+- `kind`: a fixed name for programs;
+- `says`: texts in lower case of which a line has one; `pattern`: what else it must match, in any
+  case; `details`: patterns of values that it may have. Their groups may be used in `what` and
+  `fix`; `defaults` has their values where they are missing;
+- `role`: see `Role`; `level`: of the finding; `explains`: of a condition, the kinds of findings
+  that follow from it;
+- `in_info`: it is looked for in NCCL's INFO lines too (conditions always are);
+- `only_over`: of a condition, only where ranks are connected over this transport;
+- `shows_work`: the finding names the last long work that the log shows.
+
+A line has the meaning of the first message that it matches, in the order of FILES.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from drumline.tools.doctor.finding import Level
+
+Role = Literal["cause", "failure", "symptom", "condition", "echo", "harmless"]
+"""A cause names what is wrong; a failure says what failed, and the reason is outside of the line; a
+symptom follows from a fault of another rank; a condition is no error, and may explain one; an echo
+repeats or sums up other lines, and counts only without them."""
+
+FILES = (
+    "program",
+    "start",
+    "host",
+    "gpu",
+    "plugins",
+    "infiniband",
+    "library",
+    "sockets",
+    "consequences",
+)
+MAX_VALUE = 160
+END = ""  # of a text, in a tree of letters
+LetterTree = dict[str, "LetterTree"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMessage:
+    kind: str
+    says: tuple[str, ...]
+    what: str
+    fix: str
+    pattern: re.Pattern[str] | None = None
+    details: tuple[re.Pattern[str], ...] = ()
+    role: Role = "cause"
+    level: Level = "problem"
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    explains: tuple[str, ...] = ()
+    in_info: bool = False
+    only_over: str = ""
+    shows_work: bool = False
+
+    @property
+    def is_condition(self) -> bool:
+        return self.role == "condition"
+
+    @property
+    def is_harmless(self) -> bool:
+        return self.role == "harmless"
+
+    def values_in(self, line: str) -> dict[str, str] | None:
+        """The groups of its patterns; None: a line with one of its texts is another message."""
+        match = None if self.pattern is None else self.pattern.search(line)
+        if self.pattern is not None and match is None:
+            return None
+        values = {} if match is None else match.groupdict()
+        for detail in self.details:
+            match = detail.search(line)
+            values.update(dict.fromkeys(detail.groupindex) if match is None else match.groupdict())
+        return {
+            name: self.defaults.get(name, "") if value is None else value.strip()[:MAX_VALUE]
+            for name, value in values.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadMessage:
+    """A known message, with the values of one line."""
+
+    message: KnownMessage
+    what: str
+    fix: str
+
+
+class MessageCatalogue:
+    def __init__(self, messages: Iterable[KnownMessage]) -> None:
+        self.messages = tuple(messages)
+        self._texts = [
+            (text, number) for number, message in enumerate(self.messages) for text in message.says
+        ]
+        # Most lines of a log have no text of any message: one search shows it.
+        self._any_text = re.compile(_any_of(text for text, _ in self._texts))
+
+    def read(self, line: str, *, is_info: bool = False, named: str = "") -> ReadMessage | None:
+        """`named`: what the process's own settings add to a text."""
+        lower_line = line.lower()
+        if self._any_text.search(lower_line) is None:
+            return None
+        candidates = {number for text, number in self._texts if text in lower_line}
+        for number in sorted(candidates):
+            message = self.messages[number]
+            if is_info and not (message.in_info or message.is_condition):
+                continue
+            values = message.values_in(line)
+            if values is not None:
+                values["named"] = named
+                what = _filled(message.what, values)
+                return ReadMessage(message=message, what=what, fix=_filled(message.fix, values))
+        return None
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern that tries all texts at once: those that begin alike share their beginning."""
+    root: LetterTree = {}
+    for text in texts:
+        node = root
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[END] = {}
+    return _pattern_of(root)
+
+
+def _pattern_of(node: LetterTree) -> str:
+    if END in node:
+        return ""
+    branches = [f"{re.escape(letter)}{_pattern_of(rest)}" for letter, rest in node.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """A value may be empty: no two spaces are left beside it."""
+    text = re.sub(r" {2,}", " ", text.format(**values))
+    return text.replace("( ", "(").replace(" )", ")").replace(" :", ":").rstrip()
+
+
+def _read_messages() -> Iterator[KnownMessage]:
+    folder = Path(__file__).with_name("messages")
+    for name in FILES:
+        document = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+        for entry in document["message"]:
+            yield _message(entry)
+
+
+def _message(entry: Mapping[str, Any]) -> KnownMessage:
+    pattern = entry.get("pattern")
+    compiled = None if pattern is None else re.compile(pattern, re.IGNORECASE)
+    details = entry.get("details", ())
+    return KnownMessage(
+        **{
+            **entry,
+            "says": tuple(entry["says"]),
+            "pattern": compiled,
+            "details": tuple(re.compile(detail, re.IGNORECASE) for detail in details),
+            "explains": tuple(entry.get("explains", ())),
+        }
+    )
+
+
+@cache
+def known_messages() -> MessageCatalogue:
+    return MessageCatalogue(_read_messages())
