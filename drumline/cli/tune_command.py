@@ -1,5 +1,4 @@
-"""`drumline tune`: the variables of NCCL and gloo for these hosts, and what NCCL's debug logs
-show."""
+"""`drumline tune`: the variables of NCCL and gloo for these hosts, and what logs of a job show."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from drumline.cli.doctor_command import OF_SSH, check_hosts, show_step
 from drumline.config import FlagTable
 from drumline.tools.doctor.cluster import DoctorOptions
 from drumline.tools.doctor.doctor_report import finding_lines
-from drumline.tools.doctor.finding import Finding, has_problems
+from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.machine.machine_checks import machine_findings
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
 from drumline.tools.tune.log_report import log_as_json, log_lines
-from drumline.tools.tune.nccl_log import NcclLog
+from drumline.tools.tune.nccl_log import NcclLog, has_trouble
 from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_findings
 
 GROUPS: Mapping[str, FlagTable] = {
     "over ssh": DOCTOR_GROUPS["over ssh"],
     "logs  `drumline tune --log FILE ...`; - reads stdin.": {
-        "log": (bool, "", "Read NCCL's debug logs (NCCL_DEBUG=INFO) instead.")
+        "log": (bool, "", "Read logs of a job instead: NCCL's (NCCL_DEBUG=INFO), torch's, the kernel's.")
     },
     "both": {"json": (bool, "", "Print everything as JSON, for scripts."), **HELP_FLAG},
 }
@@ -46,16 +45,19 @@ measurement calls for is printed: NCCL chooses the rest well.
   source cluster.sh                            then train with the variables
   eval "$(drumline tune)"                      for this machine alone
 
-Problems that no variable solves are comments. With --log it shows what NCCL
-did: which ranks are connected how, over which interface, and what went wrong.
+Problems that no variable solves are comments. With --log it reads logs of a
+job, of NCCL, torch, torchrun, gloo, EFA, the kernel and the scheduler: what
+went wrong and what to do, causes first, and which ranks are connected how. A
+line that looks like an error and is not known is shown as it is.
 
   NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log torchrun ...
-  drumline tune --log nccl.*.log               logs of one or more ranks
+  drumline tune --log nccl.*.log train.log     logs of one or more ranks
   drumline train ... 2>&1 | drumline tune --log -
 """
 EXIT_CODES = """\
-exit codes: 0 nothing is wrong, 1 a log shows a problem, 2 wrong usage,
-            3 something must be fixed that no variable solves
+exit codes: 0 nothing is wrong, 1 a log shows a problem or a line that is not
+            explained, 2 wrong usage, 3 something must be fixed that no variable
+            solves
 """
 
 
@@ -148,13 +150,14 @@ def _read_logs(files: Sequence[str], verb_flags: Mapping[str, Any]) -> int:
         except OSError as error:
             what = f"cannot read {name}: {error.strerror or error}"
             raise UsageError(what, next_step="give log files of NCCL, or - for stdin") from error
-    if not log.num_lines:
+    findings = log.findings()
+    if not log.num_lines and not findings:
         raise UsageError(
-            f"no line of NCCL in {join_names(files)}",
+            f"no line of NCCL and no error in {join_names(files)}",
             next_step="run the job with NCCL_DEBUG=INFO; NCCL_DEBUG_FILE=nccl.%h.%p.log writes a file for each process",
         )
     if verb_flags.get("json"):
         show_json(log_as_json(log))
     else:
         show_lines(log_lines(log))
-    return ExitCode.SOMETHING_WRONG if has_problems(log.findings()) else ExitCode.SUCCESS
+    return ExitCode.SOMETHING_WRONG if has_trouble(findings) else ExitCode.SUCCESS

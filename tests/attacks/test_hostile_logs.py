@@ -49,6 +49,33 @@ def test_many_processes_take_linear_time(process_of: Callable[[int], str]) -> No
     assert growth(read, size=300, factor=8) < 32  # 8 if it is linear, 64 if quadratic
 
 
+KINDS_OF_LINES: dict[str, Callable[[int], str]] = {
+    "connections": lambda number: (
+        f"{PREFIX} INFO Channel {number % 32:02d}/0 : {number % 97}[0] -> {number % 89}[1] via P2P/CUMEM"
+    ),
+    "different warnings": lambda number: (
+        f"{PREFIX} WARN Connect to 10.0.{number // 250}.{number % 250}<{number}> failed : Connection refused"
+    ),
+    "unknown errors": lambda number: (
+        f"ERROR {number:x} is not known {'abcdefgh'[number % 8] * (number % 50)}"
+    ),
+    "exceptions": lambda number: f"[rank{number}]: ValueError: {'xyz'[number % 3] * (number % 40)}",
+    "timeouts": lambda number: (
+        f"[rank{number}]: Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={number}, OpType=X, Timeout(ms)=1"
+    ),
+    "steps": lambda number: f"step {number} loss 0.1 lr 0.001 tokens/s 12345 memory 70 GB",
+}
+
+
+@pytest.mark.parametrize("line_of", KINDS_OF_LINES.values(), ids=KINDS_OF_LINES.keys())
+def test_a_log_of_twice_the_size_takes_about_twice_as_long(line_of: Callable[[int], str]) -> None:
+    def read(count: int) -> NcclLog:
+        return read_log("\n".join(map(line_of, range(count))))
+
+    assert growth(read, size=5_000, factor=2) < 2.6
+
+
 LINES = {
     "a long name": f"{PREFIX} WARN failed to extend /dev/shm{'x' * 3900}",
     "a file again and again": f"{PREFIX} WARN {'failed to extend /dev/shm' * 150}",
@@ -56,6 +83,19 @@ LINES = {
     "a communicator again and again": f"{PREFIX} INFO {'comm 0x1 rank 1 nranks 2 ' * 150}",
     "a prefix again and again": "NCCL " + "birch:1:1 [0] " * 280,
     "an error again and again": f"{PREFIX} WARN {'Cuda failure 1 ' * 250}",
+    "spaces": f"{PREFIX} WARN Error {' ' * 3900}",
+    "a peer again and again": f"{PREFIX} WARN {'connect to 10.0.0.1<1> ' * 170}",
+    "an exception again and again": "ValueError: " * 330 + "NCCL",
+    "names with dots": "RuntimeError " + "a.b.c.d.e.f.g" * 300,
+    "topology again and again": f"{PREFIX} WARN {'could not find ' * 260}",
+    "driver again and again": f"{'driver version is ' * 220}",
+    "addresses again and again": f"{'gloo 127.0.0.1 ' * 260}",
+    "completions again and again": f"{PREFIX} WARN {'Got completion from peer ' * 150}",
+    "watchdog again and again": f"{'Watchdog caught collective operation timeout: WorkNCCL(OpType=A ' * 60}",
+    "groups again and again": f"{'PG ID 1 ' * 480} error",
+    "provider again and again": f"{PREFIX} WARN {'NET/OFI Request ' * 240}",
+    "peermem again and again": f"{'nvidia_peermem ' * 260}",
+    "event again and again": f"{PREFIX} WARN {'mlx5_0:1 async event ' * 180}",
 }
 
 

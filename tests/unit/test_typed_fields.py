@@ -59,6 +59,8 @@ FOREIGN = {
 FOREIGN_MODULES = {
     "watch/sidecar/kernel_evidence.py": "the kernel's log",
     "tools/tune/nccl_log.py": "NCCL's log",
+    "tools/tune/job_faults.py": "logs of programs",
+    "tools/tune/collective_waits.py": "torch's watchdog",
 }
 
 

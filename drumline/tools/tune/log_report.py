@@ -1,4 +1,4 @@
-"""What NCCL's logs show, as lines for people or as JSON."""
+"""What the logs of a job show, as lines for people or as JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from drumline.base.text import join_names, named_ranks, plural
-from drumline.tools.doctor.doctor_report import finding_lines
+from drumline.tools.doctor.doctor_report import finding_lines, once_each
+from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune import nccl_log
 from drumline.tools.tune.nccl_log import OF_GROUP, LoggedLink, NcclLog
+from drumline.tools.tune.ranked_findings import UNEXPLAINED
 
 MAX_PAIRS = 8
 MAX_HOSTS = 16
@@ -45,16 +47,27 @@ def log_lines(log: NcclLog) -> Iterator[str]:
         limits = f"of a long log the beginning and the end, and {nccl_log.MAX_KEPT:,} connections at most"
         yield f"note: not all was read: {limits}"
     yield from (line for _, line in finding_lines(findings))
+    yield _result(findings)
+
+
+def _result(findings: Sequence[Finding]) -> str:
     problems = [finding for finding in findings if finding.level == "problem"]
+    unexplained = [finding for finding in findings if finding.check == UNEXPLAINED]
     if problems:
         count = plural(len(problems), "problem")
-        yield f"result: {count}, the first to look at: {problems[0].where}"
-    else:
-        yield "result: no problem in these logs"
+        return f"result: {count}, the first to look at: {problems[0].where}"
+    if unexplained:
+        count = plural(len(unexplained), "line")
+        return f"result: {count} that may be errors and are not explained here: read them first"
+    warnings = [finding for finding in once_each(findings) if finding.level == "warning"]
+    counted = f", with {plural(len(warnings), 'warning')}" if warnings else ""
+    return f"result: no problem in these logs{counted}"
 
 
 def _summary(log: NcclLog) -> str:
     ranks = log.ranks
+    if not log.num_lines:
+        return "no line of NCCL in these logs (NCCL_DEBUG=INFO writes them): read for messages of torch and others"
     versions = "NCCL of an unknown version"
     if log.versions:
         versions = f"NCCL {join_names(sorted(log.versions))}"

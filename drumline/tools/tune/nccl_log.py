@@ -1,8 +1,8 @@
-"""Reads NCCL's debug logs (NCCL_DEBUG=INFO): which ranks are where, how each pair is connected, and
-what went wrong.
+"""Reads logs of a job, with NCCL's debug lines (NCCL_DEBUG=INFO) or without: which ranks are where,
+how each pair is connected, and what went wrong.
 
 A log may have lines of many ranks and programs, lines that two processes wrote into each other, and
-garbage; what does not match is skipped. Time and memory are bounded.
+garbage; what does not match is skipped. Time is linear in the log's size, and memory is bounded.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ from __future__ import annotations
 import io
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import BinaryIO
 
+from drumline.base.text import join_names
 from drumline.tools.doctor.finding import Finding, Level
+from drumline.tools.tune.job_faults import JobFaults, LogLine
+from drumline.tools.tune.ranked_findings import (
+    LAST,
+    START,
+    UNEXPLAINED,
+    RankedFinding,
+    fault_findings,
+    in_order,
+    wait_findings,
+)
 
 # Of a larger file or pipe only the beginning and the end are read: the connections, and the faults.
 HALF_BYTES = 48 << 20
@@ -26,10 +35,10 @@ MAX_KEPT = 50_000
 MAX_COMMUNICATORS = 100  # of a process
 MAX_TEXT = 200
 PREFIX = re.compile(
-    r"(?<![\w.-])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] (?:\S{1,300} ){0,3}?"
+    r"(?<![\w.-])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,4}\] (?P<place>(?:\S{1,300} ){0,3}?)"
     r"NCCL (?P<level>INFO|WARN) "
 )
-OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:?")
+COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S{0,20})")
 INIT = re.compile(
     r"comm (\S{1,20}) rank (\d{1,7}) nranks (\d{1,7}) (.{0,300})Init (START|COMPLETE)"
@@ -43,38 +52,35 @@ DEVICES = re.compile(r"NET/(Socket|IB) : Using (.*)")
 DEVICE = re.compile(r"\[(\d{1,4})\]([^\s:<>]{1,64})(?::([^\s<>]{1,64}))?")
 NETWORK = re.compile(r"Using network (\S.{0,60})")
 NAMED = re.compile(r"NCCL_SOCKET_IFNAME set (?:by environment )?to (\S{1,100})")
-MISSING_PLUGIN = re.compile(r"NET/Plugin: Could not find: ?(\S{1,100}?)[.,]?(?:\s|$)")
+MISSING_PLUGIN = re.compile(
+    r"NET/Plugin ?: (?:Could not find: ?|No plugin found \()(\S{1,100}?)[.,)]*(?:\s|$)"
+)
+CONNECTED = re.compile(r"Connected all (?:rings|trees)")
+BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?([^\s:<>]{1,64}):([^\s<>]{1,64})<")
 CHANNEL = re.compile(
     r"Channel (\d{1,4})(?:/(\d{1,4}))? : (\d{1,7})\[\w{1,16}\] -> (\d{1,7})\[\w{1,16}\](?: \[(?P<way>send|receive)\])? "
     r"via (?P<kind>NET|P2P|SHM|COLLNET)(?:/(?P<name>[^/]{1,40}))?(?:/(?P<device>\d{1,4})(?!\[))?(?P<options>.{0,60})"
 )
+EC2_HOST = re.compile(r"ip-\d+-\d+-\d+-\d+\b")
 OF_GROUP = " of an unknown communicator"
 OTHER_INTERFACE = "export NCCL_SOCKET_IFNAME with the interface that the other hosts reach: drumline tune --hosts A,B"
-SAME_CARDS = "make the network cards and plugins of all hosts the same"
+SAME_CARDS = (
+    "make InfiniBand and the plugins work on all hosts, or on none: NCCL_IB_DISABLE=1 or "
+    "NCCL_NET=Socket everywhere"
+)
+GPU_DIRECT = (
+    "modprobe nvidia-peermem on every host, or a kernel and driver with DMA-BUF; nvidia-smi topo "
+    "-m (NCCL_NET_GDR_LEVEL)"
+)
+# Kinds of faults of connections that were not made.
+UNREACHED = (
+    "timeout", "route", "refused", "loopback", "container bridge", "socket", "store", "collective timeout",
+)  # fmt: skip
+BRIDGES = (
+    "docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "cilium", "tun", "tailscale", "zt", "wg", "lxc", "kube",
+)  # fmt: skip
+LINK_LOCAL = ("169.254.", "fe80")
 SAME_TORCH = "install the same torch on all hosts: drumline doctor --hosts A,B shows what differs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownMessage:
-    """A message of NCCL, or of torch about it (`nccl_messages.toml`)."""
-
-    kind: str  # a fixed name for programs
-    pattern: re.Pattern[str]
-    what: str
-    fix: str
-    level: Level = "problem"
-    is_torch: bool = False
-
-
-def _known_messages() -> tuple[KnownMessage, ...]:
-    document = Path(__file__).with_name("nccl_messages.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(document)["message"]
-    return tuple(
-        KnownMessage(**{**entry, "pattern": re.compile(entry["pattern"])}) for entry in entries
-    )
-
-
-MESSAGES = _known_messages()
 
 
 @dataclass(kw_only=True)
@@ -97,13 +103,17 @@ class LoggedProcess:
     world_size: int = 0
     network: str = ""
     interface: str = ""  # the value of NCCL_SOCKET_IFNAME
+    bootstrap: tuple[str, str] = ("", "")  # interface and address by which ranks meet
     missing_plugin: str = ""
     devices: dict[str, str] = field(default_factory=dict)  # by `Socket/0`: `eth0 10.0.0.1`
     communicators: dict[str, LoggedCommunicator] = field(default_factory=dict)  # by pointer
+    is_connected: bool = False  # at least one communicator
 
     @property
     def is_complete(self) -> bool:
-        return all(communicator.is_complete for communicator in self.communicators.values())
+        return self.is_connected or all(
+            communicator.is_complete for communicator in self.communicators.values()
+        )
 
     @property
     def name(self) -> str:
@@ -136,16 +146,6 @@ class ChannelGroup:
     """Name and size of those that the ranks may belong to."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedFault:
-    number: int
-    """Its position in MESSAGES; their number: no known message."""
-    what: str
-    process: LoggedProcess | None
-    where: str
-    """Of a line that names no process."""
-
-
 class NcclLog:
     """What the lines of one or several logs show."""
 
@@ -156,24 +156,34 @@ class NcclLog:
         # Whether the middle of a long log was not read, or not all connections were kept.
         self.is_partial = False
         self._channels: dict[ChannelGroup, set[tuple[str, str]]] = {}
-        # By number, text and process or place: causes come first in this order.
-        self._faults: dict[tuple[int, str, str], LoggedFault] = {}
+        self.faults = JobFaults()
+        self._processes_by_origin: dict[str, LoggedProcess] = {}
 
     def read(self, file: BinaryIO, name: str) -> None:
         """Add a log; `name`: for messages about lines that name no process."""
+        self.faults.begin_file()
         for line in self._lines(file):
-            if b"NCCL" in line:
-                self._read_line(line.decode(errors="replace").rstrip(), name)
+            text = line.decode(errors="replace")
+            if "\x1b" in text:
+                text = COLOURS.sub("", text)
+            # A progress bar overwrites its line.
+            for part in text.split("\r"):
+                self._read_line(part.rstrip(), name)
 
     def _read_line(self, line: str, name: str) -> None:
-        """A line of torch, or the messages of one or several processes."""
+        """A line of torch or another program, or the messages of one or several processes."""
+        if "NCCL" not in line:
+            if line:
+                self.faults.read(LogLine(text=line, file=name))
+            return
         prefixes = [*PREFIX.finditer(line)]
         if version := VERSION.search(line):
             if "+" in version[1]:  # torch's errors name it without `+cuda`
                 self.versions.add(version[1])
             self.num_lines += not prefixes
         starts = [*(prefix.start() for prefix in prefixes), len(line)]
-        self._read_foreign(line[: starts[0]], name)
+        if foreign := line[: starts[0]].strip():
+            self.faults.read(LogLine(text=foreign, file=name))
         for prefix, end in zip(prefixes, starts[1:], strict=True):
             self._read_message(prefix, line[prefix.end() : end])
 
@@ -199,21 +209,11 @@ class NcclLog:
                 del tail[:-HALF_BYTES]
         return _lines(io.BytesIO(tail), HALF_BYTES)
 
-    def _read_foreign(self, text: str, name: str) -> None:
-        """A line of torch."""
-        for number, message in enumerate(MESSAGES):
-            match = message.pattern.search(text) if message.is_torch else None
-            if match is not None:
-                rank = OF_TORCH.search(text)
-                where = f"rank {rank['rank']}" if rank else name
-                what = message.what.format(**match.groupdict())
-                self._add_fault(LoggedFault(number, what, None, where))
-
     def _read_message(self, prefix: re.Match[str], text: str) -> None:
         self.num_lines += 1
         process = self._process(prefix["host"], int(prefix["pid"]))
         if prefix["level"] == "WARN":
-            self._read_warning(process, text)
+            self._read_warning(process, prefix["place"], text)
         elif match := CHANNEL.match(text):
             self._read_channel(process, match)
         elif match := INIT.search(text):
@@ -221,12 +221,29 @@ class NcclLog:
         elif match := DEVICES.match(text):
             for number, device, details in DEVICE.findall(match[2].partition("; OOB")[0]):
                 process.devices[f"{match[1]}/{number}"] = f"{device} {details}".strip()
-        elif match := NETWORK.match(text):
+        else:
+            self._read_setting(process, text)
+
+    def _read_setting(self, process: LoggedProcess, text: str) -> None:
+        """What a process chose or was given, and conditions that may explain a fault."""
+        if match := NETWORK.match(text):
             process.network = match[1].strip()
         elif match := NAMED.match(text):
             process.interface = match[1]
+        elif match := BOOTSTRAP.match(text):
+            process.bootstrap = (match[1], match[2])
         elif match := MISSING_PLUGIN.match(text):
             process.missing_plugin = match[1]
+        elif CONNECTED.match(text):
+            process.is_connected = True
+        else:
+            self.faults.read(LogLine(text=text, origin=self._origin(process), is_info=True))
+
+    def _origin(self, process: LoggedProcess) -> str:
+        origin = f"{process.host}:{process.pid}"
+        if len(self._processes_by_origin) < MAX_KEPT:
+            self._processes_by_origin[origin] = process
+        return origin
 
     def _process(self, host: str, pid: int) -> LoggedProcess:
         process = self.processes.get((host, pid))
@@ -281,23 +298,17 @@ class NcclLog:
         else:
             self.is_partial = True
 
-    def _read_warning(self, process: LoggedProcess, text: str) -> None:
-        for number, message in enumerate(MESSAGES):
-            match = None if message.is_torch else message.pattern.search(text)
-            if match is not None:
-                named = ""
-                if process.interface:
-                    named = f": NCCL_SOCKET_IFNAME={process.interface} names none"
-                what = message.what.format(named=named, **match.groupdict())
-                self._add_fault(LoggedFault(number, what, process, ""))
-                return
-        self._add_fault(LoggedFault(len(MESSAGES), text[:MAX_TEXT], process, ""))
-
-    def _add_fault(self, fault: LoggedFault) -> None:
-        process = fault.process
-        origin = fault.where if process is None else f"{process.host}:{process.pid}"
-        if len(self._faults) < MAX_KEPT:
-            self._faults.setdefault((fault.number, fault.what, origin), fault)
+    def _read_warning(self, process: LoggedProcess, place: str, text: str) -> None:
+        named = f": NCCL_SOCKET_IFNAME={process.interface} names none" if process.interface else ""
+        self.faults.read(
+            LogLine(
+                text=text,
+                place=f"{place}NCCL WARN ",
+                origin=self._origin(process),
+                is_warning=True,
+                named=named,
+            )
+        )
 
     # What they show
 
@@ -346,50 +357,122 @@ class NcclLog:
         return members
 
     def findings(self) -> list[Finding]:
-        """Causes first."""
-        faults = [fault for _, fault in sorted(self._faults.items(), key=lambda item: item[0])]
-        return [
-            *map(_fault_finding, faults),
-            *self._network_findings(),
-            *self._link_findings(),
-            *self._progress_findings(),
-        ]
+        """Problems first, and causes before what follows from them."""
+        links = self.links()
+        return in_order(
+            [
+                *self._differences(),
+                *fault_findings(
+                    self.faults, name_of=self._name_of, transports=self._transports_between(links)
+                ),
+                *wait_findings(
+                    self.faults, ranks=set(self.ranks), links=self._connected_transports(links)
+                ),
+                *self._interface_findings(),
+                *self._link_findings(links),
+                *self._progress_findings(),
+            ]
+        )
 
-    def _network_findings(self) -> Iterator[Finding]:
-        ranks = self.ranks
-        networks = {process.network for process in ranks.values() if process.network}
-        for kind, values, fix in (
-            ("version", self.versions, SAME_TORCH),
-            ("network", networks, SAME_CARDS),
-        ):
-            if len(values) > 1:
-                what = f"the {kind} of NCCL differs across ranks: {', '.join(sorted(values))}"
-                yield Finding("problem", kind, "every host", what, fix)
+    def _name_of(self, origin: str) -> str:
+        process = self._processes_by_origin.get(origin)
+        return origin if process is None else process.name
 
-    def _link_findings(self) -> Iterator[Finding]:
+    def _is_inside(self, link: LoggedLink, hosts: Mapping[int, str]) -> bool:
+        """Whether both ranks are known to be on one host."""
+        host = hosts.get(link.source) if link.is_global else None
+        return host is not None and host == hosts.get(link.target)
+
+    def _transports_between(self, links: Iterable[LoggedLink]) -> set[str]:
+        hosts = {rank: process.host for rank, process in self.ranks.items()}
+        return {link.transport for link in links if not self._is_inside(link, hosts)}
+
+    def _connected_transports(self, links: Iterable[LoggedLink]) -> set[str]:
+        """Those of a job whose communicators are complete."""
+        processes = self.ranks.values()
+        if not processes or not all(process.is_complete for process in processes):
+            return set()
+        return {link.transport for link in links}
+
+    def _differences(self) -> Iterator[RankedFinding]:
+        if len(self.versions) > 1:
+            what = f"the version of NCCL differs across ranks: {', '.join(sorted(self.versions))}"
+            finding = Finding("problem", "version", "every host", what, SAME_TORCH)
+            yield RankedFinding(finding=finding, place="cause")
+        networks = {process.network for process in self.processes.values() if process.network}
+        if len(networks) > 1:
+            what = (
+                f"the network of NCCL differs across ranks: {', '.join(sorted(networks))}; "
+                "InfiniBand or a plugin works on some hosts only, and different networks do not "
+                "connect"
+            )
+            finding = Finding("problem", "network", "every host", what, SAME_CARDS)
+            yield RankedFinding(finding=finding, place="explanation")
+
+    def _interface_findings(self) -> Iterator[RankedFinding]:
+        """Interfaces by which the ranks of several hosts cannot meet."""
+        addresses = {
+            process.host: process.bootstrap
+            for process in self.processes.values()
+            if process.bootstrap[0]
+        }
+        is_unreached = not self.faults.kinds().isdisjoint(UNREACHED)
+        for host, (interface, address) in addresses.items():
+            is_loopback = interface == "lo" or address.startswith("127.")
+            if len(addresses) > 1 and is_loopback:
+                what = (
+                    f"NCCL uses the loopback ({interface} {address}), which reaches no other host"
+                )
+                yield _interface_finding("problem", host, what)
+            elif (interface.startswith(BRIDGES) or address.startswith(LINK_LOCAL)) and (
+                len(addresses) > 1 or is_unreached
+            ):
+                what = (
+                    f"NCCL uses {interface} ({address}), a bridge of containers, a tunnel or a "
+                    "link of this board, which most often reaches no other host"
+                )
+                yield _interface_finding("problem" if is_unreached else "warning", host, what)
+        if is_unreached and len({_network_of(address) for _, address in addresses.values()}) > 1:
+            names = [f"{host}: {' '.join(bootstrap)}" for host, bootstrap in addresses.items()]
+            what = f"hosts chose interfaces in different networks: {join_names(names)}"
+            yield _interface_finding("problem", "every host", what)
+
+    def _link_findings(self, links: Iterable[LoggedLink]) -> Iterator[RankedFinding]:
         """Links over the wrong interface, and networks that are used where there is better."""
         hosts = {rank: process.host for rank, process in self.ranks.items()}
         is_one_host = len(set(hosts.values())) <= 1
-        for link in self.links():
+        for link in links:
             pair = f"ranks {link.source} and {link.target}{'' if link.is_global else OF_GROUP}"
-            host = hosts.get(link.source) if link.is_global else None
-            is_inside = host is not None and host == hosts.get(link.target)
             if link.device.startswith("lo ") and not is_one_host:
                 what = f"NCCL uses the loopback ({link.device}), which reaches no other host"
-                yield Finding("problem", "interface", pair, what, OTHER_INTERFACE)
-            elif link.transport.startswith("NET") and is_inside:
-                what = f"they are on one host ({host}) and use the network: neither P2P nor shared memory"
+                yield _interface_finding("problem", pair, what)
+            elif link.transport.startswith("NET") and self._is_inside(link, hosts):
+                what = f"they are on one host ({hosts[link.source]}) and use the network: neither P2P nor shared memory"
                 fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
-                yield Finding("warning", "transport", pair, what, fix)
-        if is_one_host:
-            return
-        for process in self.processes.values():
+                finding = Finding("warning", "transport", pair, what, fix)
+                yield RankedFinding(finding=finding, place="condition")
+        yield from self._slow_networks(self._transports_between(links))
+
+    def _slow_networks(self, transports: set[str]) -> Iterator[RankedFinding]:
+        rdma = {name for name in transports if name.startswith("NET/IB")}
+        if rdma and not any(name.endswith("/GDRDMA") for name in rdma):
+            what = (
+                "ranks of different hosts use InfiniBand without GPUDirect RDMA (no GDRDMA in "
+                "their connections): data goes through host memory"
+            )
+            finding = Finding("warning", "GPUDirect RDMA off", "every host", what, GPU_DIRECT)
+            yield RankedFinding(finding=finding, place="condition", moment=LAST)
+        for process in self.processes.values() if "NET/Socket" in transports else ():
             if process.missing_plugin and process.network == "Socket":
                 what = f"NCCL found neither InfiniBand nor a plugin ({process.missing_plugin}), and uses TCP"
                 fix = "where there is EFA or InfiniBand: install its plugin or driver (drumline tune --hosts A,B)"
-                yield Finding("note", "network", process.name, what, fix)
+                finding = Finding("note", "network", process.name, what, fix)
+                is_aws = EC2_HOST.match(process.host) is not None
+                yield RankedFinding(
+                    finding=finding, place="condition", moment=START if is_aws else LAST
+                )
 
-    def _progress_findings(self) -> Iterator[Finding]:
+    def _progress_findings(self) -> Iterator[RankedFinding]:
         """Ranks that never finished their initialization, and ranks without a log."""
         ranks = self.ranks
         if not self.is_partial:
@@ -397,12 +480,29 @@ class NcclLog:
             fix = "another rank did not join, or failed: read the messages above, and the logs of the other ranks"
             for process in ranks.values():
                 if not process.is_complete:
-                    yield Finding("problem", "initialization", process.name, what, fix)
+                    finding = Finding("problem", "initialization", process.name, what, fix)
+                    yield RankedFinding(finding=finding, place="symptom", moment=LAST)
         missing = sorted(set(range(min(self.world_size, MAX_KEPT))) - ranks.keys())
         if missing:
             what = f"no log of {len(missing)} of {self.world_size} ranks, the first is rank {missing[0]}"
             fix = "export NCCL_DEBUG_FILE=nccl.%h.%p.log, and give all files"
-            yield Finding("note", "logs", "every host", what, fix)
+            finding = Finding("note", "logs", "every host", what, fix)
+            yield RankedFinding(finding=finding, place="unexplained", moment=LAST)
+
+
+def has_trouble(findings: Iterable[Finding]) -> bool:
+    """Whether a log shows a problem, or a line that may be one and is not explained."""
+    return any(finding.level == "problem" or finding.check == UNEXPLAINED for finding in findings)
+
+
+def _interface_finding(level: Level, where: str, what: str) -> RankedFinding:
+    finding = Finding(level, "interface", where, what, OTHER_INTERFACE)
+    return RankedFinding(finding=finding, place="explanation")
+
+
+def _network_of(address: str) -> str:
+    """Its first half: hosts of one cluster differ in the other one."""
+    return ".".join(address.split(".")[:2])
 
 
 def _lines(file: BinaryIO, most: int) -> Iterable[bytes]:
@@ -449,11 +549,3 @@ def _global_pair(
         else:
             pairs.add(None)
     return pairs.pop() if len(pairs) == 1 else None
-
-
-def _fault_finding(fault: LoggedFault) -> Finding:
-    where = fault.where if fault.process is None else fault.process.name
-    if fault.number == len(MESSAGES):
-        return Finding("warning", "unknown", where, f"NCCL warns: {fault.what}")
-    message = MESSAGES[fault.number]
-    return Finding(message.level, message.kind, where, fault.what, message.fix)

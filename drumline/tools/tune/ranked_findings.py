@@ -1,0 +1,151 @@
+"""Findings in the order in which to look at them: causes before what follows from them, and the
+earliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from drumline.base.text import plural
+from drumline.tools.doctor.finding import LEVELS, Finding, Level
+from drumline.tools.tune.collective_waits import WaitExplanation
+from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
+from drumline.tools.tune.known_messages import Role
+
+Place = Literal["cause", "explanation", "failure", "symptom", "condition", "unexplained", "echo"]
+"""An explanation is a condition that explains a fault of these logs, or follows from several
+lines."""
+PLACES: tuple[Place, ...] = (
+    "cause",
+    "explanation",
+    "failure",
+    "symptom",
+    "condition",
+    "unexplained",
+    "echo",
+)
+PLACE_OF_ROLE: Mapping[Role, Place] = {
+    "cause": "cause",
+    "failure": "failure",
+    "symptom": "symptom",
+    "condition": "condition",
+    "echo": "echo",
+    "harmless": "condition",
+}
+START = LogMoment((0, 0, 0.0), 0)
+LAST = LogMoment((99, 0, 0.0), 0)
+UNEXPLAINED = "unknown"  # the check of a line that is shown as it is
+NO_P2P = (
+    "NCCL_P2P_DISABLE=1 shows whether it is that, and trains without it; then turn off ACS and the "
+    "IOMMU (BIOS, iommu=pt), or leave P2P off for GeForce cards; nvidia-smi topo -p2p r"
+)
+NO_RDMA = (
+    "NCCL_NET_GDR_LEVEL=LOC, then NCCL_IB_DISABLE=1 show which part it is; ib_write_bw between the "
+    "hosts; the same MTU and GID index everywhere; ACS off"
+)
+EXCEPTION_FIRST = (
+    "correct this first: what other ranks report after it, such as time-outs and closed "
+    "connections, follows from it"
+)
+BROKEN_P2P = (
+    "P2P (peer-to-peer) between GPUs does not work on this host: PCIe ACS or an IOMMU, a virtual "
+    "machine, or GeForce cards"
+)
+BROKEN_RDMA = (
+    "no data passes between the network cards, or between cards and GPUs (GPUDirect RDMA, ACS, MTU, "
+    "GID index)"
+)
+BROKEN_TCP = "no data passes between the hosts on NCCL's data ports: a firewall, or another MTU"
+NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywhere: drumline doctor --hosts A,B"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedFinding:
+    finding: Finding
+    place: Place
+    moment: LogMoment = START
+
+    @property
+    def order(self) -> tuple[int, int, LogMoment]:
+        return (LEVELS.index(self.finding.level), PLACES.index(self.place), self.moment)
+
+
+def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
+    """An echo counts only where nothing else is a problem."""
+    candidates = sorted(ranked, key=lambda item: item.order)
+    has_problem = any(
+        item.finding.level == "problem" and item.place != "echo" for item in candidates
+    )
+    return [item.finding for item in candidates if item.place != "echo" or not has_problem]
+
+
+def fault_findings(
+    faults: JobFaults, *, name_of: Callable[[str], str], transports: Collection[str]
+) -> Iterator[RankedFinding]:
+    """`name_of`: the process or place of an origin; `transports`: those between hosts."""
+    kinds = faults.kinds()
+    for fault in faults.messages.values():
+        only_over = fault.message.only_over
+        if not only_over or only_over in transports:
+            yield _message_finding(fault, name_of(fault.origin), kinds, faults.work)
+    for plain in faults.plain.values():
+        yield _plain_finding(plain, name_of(plain.origin))
+    if faults.num_unkept:
+        what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
+        finding = Finding("warning", UNEXPLAINED, "these logs", what)
+        yield RankedFinding(finding=finding, place="unexplained", moment=LAST)
+
+
+def _message_finding(fault: LoggedFault, where: str, kinds: Set[str], work: str) -> RankedFinding:
+    message = fault.message
+    what = fault.what
+    if message.shows_work and work:
+        what = f"{what}; the last work in the log: {work}"
+    explains = not kinds.isdisjoint(message.explains)
+    level: Level = "problem" if explains else message.level
+    finding = Finding(level, message.kind, where, what, fault.fix)
+    place: Place = "explanation" if explains else PLACE_OF_ROLE[message.role]
+    return RankedFinding(finding=finding, place=place, moment=fault.moment)
+
+
+def _plain_finding(fault: PlainFault, where: str) -> RankedFinding:
+    likes = f" ({fault.num_like_it - 1} more like it)" if fault.num_like_it > 1 else ""
+    if fault.is_exception:
+        what = f"the program raised {fault.text}{likes}"
+        finding = Finding("problem", "exception", where, what, EXCEPTION_FIRST)
+        return RankedFinding(finding=finding, place="failure", moment=fault.moment)
+    finding = Finding("warning", UNEXPLAINED, where, f"{fault.text}{likes}")
+    return RankedFinding(finding=finding, place="unexplained", moment=fault.moment)
+
+
+def wait_findings(
+    faults: JobFaults, *, ranks: set[int], links: Collection[str]
+) -> Iterator[RankedFinding]:
+    """Collectives that timed out. `ranks`: all that the logs show; `links`: the transports of ranks
+    whose communicator was complete."""
+    moment = faults.first_wait or START
+    for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
+        finding = Finding("problem", wait.kind, wait.where, wait.what, wait.fix)
+        place: Place = "explanation" if wait.is_cause else "symptom"
+        yield RankedFinding(finding=finding, place=place, moment=moment)
+        if wait.is_early and (explained := _silent_link(wait, links)):
+            yield replace(explained, moment=moment)
+
+
+def _silent_link(wait: WaitExplanation, links: Collection[str]) -> RankedFinding | None:
+    """The ranks were connected, and the first data never arrived."""
+    if any(link.startswith("P2P") for link in links):
+        path = BROKEN_P2P
+        fix = NO_P2P
+    elif any(link.startswith("NET") and "Socket" not in link for link in links):
+        path = BROKEN_RDMA
+        fix = NO_RDMA
+    elif any(link.startswith("NET") for link in links):
+        path = BROKEN_TCP
+        fix = NO_DATA
+    else:
+        return None
+    what = f"all ranks were connected, and the first collective never finished: {path}"
+    finding = Finding("problem", "silent link", wait.where, what, fix)
+    return RankedFinding(finding=finding, place="explanation")
