@@ -1,0 +1,48 @@
+"""Logs of public threads, with the cause each thread ended with: how many are explained.
+
+These 40 were read while the catalogue of messages was written, so they show that nothing got lost,
+not how the tool does on other logs; that is measured on 40 others (`benchmarks/tune_logs.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tune_logs import names_cause, read_case, read_cases
+from drumline.tools.tune.nccl_log import NcclLog, has_trouble
+
+THREADS = Path(__file__).parents[3] / "data" / "nccl" / "threads"
+FLOOR = 40
+# Slow, and no error in them.
+WITHOUT_ERROR = {"08-default-image", "46-own-gpu-only"}
+
+
+def test_the_cause_of_the_threads_is_the_first_finding() -> None:
+    cases = read_cases(THREADS)
+    wrong = [case.name for case in cases if not case.is_right]
+    assert len(cases) == 40
+    assert len(cases) - len(wrong) >= FLOOR, wrong
+
+
+@pytest.mark.parametrize("path", sorted(THREADS.glob("*.log")), ids=lambda path: path.stem)
+def test_no_failed_job_is_called_healthy(path: Path) -> None:
+    log = NcclLog()
+    with path.open("rb") as file:
+        log.read(file, path.name)
+    findings = log.findings()
+    assert findings
+    assert has_trouble(findings) or path.stem in WITHOUT_ERROR
+
+
+def test_a_list_of_names_must_be_there_as_a_whole() -> None:
+    assert names_cause("NCCL_CROSS_NIC=0", [["rail"], ["nccl_cross_nic"]])
+    assert not names_cause("rank 0 failed", [["rank 0", "longer"]])
+
+
+def test_a_case_is_judged_by_its_first_finding(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("RuntimeError: CUDA error: invalid device ordinal\n")
+    log.with_suffix(".json").write_text('{"cause": "x", "names": [["visible", "gpus"]]}')
+    assert read_case(log).is_right
