@@ -29,7 +29,11 @@ from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_fi
 GROUPS: Mapping[str, FlagTable] = {
     "over ssh": DOCTOR_GROUPS["over ssh"],
     "logs  `drumline tune --log FILE ...`; - reads stdin.": {
-        "log": (bool, "", "Read logs of a job instead: NCCL's (NCCL_DEBUG=INFO), torch's, the kernel's.")
+        "log": (
+            bool,
+            "",
+            "Read logs of a job instead: NCCL's (NCCL_DEBUG=INFO), torch's, the kernel's.",
+        )
     },
     "both": {"json": (bool, "", "Print everything as JSON, for scripts."), **HELP_FLAG},
 }

@@ -112,7 +112,7 @@ class JobFaults:
             self.first_wait = self.first_wait or self._moment()
             return
         read = known_messages().read(line.place + line.text, is_info=line.is_info, named=line.named)
-        if read is None:
+        if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
             self._read_unknown(line)
         elif not read.message.is_harmless:
             self._add(LoggedFault(

@@ -78,10 +78,13 @@ class KnownMessage:
         match = None if self.pattern is None else self.pattern.search(line)
         if self.pattern is not None and match is None:
             return None
-        values = {} if match is None else match.groupdict()
+        values: dict[str, str | None] = {}
+        if match is not None:
+            values.update(match.groupdict())
         for detail in self.details:
-            match = detail.search(line)
-            values.update(dict.fromkeys(detail.groupindex) if match is None else match.groupdict())
+            values.update(dict.fromkeys(detail.groupindex))
+            if (match := detail.search(line)) is not None:
+                values.update(match.groupdict())
         return {
             name: self.defaults.get(name, "") if value is None else value.strip()[:MAX_VALUE]
             for name, value in values.items()

@@ -451,26 +451,20 @@ class NcclLog:
                 fix = "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_HOSTID; start containers with --ipc=host"
                 finding = Finding("warning", "transport", pair, what, fix)
                 yield RankedFinding(finding=finding, place="condition")
-        yield from self._slow_networks(self._transports_between(links))
+        transports = self._transports_between(links)
+        yield from _without_gpu_direct(transports)
+        if "NET/Socket" in transports:
+            yield from self._missing_plugins()
 
-    def _slow_networks(self, transports: set[str]) -> Iterator[RankedFinding]:
-        rdma = {name for name in transports if name.startswith("NET/IB")}
-        if rdma and not any(name.endswith("/GDRDMA") for name in rdma):
-            what = (
-                "ranks of different hosts use InfiniBand without GPUDirect RDMA (no GDRDMA in "
-                "their connections): data goes through host memory"
-            )
-            finding = Finding("warning", "GPUDirect RDMA off", "every host", what, GPU_DIRECT)
-            yield RankedFinding(finding=finding, place="condition", moment=LAST)
-        for process in self.processes.values() if "NET/Socket" in transports else ():
+    def _missing_plugins(self) -> Iterator[RankedFinding]:
+        for process in self.processes.values():
             if process.missing_plugin and process.network == "Socket":
                 what = f"NCCL found neither InfiniBand nor a plugin ({process.missing_plugin}), and uses TCP"
                 fix = "where there is EFA or InfiniBand: install its plugin or driver (drumline tune --hosts A,B)"
                 finding = Finding("note", "network", process.name, what, fix)
-                is_aws = EC2_HOST.match(process.host) is not None
-                yield RankedFinding(
-                    finding=finding, place="condition", moment=START if is_aws else LAST
-                )
+                # On AWS the plugin is what is missing; elsewhere more likely InfiniBand.
+                moment = START if EC2_HOST.match(process.host) else LAST
+                yield RankedFinding(finding=finding, place="condition", moment=moment)
 
     def _progress_findings(self) -> Iterator[RankedFinding]:
         """Ranks that never finished their initialization, and ranks without a log."""
@@ -493,6 +487,17 @@ class NcclLog:
 def has_trouble(findings: Iterable[Finding]) -> bool:
     """Whether a log shows a problem, or a line that may be one and is not explained."""
     return any(finding.level == "problem" or finding.check == UNEXPLAINED for finding in findings)
+
+
+def _without_gpu_direct(transports: set[str]) -> Iterator[RankedFinding]:
+    rdma = {name for name in transports if name.startswith("NET/IB")}
+    if rdma and not any(name.endswith("/GDRDMA") for name in rdma):
+        what = (
+            "ranks of different hosts use InfiniBand without GPUDirect RDMA (no GDRDMA in their "
+            "connections): data goes through host memory"
+        )
+        finding = Finding("warning", "GPUDirect RDMA off", "every host", what, GPU_DIRECT)
+        yield RankedFinding(finding=finding, place="condition", moment=LAST)
 
 
 def _interface_finding(level: Level, where: str, what: str) -> RankedFinding:

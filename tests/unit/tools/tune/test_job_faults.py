@@ -259,6 +259,16 @@ def test_a_healthy_log_of_torch_has_no_finding() -> None:
     assert checks(text) == []
 
 
+def test_a_first_try_that_fails_is_only_a_note() -> None:
+    tried = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - x).\n"
+    (finding,) = findings(tried)
+    assert (finding.level, finding.check) == ("note", "store")
+
+
+def test_an_exception_with_harmless_words_is_an_exception() -> None:
+    assert checks("ValueError: the page is broken, will retry\n") == ["exception"]
+
+
 def test_colours_and_progress_bars_hide_no_message() -> None:
     bar = "  7%|7 | 70/1000\r  8%|8 | 80/1000\r"
     text = f"{bar}\x1b[36m(RayWorker pid=1)\x1b[0m a:1:2 [0] x.cc:1 NCCL WARN Cuda failure 'out of memory'\n"
