@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from drumline.tools.tune.log_findings import log_findings
 from drumline.tools.tune.nccl_log import NcclLog
 
 
@@ -36,7 +37,7 @@ def read_case(path: Path) -> LogCase:
     log = NcclLog()
     with path.open("rb") as file:
         log.read(file, path.name)
-    findings = log.findings()
+    findings = log_findings(log)
     first = findings[0] if findings else None
     explanation = f"{first.what} {first.fix}" if first else ""
     return LogCase(

@@ -22,8 +22,9 @@ from drumline.tools.doctor.doctor_report import finding_lines
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.doctor.machine.machine_checks import machine_findings
 from drumline.tools.doctor.machine.machine_facts import HostSettings, host_facts
+from drumline.tools.tune.log_findings import has_trouble, log_findings
 from drumline.tools.tune.log_report import log_as_json, log_lines
-from drumline.tools.tune.nccl_log import NcclLog, has_trouble
+from drumline.tools.tune.nccl_log import NcclLog
 from drumline.tools.tune.tuning import TunedVariable, tuned_variables, tuning_findings
 
 GROUPS: Mapping[str, FlagTable] = {
@@ -154,7 +155,7 @@ def _read_logs(files: Sequence[str], verb_flags: Mapping[str, Any]) -> int:
         except OSError as error:
             what = f"cannot read {name}: {error.strerror or error}"
             raise UsageError(what, next_step="give log files of NCCL, or - for stdin") from error
-    findings = log.findings()
+    findings = log_findings(log)
     if not log.num_lines and not findings:
         raise UsageError(
             f"no line of NCCL and no error in {join_names(files)}",

@@ -19,12 +19,12 @@ EXCEPTION = re.compile(
 )
 LOOKS_WRONG = re.compile(
     r"\[E\d{3,4} |\[E [\w.]+:\d|(?:^|[\s\]])E\d{4} \d\d:"  # of torch and glog: `[E1105 `, `E1105 `
-    r"|\b(?:ERROR|FATAL|CRITICAL|Fatal|fatal|panic)\b"
+    r"|\b(?:ERROR|FATAL|CRITICAL|WARN|Fatal|fatal|panic)\b|<warn>"
     r"|\b[Ee]rror:(?! *-?[\d.]+\b)"  # with a number it is a metric
     r"|\b(?:[Tt]imed[ -]out|[Tt]ime-?out (?:after|exceeded|expired|waiting|while|error))\b"
 )
 WRONG_STEMS = (
-    "[E", "E0", "E1", "ERROR", "rror:", "FATAL", "CRITICAL", "atal", "panic", "imed", "imeout ", "ime-out ",
+    "[E", "E0", "E1", "ERROR", "rror:", "FATAL", "CRITICAL", "WARN", "<warn>", "atal", "panic", "imed", "imeout ", "ime-out ",
 )  # fmt: skip
 DIGITS = str.maketrans("123456789", "000000000")
 STAMP = re.compile(
@@ -77,13 +77,13 @@ class PlainFault:
 @dataclass(kw_only=True)
 class LogLine:
     text: str
-    place: str = ""  # NCCL's source file, which is part of some messages
+    source: str = ""  # NCCL's source file, which is part of some messages
     origin: str = ""  # a key of its process, for lines of NCCL
     file: str = ""
     rank: int | None = None
     is_info: bool = False
     is_warning: bool = False
-    named: str = ""  # what the process's settings add to a text
+    setting: str = ""  # of its process, which some messages show
 
 
 @dataclass
@@ -111,7 +111,7 @@ class JobFaults:
         if self.waits.read(line.text, line.rank):
             self.first_wait = self.first_wait or self._moment()
             return
-        read = known_messages().read(line.place + line.text, is_info=line.is_info, named=line.named)
+        read = known_messages().read(line.source + line.text, is_info=line.is_info, setting=line.setting)
         if read is None or (read.message.is_harmless and EXCEPTION.search(line.text)):
             self._read_unknown(line)
         elif not read.message.is_harmless:

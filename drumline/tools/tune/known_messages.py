@@ -4,7 +4,7 @@ whether it is a cause or a consequence.
 They are data, in `messages/*.toml`. The keys of a message:
 
 - `kind`: a fixed name for programs;
-- `says`: texts in lower case of which a line has one; `pattern`: what else it must match, in any
+- `texts`: texts in lower case of which a line has one; `pattern`: what else it must match, in any
   case; `details`: patterns of values that it may have. Their groups may be used in `what` and
   `fix`; `defaults` has their values where they are missing;
 - `role`: see `Role`; `level`: of the finding; `explains`: of a condition, the kinds of findings
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from drumline.tools.doctor.finding import Level
 
 Role = Literal["cause", "failure", "symptom", "condition", "echo", "harmless"]
-"""A cause names what is wrong; a failure says what failed, and the reason is outside of the line; a
+"""A cause names what is wrong; a failure names what failed, and the reason is outside of the line; a
 symptom follows from a fault of another rank; a condition is no error, and may explain one; an echo
 repeats or sums up other lines, and counts only without them."""
 
@@ -52,7 +52,7 @@ LetterTree = dict[str, "LetterTree"]
 @dataclass(frozen=True, kw_only=True)
 class KnownMessage:
     kind: str
-    says: tuple[str, ...]
+    texts: tuple[str, ...]
     what: str
     fix: str
     pattern: re.Pattern[str] | None = None
@@ -104,13 +104,13 @@ class MessageCatalogue:
     def __init__(self, messages: Iterable[KnownMessage]) -> None:
         self.messages = tuple(messages)
         self._texts = [
-            (text, number) for number, message in enumerate(self.messages) for text in message.says
+            (text, number) for number, message in enumerate(self.messages) for text in message.texts
         ]
         # Most lines of a log have no text of any message: one search shows it.
         self._any_text = re.compile(_any_of(text for text, _ in self._texts))
 
-    def read(self, line: str, *, is_info: bool = False, named: str = "") -> ReadMessage | None:
-        """`named`: what the process's own settings add to a text."""
+    def read(self, line: str, *, is_info: bool = False, setting: str = "") -> ReadMessage | None:
+        """`setting`: of the process, which some texts show."""
         lower_line = line.lower()
         if self._any_text.search(lower_line) is None:
             return None
@@ -121,7 +121,7 @@ class MessageCatalogue:
                 continue
             values = message.values_in(line)
             if values is not None:
-                values["named"] = named
+                values["setting"] = setting
                 what = _filled(message.what, values)
                 return ReadMessage(message=message, what=what, fix=_filled(message.fix, values))
         return None
@@ -166,7 +166,7 @@ def _message(entry: Mapping[str, Any]) -> KnownMessage:
     return KnownMessage(
         **{
             **entry,
-            "says": tuple(entry["says"]),
+            "texts": tuple(entry["texts"]),
             "pattern": compiled,
             "details": tuple(re.compile(detail, re.IGNORECASE) for detail in details),
             "explains": tuple(entry.get("explains", ())),

@@ -9,8 +9,10 @@ from typing import Any
 from drumline.base.text import join_names, named_ranks, plural
 from drumline.tools.doctor.doctor_report import finding_lines, once_each
 from drumline.tools.doctor.finding import Finding
-from drumline.tools.tune import nccl_log
-from drumline.tools.tune.nccl_log import OF_GROUP, LoggedLink, NcclLog
+from drumline.tools.tune import logged_links
+from drumline.tools.tune.log_findings import OF_GROUP, log_findings
+from drumline.tools.tune.logged_links import LoggedLink
+from drumline.tools.tune.nccl_log import NcclLog
 from drumline.tools.tune.ranked_findings import UNEXPLAINED
 
 MAX_PAIRS = 8
@@ -32,19 +34,19 @@ def log_as_json(log: NcclLog) -> dict[str, Any]:
             for rank, process in log.ranks.items()
         ],
         "links": [asdict(link) for link in log.links()],
-        "findings": [finding.as_json() for finding in log.findings()],
+        "findings": [finding.as_json() for finding in log_findings(log)],
         "lines": log.num_lines,
         "partial": log.is_partial,
     }
 
 
 def log_lines(log: NcclLog) -> Iterator[str]:
-    findings = log.findings()
+    findings = log_findings(log)
     yield _summary(log)
     yield from _hosts(log)
     yield from _links(log.links())
     if log.is_partial:
-        limits = f"of a long log the beginning and the end, and {nccl_log.MAX_KEPT:,} connections at most"
+        limits = f"of a long log the beginning and the end, and {logged_links.MAX_CONNECTIONS:,} connections at most"
         yield f"note: not all was read: {limits}"
     yield from (line for _, line in finding_lines(findings))
     yield _result(findings)

@@ -13,10 +13,10 @@ from drumline.tools.tune.collective_waits import WaitExplanation
 from drumline.tools.tune.job_faults import JobFaults, LoggedFault, LogMoment, PlainFault
 from drumline.tools.tune.known_messages import Role
 
-Place = Literal["cause", "explanation", "failure", "symptom", "condition", "unexplained", "echo"]
+Precedence = Literal["cause", "explanation", "failure", "symptom", "condition", "unexplained", "echo"]
 """An explanation is a condition that explains a fault of these logs, or follows from several
 lines."""
-PLACES: tuple[Place, ...] = (
+PRECEDENCES: tuple[Precedence, ...] = (
     "cause",
     "explanation",
     "failure",
@@ -25,7 +25,7 @@ PLACES: tuple[Place, ...] = (
     "unexplained",
     "echo",
 )
-PLACE_OF_ROLE: Mapping[Role, Place] = {
+PRECEDENCE_OF_ROLE: Mapping[Role, Precedence] = {
     "cause": "cause",
     "failure": "failure",
     "symptom": "symptom",
@@ -63,27 +63,27 @@ NO_DATA = "let the hosts reach each other on all TCP ports, the same MTU everywh
 @dataclass(frozen=True, kw_only=True)
 class RankedFinding:
     finding: Finding
-    place: Place
+    precedence: Precedence
     moment: LogMoment = START
 
     @property
     def order(self) -> tuple[int, int, LogMoment]:
-        return (LEVELS.index(self.finding.level), PLACES.index(self.place), self.moment)
+        return (LEVELS.index(self.finding.level), PRECEDENCES.index(self.precedence), self.moment)
 
 
 def in_order(ranked: Iterable[RankedFinding]) -> list[Finding]:
     """An echo counts only where nothing else is a problem."""
     candidates = sorted(ranked, key=lambda item: item.order)
     has_problem = any(
-        item.finding.level == "problem" and item.place != "echo" for item in candidates
+        item.finding.level == "problem" and item.precedence != "echo" for item in candidates
     )
-    return [item.finding for item in candidates if item.place != "echo" or not has_problem]
+    return [item.finding for item in candidates if item.precedence != "echo" or not has_problem]
 
 
 def fault_findings(
     faults: JobFaults, *, name_of: Callable[[str], str], transports: Collection[str]
 ) -> Iterator[RankedFinding]:
-    """`name_of`: the process or place of an origin; `transports`: those between hosts."""
+    """`name_of`: the name of an origin; `transports`: those between hosts."""
     kinds = faults.kinds()
     for fault in faults.messages.values():
         only_over = fault.message.only_over
@@ -94,7 +94,7 @@ def fault_findings(
     if faults.num_unkept:
         what = f"{plural(faults.num_unkept, 'more line')} that are not explained"
         finding = Finding("warning", UNEXPLAINED, "these logs", what)
-        yield RankedFinding(finding=finding, place="unexplained", moment=LAST)
+        yield RankedFinding(finding=finding, precedence="unexplained", moment=LAST)
 
 
 def _message_finding(fault: LoggedFault, where: str, kinds: Set[str], work: str) -> RankedFinding:
@@ -105,8 +105,8 @@ def _message_finding(fault: LoggedFault, where: str, kinds: Set[str], work: str)
     explains = not kinds.isdisjoint(message.explains)
     level: Level = "problem" if explains else message.level
     finding = Finding(level, message.kind, where, what, fault.fix)
-    place: Place = "explanation" if explains else PLACE_OF_ROLE[message.role]
-    return RankedFinding(finding=finding, place=place, moment=fault.moment)
+    precedence: Precedence = "explanation" if explains else PRECEDENCE_OF_ROLE[message.role]
+    return RankedFinding(finding=finding, precedence=precedence, moment=fault.moment)
 
 
 def _plain_finding(fault: PlainFault, where: str) -> RankedFinding:
@@ -114,9 +114,9 @@ def _plain_finding(fault: PlainFault, where: str) -> RankedFinding:
     if fault.is_exception:
         what = f"the program raised {fault.text}{likes}"
         finding = Finding("problem", "exception", where, what, EXCEPTION_FIRST)
-        return RankedFinding(finding=finding, place="failure", moment=fault.moment)
+        return RankedFinding(finding=finding, precedence="failure", moment=fault.moment)
     finding = Finding("warning", UNEXPLAINED, where, f"{fault.text}{likes}")
-    return RankedFinding(finding=finding, place="unexplained", moment=fault.moment)
+    return RankedFinding(finding=finding, precedence="unexplained", moment=fault.moment)
 
 
 def wait_findings(
@@ -127,8 +127,8 @@ def wait_findings(
     moment = faults.first_wait or START
     for wait in faults.waits.explanations(faults.ranks | ranks, faults.work):
         finding = Finding("problem", wait.kind, wait.where, wait.what, wait.fix)
-        place: Place = "explanation" if wait.is_cause else "symptom"
-        yield RankedFinding(finding=finding, place=place, moment=moment)
+        precedence: Precedence = "explanation" if wait.is_cause else "symptom"
+        yield RankedFinding(finding=finding, precedence=precedence, moment=moment)
         if wait.is_early and (explained := _silent_link(wait, links)):
             yield replace(explained, moment=moment)
 
@@ -148,4 +148,4 @@ def _silent_link(wait: WaitExplanation, links: Collection[str]) -> RankedFinding
         return None
     what = f"all ranks were connected, and the first collective never finished: {path}"
     finding = Finding("problem", "silent link", wait.where, what, fix)
-    return RankedFinding(finding=finding, place="explanation")
+    return RankedFinding(finding=finding, precedence="explanation")

@@ -9,8 +9,9 @@ import pytest
 
 from drumline.tools.doctor.finding import Finding
 from drumline.tools.tune import job_faults
+from drumline.tools.tune.log_findings import has_trouble, log_findings
 from drumline.tools.tune.log_report import log_lines
-from drumline.tools.tune.nccl_log import NcclLog, has_trouble
+from drumline.tools.tune.nccl_log import NcclLog
 from tests.unit.tools.tune.test_nccl_log import begun, done, info, warn
 
 
@@ -18,7 +19,7 @@ def findings(*files: str) -> list[Finding]:
     log = NcclLog()
     for number, text in enumerate(files):
         log.read(io.BytesIO(text.encode()), f"{number}.log")
-    return log.findings()
+    return log_findings(log)
 
 
 def checks(*files: str) -> list[str]:
@@ -217,15 +218,17 @@ def test_ranks_that_connected_have_finished_their_start() -> None:
         "E1117 08:00:00.123000 77 torch/new/thing.py:12] went wrong",
         "2026-11-17 08:00:00 ERROR the flux capacitor is empty",
         "the request timed out",
+        "NCCL WARN a warning without the name of its process",
+        "libfabric:7:8:efa:cq:some_function():12<warn> a warning of libfabric",
         "fatal: the frobnicator is gone",
     ],
 )
 def test_an_error_that_is_not_known_is_shown_and_no_log_is_healthy_beside_it(line: str) -> None:
     log = NcclLog()
     log.read(io.BytesIO((done("a", 1, 0, 1) + line + "\n").encode()), "train.log")
-    (finding,) = log.findings()
+    (finding,) = log_findings(log)
     assert (finding.level, finding.check, finding.what) == ("warning", "unknown", line)
-    assert has_trouble(log.findings())
+    assert has_trouble(log_findings(log))
     printed = list(log_lines(log))
     assert (
         printed[-1]

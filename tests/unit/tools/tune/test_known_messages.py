@@ -35,7 +35,7 @@ def read_line(line: str) -> ReadMessage | None:
     text = line[prefix.end() :]
     if prefix["level"] == "INFO":
         return known_messages().read(text, is_info=True)
-    return known_messages().read(f"{prefix['place']}NCCL WARN {text}")
+    return known_messages().read(f"{prefix['source']}NCCL WARN {text}")
 
 
 @pytest.mark.parametrize(("kind", "line"), recorded_lines())
@@ -54,7 +54,7 @@ def test_every_message_has_a_line() -> None:
         read.message for _, line in recorded_lines() if (read := read_line(line)) is not None
     ]
     missing = [
-        message.says
+        message.texts
         for message in known_messages().messages
         if not message.is_harmless and message not in messages
     ]
@@ -66,14 +66,14 @@ def test_a_message_uses_only_groups_of_its_pattern() -> None:
         patterns = [*message.details, *([message.pattern] if message.pattern else [])]
         groups = {name for pattern in patterns for name in pattern.groupindex}
         used = set(re.findall(r"\{(\w+)\}", message.what + message.fix))
-        assert used <= groups | {"named"}, message.kind
+        assert used <= groups | {"setting"}, message.kind
         assert set(message.defaults) <= groups, message.kind
 
 
 def test_texts_are_in_lower_case() -> None:
     """As the line that they are compared with."""
     for message in known_messages().messages:
-        assert [text for text in message.says if text != text.lower()] == []
+        assert [text for text in message.texts if text != text.lower()] == []
 
 
 def test_only_a_condition_explains_others() -> None:
@@ -84,8 +84,8 @@ def test_only_a_condition_explains_others() -> None:
 
 
 def test_the_first_message_of_a_line_is_its_meaning() -> None:
-    first = KnownMessage(kind="a", says=("zebra (x)",), what="", fix="")
-    second = KnownMessage(kind="b", says=("zebra", "ze"), what="", fix="")
+    first = KnownMessage(kind="a", texts=("zebra (x)",), what="", fix="")
+    second = KnownMessage(kind="b", texts=("zebra", "ze"), what="", fix="")
     catalogue = MessageCatalogue((first, second))
     kinds = [
         read.message.kind if (read := catalogue.read(line)) else None

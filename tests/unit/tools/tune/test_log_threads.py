@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tune_logs import names_cause, read_case, read_cases
-from drumline.tools.tune.nccl_log import NcclLog, has_trouble
+from drumline.tools.tune.log_findings import has_trouble, log_findings
+from drumline.tools.tune.nccl_log import NcclLog
 
 THREADS = Path(__file__).parents[3] / "data" / "nccl" / "threads"
 FLOOR = 40
@@ -31,7 +32,7 @@ def test_no_failed_job_is_called_healthy(path: Path) -> None:
     log = NcclLog()
     with path.open("rb") as file:
         log.read(file, path.name)
-    findings = log.findings()
+    findings = log_findings(log)
     assert findings
     assert has_trouble(findings) or path.stem in WITHOUT_ERROR
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.tools.tune import nccl_log
+from drumline.tools.tune import bounded_lines, logged_links
+from drumline.tools.tune.log_findings import log_findings
 from drumline.tools.tune.log_report import log_as_json, log_lines
 from drumline.tools.tune.nccl_log import NcclLog
 
@@ -84,7 +85,7 @@ def four_ranks() -> str:
 
 
 def problems(log: NcclLog) -> list[str]:
-    return [finding.check for finding in log.findings() if finding.level == "problem"]
+    return [finding.check for finding in log_findings(log) if finding.level == "problem"]
 
 
 def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
@@ -101,7 +102,7 @@ def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
         (1, 0): ("NET/Socket", "lo 127.0.0.1", True),
     }
     assert problems(log) == []
-    assert [finding.check for finding in log.findings()] == ["transport", "transport"], (
+    assert [finding.check for finding in log_findings(log)] == ["transport", "transport"], (
         "they are on one host"
     )
 
@@ -117,7 +118,7 @@ def test_a_recorded_log_shows_ranks_transport_and_interface() -> None:
 def test_a_recorded_fault_is_named(name: str, kind: str, words: str) -> None:
     log = read(recorded(name))
     assert problems(log)[0] == kind
-    assert words in log.findings()[0].what
+    assert words in log_findings(log)[0].what
 
 
 def test_what_is_printed() -> None:
@@ -159,7 +160,7 @@ def test_ranks_of_a_group_are_shown_as_those_of_the_job() -> None:
     log = read(four_ranks(), *groups, sends)
     (link,) = (candidate for candidate in log.links() if candidate.transport == "NET/Socket")
     assert (link.source, link.target, link.is_global) == (1, 3, True)
-    assert log.findings() == [], "ranks 0 and 1 are on one host, ranks 1 and 3 are not"
+    assert log_findings(log) == [], "ranks 0 and 1 are on one host, ranks 1 and 3 are not"
     at_start = read(four_ranks(), *groups[:3], groups[3].splitlines(keepends=True)[0], sends)
     assert [candidate for candidate in at_start.links() if candidate.transport == "NET/Socket"] == [
         link
@@ -179,7 +180,7 @@ def test_ranks_of_a_group_that_is_not_known_are_shown_as_such(
     assert "NET/Socket: 0 -> 1 (1 channel; ranks of an unknown communicator)" in list(
         log_lines(log)
     )
-    assert log.findings() == []
+    assert log_findings(log) == []
 
 
 EXAMPLES = {
@@ -219,22 +220,22 @@ EXAMPLES = {
 
 @pytest.mark.parametrize(("text", "words"), EXAMPLES.items())
 def test_a_warning_is_a_sentence_with_what_to_do(text: str, words: str) -> None:
-    (finding,) = read(warn("gpu-02", 9, text)).findings()
+    (finding,) = log_findings(read(warn("gpu-02", 9, text)))
     assert words in finding.what
     assert finding.fix
     assert finding.where == "gpu-02 (process 9)"
     newer = f"gpu-02:9:9 [3] /nccl/src/misc/socket.cc:71 (socketProgress) NCCL WARN {text}\n"
-    assert read(newer).findings()[0].what == finding.what
+    assert log_findings(read(newer))[0].what == finding.what
 
 
 def test_a_warning_that_is_not_known_is_shown_as_it_is() -> None:
-    (finding,) = read(warn("gpu-02", 9, "Net : something new")).findings()
+    (finding,) = log_findings(read(warn("gpu-02", 9, "Net : something new")))
     assert (finding.level, finding.what) == ("warning", "NCCL warns: Net : something new")
 
 
 def test_a_connection_that_is_tried_again_is_no_fault() -> None:
     text = "socketStartConnect: connect to 10.0.0.2<42> returned Connection refused, retrying (1/34) after sleep"
-    assert read(info("gpu-02", 9, text) + warn("gpu-02", 9, text)).findings() == []
+    assert log_findings(read(info("gpu-02", 9, text) + warn("gpu-02", 9, text))) == []
 
 
 def test_causes_come_before_what_follows_from_them() -> None:
@@ -247,7 +248,7 @@ def test_causes_come_before_what_follows_from_them() -> None:
 
 
 def test_ranks_that_never_finish_their_start_and_missing_logs() -> None:
-    findings = read(begun("a", 1, 0, 3) + done("b", 2, 1, 3)).findings()
+    findings = log_findings(read(begun("a", 1, 0, 3) + done("b", 2, 1, 3)))
     assert [(finding.check, finding.where) for finding in findings] == [
         ("initialization", "rank 0 on a"),
         ("logs", "every host"),
@@ -261,7 +262,7 @@ def test_versions_and_networks_that_differ() -> None:
         + info("a", 1, "Using network IB")
         + done("b", 2, 1, 2).replace("2.28.9", "2.27.5")
     )
-    findings = read(text + info("b", 2, "Using network Socket")).findings()
+    findings = log_findings(read(text + info("b", 2, "Using network Socket")))
     assert [(finding.level, finding.check) for finding in findings] == [
         ("problem", "version"),
         ("problem", "network"),
@@ -291,7 +292,7 @@ def test_the_loopback_on_several_hosts_and_a_missing_plugin() -> None:
         text += info(
             host, rank, f"Channel 00/0 : {rank}[0] -> {1 - rank}[0] [send] via NET/Socket/0"
         )
-    findings = read(text).findings()
+    findings = log_findings(read(text))
     assert [(finding.level, finding.check) for finding in findings] == [
         ("problem", "interface")
     ] * 2 + [("note", "network")] * 2
@@ -343,7 +344,7 @@ def test_a_log_that_is_cut_anywhere_is_read() -> None:
     complete = read(whole).links()
     for end in range(0, len(whole), 97):
         log = read(whole[:end])
-        log.findings()
+        log_findings(log)
         assert {(link.source, link.target) for link in log.links()} <= {
             (link.source, link.target) for link in complete
         }
@@ -356,7 +357,7 @@ def test_garbage_between_lines_changes_nothing() -> None:
         part for line in whole for part in (chance.randbytes(300).replace(b"\n", b"") + b"\n", line)
     )
     assert read(noisy).links() == read(b"".join(whole)).links()
-    assert read(noisy).findings() == []
+    assert log_findings(read(noisy)) == []
 
 
 def test_bytes_that_are_flipped_do_not_stop_the_reader() -> None:
@@ -377,7 +378,7 @@ def test_no_line_is_too_long() -> None:
 def test_of_a_huge_log_the_beginning_and_the_end_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nccl_log, "HALF_BYTES", 20_000)
+    monkeypatch.setattr(bounded_lines, "HALF_BYTES", 20_000)
     path = tmp_path / "nccl.log"
     fault = warn("gpu-01", 102, "Cuda failure 'out of memory'")
     path.write_text(four_ranks() + "a step\n" * 50_000 + fault)
@@ -391,7 +392,7 @@ def test_of_a_huge_log_the_beginning_and_the_end_are_read(
 
 
 def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_log, "HALF_BYTES", 20_000)
+    monkeypatch.setattr(bounded_lines, "HALF_BYTES", 20_000)
     for num_steps, is_partial in ((4000, False), (7000, True)):
         begin, end = os.pipe()
         fault = warn("gpu-01", 102, "Cuda failure 'out of memory'")
@@ -405,6 +406,6 @@ def test_of_a_pipe_the_end_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_log_of_too_many_connections_is_partial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_log, "MAX_KEPT", 4)
+    monkeypatch.setattr(logged_links, "MAX_CONNECTIONS", 4)
     log = read(four_ranks())
     assert (log.is_partial, len(log.links())) == (True, 4)

@@ -1,0 +1,80 @@
+"""Failures that people post, as they post them: the first finding names the cause, and no log is
+called healthy beside a warning, an error or a time-out."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.tools.doctor.finding import Finding
+from drumline.tools.tune.log_findings import has_trouble, log_findings
+from drumline.tools.tune.log_report import log_lines
+from tests.unit.tools.tune.test_job_faults import timed_out
+from tests.unit.tools.tune.test_nccl_log import done, four_ranks, info, read, warn
+
+WRAPPED = (
+    "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled system error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+    "[rank0]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
+    "[rank0]: Last error:\n"
+)
+
+
+def first_finding(text: str) -> Finding:
+    return log_findings(read(text))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        (warn("a", 1, "socketStartConnect: Connect to 10.0.0.2<4242> failed : Connection timed out"), "timeout"),
+        (warn("a", 1, "socketPollConnect: Connect to 10.0.0.2<42> returned 113(No route to host) errno 115"), "route"),
+        (warn("a", 1, "socketPollConnect: Connect to 10.0.0.2<42> returned 111(Connection refused) errno"), "refused"),
+        (WRAPPED + "[rank0]: socketStartConnect: Connect to 10.0.0.2<42> failed : Connection timed out\n", "timeout"),
+        (WRAPPED + "[rank0]: Error: failed to extend /dev/shm/nccl-a to 9 bytes\n", "shared memory"),
+        (WRAPPED, "wrapped"),
+        (timed_out(3, 812), "collective timeout"),
+        (warn("a", 1, "NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument"), "EFA"),
+        (warn("a", 1, "NET/OFI Something that is not known"), "EFA"),
+        (info("a", 1, "NET/OFI Selected provider is tcp, fabric is 10.0.0.0/16 (found 1 nics)"), "EFA"),
+        (info("a", 1, "NCCL_P2P_DISABLE set by environment to 1."), "variable"),
+        (info("a", 1, "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"), "GPUDirect RDMA off"),
+        (
+            info("a", 1, "Bootstrap : Using lo:127.0.0.1<0>") + info("b", 1, "Bootstrap : Using lo:127.0.0.1<0>"),
+            "interface",
+        ),
+        (
+            warn("a", 1, "socketProgress: Connection closed by remote peer b<4242>")
+            + warn("a", 1, "Mismatched NCCL version detected : rank 0 version 22809 rank 1 version 22605"),
+            "version",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_finding_names_the_cause(text: str, check: str) -> None:
+    finding = first_finding(text)
+    assert finding.check == check
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        warn("gpu-00", 100, "something that NCCL warns of for the first time"),
+        "NCCL WARN a line that lost the name of its process\n",
+        "[rank1]:[E1117 08:00:00.123 New.cpp:12] an error that is not known\n",
+        "2026-11-17 08:00:00 ERROR the flux capacitor is empty\n",
+        "the step timed out after 60 s\n",
+        "RuntimeError: a kind of error that nobody has seen\n",
+        timed_out(0, 9),
+    ],
+)
+def test_no_log_is_healthy_beside_a_warning_an_error_or_a_timeout(line: str) -> None:
+    log = read(four_ranks() + line)
+    assert has_trouble(log_findings(log))
+    assert not any("no problem" in text for text in log_lines(log))
+
+
+def test_a_healthy_log_has_no_problem() -> None:
+    log = read(four_ranks() + "step 10 loss 0.3, validation error: 0.1\n")
+    assert log_findings(log) == []
+    assert list(log_lines(log))[-1] == "result: no problem in these logs"
+    assert log_findings(read(done("a", 1, 0, 1))) == []
